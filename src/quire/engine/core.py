@@ -1,0 +1,60 @@
+"""The engine core: scheduler on one side, executor on the other, and a few steps between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+from quire.executor import Executor
+from quire.protocol.request import EngineOutput, EngineRequest
+from quire.protocol.step import StepResult
+from quire.scheduler import Scheduler, SchedulerStats
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """Keeps up to `depth` steps in flight: step N + 1 is planned before the tokens of step N are
+    known, so planning and output work hide behind the computation."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int = 2) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._depth = depth
+        self._in_flight: deque[Future[StepResult]] = deque()
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. RequestError if this engine could never serve it."""
+        self._scheduler.add(request)
+
+    def abort(self, handles: list[int]) -> None:
+        """End sequences, whatever their state. Unknown or finished ones are ignored."""
+        for handle in handles:
+            self._scheduler.abort(handle)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished or bool(self._in_flight)
+
+    def step(self, now: float) -> EngineOutput:
+        """Fill the pipeline, wait for its oldest step, and return what that gave to the clients."""
+        while len(self._in_flight) < self._depth:
+            plan = self._scheduler.plan(now)
+            if plan is None:
+                break
+            self._in_flight.append(self._executor.execute(plan))
+        if not self._in_flight:
+            return self._scheduler.flush()
+        return self._scheduler.apply(self._in_flight.popleft().result())
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def check_invariants(self) -> None:
+        """Raise EngineError if the bookkeeping is broken; for tests and debugging."""
+        self._scheduler.check_invariants()
+
+    def shutdown(self) -> None:
+        """Let steps in flight end, and free the executor's resources."""
+        self._in_flight.clear()
+        self._executor.shutdown()

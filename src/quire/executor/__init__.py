@@ -1,0 +1,5 @@
+"""Where steps are computed: in this process, or (for tests) nowhere at all."""
+
+from quire.executor.base import Executor
+
+__all__ = ["Executor"]

@@ -1,0 +1,216 @@
+"""An executor without a model: tokens are hashes of the K/V that a real model would have read.
+
+Whatever goes wrong with blocks (a wrong table entry, a lost copy, a block given to two owners)
+changes what is read, and so the tokens. `expected_tokens` computes them without any cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.step import EnterRow, RowFailure, StepPlan, StepResult
+from quire.runner.rows import RowTable, ScheduledRows
+
+__all__ = ["FakeExecutor", "FakeModel"]
+
+Words = npt.NDArray[np.uint64]
+
+
+def _mix(values: Words | np.uint64 | int, salt: int) -> Words:
+    """A 64-bit finaliser (SplitMix64, Steele et al. 2014) of values combined with a salt."""
+    x = np.asarray(values, np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class FakeModel:
+    """Two layers per group. The K/V of layer 1 at a position hash the token there; those of layer 2
+    hash what layer 1 reads there, over all groups; the next token hashes what layer 2 reads.
+
+    windows: per group, sliding window or None.
+    """
+
+    def __init__(self, windows: Sequence[int | None], vocab_size: int) -> None:
+        self.windows = tuple(windows)
+        self.vocab_size = vocab_size
+
+    def first_layer(
+        self, token_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
+    ) -> Words:
+        """K/V of layer 1: [T]."""
+        return _mix(_mix(token_ids.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
+
+    def read(self, contents: Sequence[Words], position: int) -> int:
+        """What attention at `position` sees: contents[g][p] is position p of group g."""
+        total = np.uint64(0)
+        for group, window in enumerate(self.windows):
+            start = 0 if window is None else max(position - window + 1, 0)
+            seen = contents[group][start : position + 1]
+            places = np.arange(start, position + 1, dtype=np.uint64)
+            total += _mix(_mix(seen, 3) + places, 4 + group).sum(dtype=np.uint64)
+        return int(_mix(total, 5))
+
+    def draw(self, hidden: int, seed: int, sample_index: int) -> int:
+        """The next token id after a read of layer 2."""
+        word = _mix(_mix(hidden, 6) + np.uint64(seed % 2**64), 7 + sample_index)
+        return int(word % np.uint64(self.vocab_size))
+
+    def expected_tokens(
+        self, prompt: Sequence[int], num_tokens: int, seed: int, sample_index: int = 0
+    ) -> list[int]:
+        """The tokens that follow `prompt`, computed from the tokens alone."""
+        tokens = list(prompt)
+        with np.errstate(over="ignore"):
+            second: list[int] = []
+            while len(tokens) < len(prompt) + num_tokens:
+                first = self.first_layer(np.array(tokens, np.int32), np.arange(len(tokens)))
+                groups = [first] * len(self.windows)
+                while len(second) < len(tokens):
+                    second.append(self.read(groups, len(second)))
+                deep = [np.array(second, np.uint64)] * len(self.windows)
+                hidden = self.read(deep, len(tokens) - 1)
+                tokens.append(self.draw(hidden, seed, sample_index))
+        return tokens[len(prompt) :]
+
+
+class FakeExecutor:
+    """Runs plans over a fake paged cache; late: nothing is computed until a result is asked for,
+    and then everything given so far is.
+
+    poison: a token id; a row that computes it fails, and what it writes in that step is garbage.
+    """
+
+    def __init__(
+        self,
+        model: FakeModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        poison: int | None = None,
+    ) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._poison = poison
+        self._rows = RowTable(max_num_seqs, max_model_len, block_size, len(model.windows))
+        self._streams: dict[int, EnterRow] = {}
+        self._sample_index: dict[int, int] = {}
+        self._rng = np.random.default_rng(0)
+        self._cache = self._rng.integers(0, 2**63, (2, num_blocks, block_size)).astype(np.uint64)
+        self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        future: Future[StepResult] = _LateFuture(self)
+        self._queue.append((plan, future))
+        return future
+
+    def shutdown(self) -> None:
+        self.run_queued()
+
+    def run_queued(self) -> None:
+        """Compute everything that was given."""
+        queue, self._queue = self._queue, []
+        for plan, future in queue:
+            with np.errstate(over="ignore"):
+                future.set_result(self._step(plan))
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        self._cache[:, plan.copy_dst] = self._cache[:, plan.copy_src]
+        self._rows.apply(plan)
+        for row in plan.enter:
+            self._streams[row.slot] = row
+            self._sample_index[row.slot] = row.sample_index
+        rows = self._rows.scheduled()
+        hidden, failures = self._forward(rows)
+        self._rows.commit_computed(rows)
+        slots, tokens = self._sample(plan, hidden, failures)
+        self._rows.append(slots, tokens)
+        return StepResult(plan.step_id, slots.astype(np.int32), tokens, failed=tuple(failures))
+
+    def _forward(self, rows: ScheduledRows) -> tuple[dict[int, int], list[RowFailure]]:
+        """What layer 2 reads at the last token of each row that samples."""
+        spans = [
+            (int(slot), int(start), int(start + count))
+            for slot, start, count in zip(
+                rows.slots, rows.num_computed, rows.num_tokens, strict=True
+            )
+        ]
+        for slot, start, end in spans:
+            tokens = self._rows.token_ids[slot, start:end]
+            self._write(0, slot, start, self._model.first_layer(tokens, np.arange(start, end)))
+        reads = {
+            slot: [self._model.read(self._contents(0, slot, end), p) for p in range(start, end)]
+            for slot, start, end in spans
+        }
+        for slot, start, _ in spans:
+            self._write(1, slot, start, np.array(reads[slot], np.uint64))
+        failures = [self._fail(*span) for span in spans if self._is_poisoned(*span)]
+        failed = {failure.slot for failure in failures}
+        hidden = {
+            slot: self._model.read(self._contents(1, slot, end), end - 1)
+            for (slot, _, end), samples in zip(spans, rows.samples, strict=True)
+            if samples and slot not in failed
+        }
+        return hidden, failures
+
+    def _is_poisoned(self, slot: int, start: int, end: int) -> bool:
+        return self._poison is not None and self._poison in self._rows.token_ids[slot, start:end]
+
+    def _fail(self, slot: int, start: int, end: int) -> RowFailure:
+        for layer in (0, 1):
+            garbage = self._rng.integers(0, 2**63, end - start).astype(np.uint64)
+            self._write(layer, slot, start, garbage)
+        self._rows.failed[slot] = True
+        return RowFailure(slot, f"token {self._poison} is poisoned: leave it out")
+
+    def _sample(
+        self, plan: StepPlan, hidden: dict[int, int], failures: list[RowFailure]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        sources = {slot: slot for slot in hidden}
+        for fork in plan.forks:
+            self._rows.fork(fork.src, fork.dst)
+            self._streams[fork.dst] = self._streams[fork.src]
+            self._sample_index[fork.dst] = fork.sample_index
+            if fork.src in hidden:
+                sources[fork.dst] = fork.src
+            else:
+                failures.append(RowFailure(fork.dst, f"its source, slot {fork.src}, failed"))
+        slots = np.array(sorted(sources), np.int64)
+        tokens = [
+            self._model.draw(
+                hidden[sources[slot]], self._streams[slot].seed, self._sample_index[slot]
+            )
+            for slot in slots.tolist()
+        ]
+        return slots, np.array(tokens, np.int32)
+
+    def _write(self, layer: int, slot: int, start: int, values: Words) -> None:
+        positions = np.arange(start, start + len(values))
+        for table in self._rows.tables:
+            blocks = table[slot, positions // self._block_size]
+            self._cache[layer, blocks, positions % self._block_size] = values
+
+    def _contents(self, layer: int, slot: int, end: int) -> list[Words]:
+        num_blocks = -(-end // self._block_size)
+        return [
+            self._cache[layer, table[slot, :num_blocks]].reshape(-1)[:end]
+            for table in self._rows.tables
+        ]
+
+
+class _LateFuture(Future[StepResult]):
+    """Computes only when it is asked."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        self._executor.run_queued()
+        return super().result(timeout)

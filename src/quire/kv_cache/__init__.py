@@ -1,0 +1,7 @@
+"""Block bookkeeping of the paged KV cache: integers only (PagedAttention paper, 4.2-4.5)."""
+
+from quire.kv_cache.hashing import BlockHasher
+from quire.kv_cache.manager import KVManager, PrefixHit, TableUpdates
+from quire.kv_cache.pool import BlockPool
+
+__all__ = ["BlockHasher", "BlockPool", "KVManager", "PrefixHit", "TableUpdates"]

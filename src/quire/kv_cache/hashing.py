@@ -1,0 +1,49 @@
+"""Names of block contents: a keyed, chained hash, so that equal names mean equal K/V."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from quire.protocol.step import IntArray
+
+__all__ = ["BlockHasher"]
+
+DIGEST_BYTES = 16
+
+
+class BlockHasher:
+    """Hashes the full blocks of a token sequence, each over its parent and its own tokens.
+
+    The chain starts from everything else that changes K/V: the tenant's salt and the version of
+    the weights. BLAKE2b is keyed and collision resistant, so one tenant cannot construct a prompt
+    that takes another's blocks; engines with the same `key` agree on the names.
+
+    key: at most 64 bytes. block_size: tokens per block.
+    """
+
+    def __init__(self, block_size: int, key: bytes, weights_version: int = 0) -> None:
+        self._block_size = block_size
+        self._key = key
+        self._weights_version = weights_version
+
+    def root(self, salt: str = "") -> bytes:
+        """The parent of a sequence's first block."""
+        seed = f"{self._weights_version}\0{salt}".encode()
+        return hashlib.blake2b(seed, digest_size=DIGEST_BYTES, key=self._key).digest()
+
+    def extend(self, chain: list[bytes], token_ids: IntArray, root: bytes) -> None:
+        """Append to `chain` the names of the full blocks of `token_ids` that it does not have."""
+        size = self._block_size
+        start = len(chain)
+        end = len(token_ids) // size
+        if start >= end:
+            return
+        data = np.ascontiguousarray(token_ids[start * size : end * size], np.int32).tobytes()
+        parent = chain[-1] if chain else root
+        stride = 4 * size
+        for offset in range(0, len(data), stride):
+            block = parent + data[offset : offset + stride]
+            parent = hashlib.blake2b(block, digest_size=DIGEST_BYTES, key=self._key).digest()
+            chain.append(parent)

@@ -1,0 +1,147 @@
+"""Physical blocks: which are free, who shares them, which hold something worth keeping."""
+
+from __future__ import annotations
+
+from quire.errors import EngineError
+
+__all__ = ["BlockPool"]
+
+
+class BlockPool:
+    """Blocks `0 … num_blocks - 1`, each in exactly one of three states.
+
+    used: referenced by at least one table. cached: referenced by none, but published under a name,
+    so a later prompt can take it back; evicted least recently used first. free: neither.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_count = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: dict[int, None] = {}  # insertion order is LRU order
+        self._name: list[tuple[int, bytes, bytes] | None] = [None] * num_blocks
+        self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_count[block]
+
+    def allocate(self) -> int:
+        """A block with one reference and no content. The caller knows that one is available."""
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block = next(iter(self._cached))
+            del self._cached[block]
+            self._forget(block)
+        else:
+            raise EngineError(
+                f"all {self.num_blocks} KV blocks are in use: the scheduler must check "
+                "num_available before it allocates"
+            )
+        self._ref_count[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more reference; a cached block becomes used again."""
+        if self._ref_count[block] == 0:
+            del self._cached[block]
+        self._ref_count[block] += 1
+
+    def release(self, block: int) -> None:
+        """One reference less; the last one makes the block cached if it has a name, else free."""
+        self._ref_count[block] -= 1
+        if self._ref_count[block] == 0:
+            if self._name[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def publish(self, block: int, group: int, name: bytes, parent: bytes) -> None:
+        """Let others find a used block by its content. The first block of a name stays its one."""
+        if self._name[block] is None and name not in self._index[group]:
+            self._index[group][name] = block
+            self._name[block] = (group, name, parent)
+
+    def find(self, group: int, name: bytes) -> int | None:
+        return self._index[group].get(name)
+
+    def retract(self, blocks: list[int]) -> set[int]:
+        """Unpublish `blocks` and all published blocks whose chain of parents passes through them.
+
+        Returns all blocks that lost their names. Scans the whole pool: for failures only.
+        """
+        bad = {named[1] for block in blocks if (named := self._name[block]) is not None}
+        retracted = {block for block in blocks if self._name[block] is not None}
+        grown = bool(bad)
+        while grown:
+            grown = False
+            for block, named in enumerate(self._name):
+                if (
+                    named is not None
+                    and block not in retracted
+                    and (named[2] in bad or named[1] in bad)
+                ):
+                    bad.add(named[1])
+                    retracted.add(block)
+                    grown = True
+        for block in retracted:
+            self._forget(block)
+            if self._ref_count[block] == 0:
+                del self._cached[block]
+                self._free.append(block)
+        return retracted
+
+    def drop_cached(self) -> None:
+        """Forget every name: after a change of weights nothing cached is true any more."""
+        for block, named in enumerate(self._name):
+            if named is not None:
+                self._forget(block)
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def _forget(self, block: int) -> None:
+        named = self._name[block]
+        if named is not None:
+            del self._index[named[0]][named[1]]
+            self._name[block] = None
+
+    def check_invariants(self, references: dict[int, int]) -> None:
+        """Raise EngineError unless the bookkeeping agrees with `references`, block → owners."""
+        free = set(self._free)
+        faults: list[str] = []
+        if len(free) != len(self._free):
+            faults.append("a block is twice in the free list")
+        if free & self._cached.keys():
+            faults.append("a block is both free and cached")
+        for block in range(self.num_blocks):
+            count = self._ref_count[block]
+            if count != references.get(block, 0):
+                faults.append(f"block {block}: {count} counted, {references.get(block, 0)} held")
+            if (count == 0) != (block in free or block in self._cached):
+                faults.append(f"block {block}: {count} references but free or cached is wrong")
+            named = self._name[block]
+            if block in free and named is not None:
+                faults.append(f"free block {block} still has a name")
+            if named is not None and self._index[named[0]].get(named[1]) != block:
+                faults.append(f"block {block} is not found under its own name")
+        if sum(len(index) for index in self._index) != sum(n is not None for n in self._name):
+            faults.append("the index names blocks that do not know it")
+        if faults:
+            raise EngineError("KV block bookkeeping is broken: " + "; ".join(faults[:5]))

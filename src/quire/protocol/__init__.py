@@ -1,0 +1,33 @@
+"""Messages that cross a boundary. Frozen, and free of torch."""
+
+from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
+from quire.protocol.step import (
+    EMPTY_INTS,
+    EnterRow,
+    ForkRow,
+    IntArray,
+    PromptLogprobs,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+__all__ = [
+    "EMPTY_INTS",
+    "EngineOutput",
+    "EngineRequest",
+    "EnterRow",
+    "FinishReason",
+    "ForkRow",
+    "IntArray",
+    "LogitsProcessor",
+    "PromptLogprobs",
+    "RowFailure",
+    "SamplingParams",
+    "SequenceFinish",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]

@@ -1,0 +1,78 @@
+"""What enters the engine core, and what leaves it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
+
+__all__ = ["EMPTY_HANDLES", "EngineOutput", "EngineRequest", "FinishReason", "SequenceFinish"]
+
+
+EMPTY_HANDLES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the names are those of the OpenAI API where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as the engine core sees it: integers only.
+
+    first_handle: the client's number for sample 0; sample i is `first_handle + i`. Outputs carry
+        handles. A client never reuses one.
+    prompt_token_ids: int32, at least one token.
+    output_token_ids: empty for a new request; else the request resumes as if preempted (n = 1).
+    seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
+    salt: tenants with different salts never share cached blocks.
+    """
+
+    request_id: str
+    first_handle: int
+    prompt_token_ids: IntArray
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int] = frozenset()
+    output_token_ids: IntArray = field(default_factory=no_ints)
+    arrival_time: float = 0.0
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFinish:
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors."""
+
+    handle: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What one step gave to the clients.
+
+    handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
+    logprobs, prompt_logprobs: by handle, for sequences that asked; prompt logprobs arrive in
+        pieces, and a piece may come again after a preemption.
+    num_cached_tokens: by handle of sample 0, once, when its prompt has been computed.
+    finished: sequences that ended with this step (their last token is in `token_ids`).
+    """
+
+    handles: npt.NDArray[np.int64]
+    token_ids: IntArray
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    finished: tuple[SequenceFinish, ...] = ()

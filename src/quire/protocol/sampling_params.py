@@ -1,0 +1,341 @@
+"""What a user may ask of sampling. The names are those that vLLM and OpenAI users know."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from quire.errors import RequestError
+
+__all__ = [
+    "GREEDY_TEMPERATURE",
+    "MAX_LOGPROBS",
+    "MAX_SAMPLES",
+    "LogitsProcessor",
+    "SamplingParams",
+    "check_vocabulary",
+]
+
+LogitsProcessor = Callable[[Sequence[int], Any], Any]
+"""`(output_token_ids, logits [V]) -> logits [V]`, called before penalties; logits are a tensor."""
+
+MAX_LOGPROBS = 1024
+MAX_SAMPLES = 128
+"""Most samples per prompt: the cap of the OpenAI API. A server may set a lower one."""
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this a temperature means greedy: dividing by it leaves float32 no room (as in vLLM)."""
+
+_MAX_INT = 2**31 - 1
+_MAX_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends. Checked on construction.
+
+    n: samples per prompt, 1 … 128; greedy ones come out equal. temperature: 0 and all below 1e-5
+    are greedy. top_p in (0, 1]; top_k 0 or -1 is off; min_p in [0, 1], relative to the most likely
+    token. seed: same seed, same tokens, in any batch; any 64-bit integer, signed or not (x and
+    x + 2**64 are one seed), but -1 is "no seed", as in vLLM. presence and frequency penalties in
+    [-2, 2], over the output; repetition_penalty > 0, over prompt and output.
+    max_tokens None: up to the context length. min_tokens: no stop token before that many.
+    logprobs, prompt_logprobs: k most likely tokens beside the one that is there (0: only that one,
+    -1: all). stop: strings, matched on text; kept as a tuple. logit_bias: in [-100, 100], added to
+    the logit of a token id; ids may be decimal strings, as JSON writes them. allowed_token_ids: all
+    others are banned. bad_words: texts that must not appear. detokenize False: `text` stays empty.
+
+    Raises RequestError naming the parameter, its value and what it may be.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: Sequence[LogitsProcessor] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
+
+    def __post_init__(self) -> None:
+        for name, low, high, advice in _INTEGERS:
+            self._set(name, _integer(name, getattr(self, name), low, high, advice))
+        for name, low, high, low_is_in, advice in _REALS:
+            self._set(name, _real(name, getattr(self, name), low, high, low_is_in, advice))
+        for name in _FLAGS:
+            _flag(name, getattr(self, name))
+        self._check_optional_integers()
+        self._check_texts()
+        self._check_token_ids()
+        self._check_processors()
+
+    @classmethod
+    def from_optional(
+        cls, defaults: Mapping[str, object] | None = None, /, **given: object
+    ) -> SamplingParams:
+        """Parameters of a request in which None means "not given".
+
+        defaults: the server's or the model's own (generation_config.json), used where nothing was
+            given; what neither names has the default of this class.
+        Raises RequestError on a name that is no parameter, and on a bad value.
+        """
+        known = {field.name for field in fields(cls)}
+        chosen: dict[str, Any] = dict(defaults or {})
+        chosen.update((name, value) for name, value in given.items() if value is not None)
+        unknown = sorted(chosen.keys() - known)
+        if unknown:
+            raise RequestError(
+                f"{_shown(unknown[0])} is not a sampling parameter. "
+                f"Leave it out, or use one of: {', '.join(sorted(known))}."
+            )
+        return cls(**chosen)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken: no noise can change the choice."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as it was normalised: never None, never a bare string."""
+        return cast("tuple[str, ...]", self.stop)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_optional_integers(self) -> None:
+        if self.seed is not None:
+            advice = "any 64-bit integer, or leave it out for a random one"
+            seed = _integer("seed", self.seed, -(2**63), 2**64 - 1, advice)
+            self._set("seed", None if seed == -1 else seed)
+        if self.max_tokens is not None:
+            advice = "or null for as many as the context holds"
+            self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, _MAX_INT, advice))
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens is {self.min_tokens}, more than max_tokens, which is "
+                    f"{self.max_tokens}. Lower min_tokens or raise max_tokens."
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                advice = "-1 for the whole vocabulary, 0 for the chosen token alone"
+                self._set(name, _integer(name, value, -1, MAX_LOGPROBS, advice))
+
+    def _check_texts(self) -> None:
+        stop: object = self.stop
+        texts = (stop,) if isinstance(stop, str) else _sequence("stop", stop, "strings")
+        self._set("stop", tuple(_text("stop", text) for text in texts))
+        if self.stop and not self.detokenize:
+            raise RequestError(
+                f"stop is {_shown(self.stop)} while detokenize is false, so there is no text to "
+                "match it on. Set detokenize to true, or use stop_token_ids."
+            )
+        words = _sequence("bad_words", self.bad_words, "strings")
+        self._set("bad_words", tuple(_text("bad_words", word) for word in words))
+
+    def _check_token_ids(self) -> None:
+        self._set("logit_bias", _logit_bias(self.logit_bias))
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise RequestError(
+                    "allowed_token_ids is empty, which bans every token. "
+                    "Name at least one token id, or leave it out."
+                )
+            self._set("allowed_token_ids", allowed)
+        if self.bad_words_token_ids is not None:
+            name = "bad_words_token_ids"
+            spellings = _sequence(name, self.bad_words_token_ids, "lists of token ids")
+            words = tuple(_token_ids(name, word) for word in spellings)
+            if () in words:
+                raise RequestError(
+                    f"bad_words_token_ids has an empty word in {_shown(spellings)}. "
+                    "Give each word at least one token id."
+                )
+            self._set(name, words)
+
+    def _check_processors(self) -> None:
+        processors = _sequence("logits_processors", self.logits_processors, "callables")
+        for processor in processors:
+            if not callable(processor):
+                raise RequestError(
+                    f"logits_processors has {_shown(processor)}, which cannot be called. "
+                    "Give functions (output_token_ids, logits) -> logits."
+                )
+        self._set("logits_processors", tuple(processors))
+
+
+_INTEGERS: tuple[tuple[str, int, int, str], ...] = (
+    ("n", 1, MAX_SAMPLES, "send several requests for more samples"),
+    ("top_k", -1, _MAX_INT, "0 or -1 switches it off"),
+    ("min_tokens", 0, _MAX_INT, "0 switches it off"),
+)
+"""name, lowest, highest, advice."""
+
+_REALS: tuple[tuple[str, float, float, bool, str], ...] = (
+    ("temperature", 0.0, math.inf, True, "0 is greedy"),
+    ("top_p", 0.0, 1.0, False, "1 switches it off"),
+    ("min_p", 0.0, 1.0, True, "0 switches it off"),
+    ("presence_penalty", -2.0, 2.0, True, "0 switches it off"),
+    ("frequency_penalty", -2.0, 2.0, True, "0 switches it off"),
+    ("repetition_penalty", 0.0, math.inf, False, "1 switches it off"),
+)
+"""name, lowest, highest, whether the lowest itself is allowed, advice."""
+
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse what this vocabulary cannot serve.
+
+    Raises RequestError if a token id is not in 0 … vocab_size - 1, or if `bad_words` has not been
+    spelled in tokens.
+    """
+    words = params.bad_words_token_ids
+    _check_range("logit_bias", params.logit_bias or (), vocab_size)
+    _check_range("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_range("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    for word in words or ():
+        _check_range("bad_words_token_ids", word, vocab_size)
+    if params.bad_words and words is None:
+        raise RequestError(
+            f"bad_words is {_shown(params.bad_words)}, but there is no tokenizer to spell them. "
+            "Give bad_words_token_ids instead, or load a tokenizer."
+        )
+
+
+def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{name} names token id {token_id}, but this model's vocabulary has "
+                f"{vocab_size} tokens. Use ids from 0 to {vocab_size - 1}."
+            )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+
+
+def _integer(name: str, value: object, low: int, high: int, advice: str) -> int:
+    """`value` as an int within [low, high]. A bool is not a number here, nor is 2.0 an integer."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(cast("Any", value))
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise RequestError(
+            f"{name} is {_shown(value)}, but it must be an integer from {low} to {high}. "
+            f"Change it ({advice})."
+        )
+    return number
+
+
+def _real(name: str, value: object, low: float, high: float, low_is_in: bool, advice: str) -> float:
+    """`value` as a finite float within the range; a bool or a text is not a number here."""
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        number = float(cast("Any", value))
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    above = number >= low if low_is_in else number > low
+    if not (above and number <= high and math.isfinite(number)):
+        bound = f"{'at least' if low_is_in else 'greater than'} {low:g}"
+        if high < math.inf:
+            bound += f" and at most {high:g}"
+        raise RequestError(
+            f"{name} is {_shown(value)}, but it must be a finite number {bound}. "
+            f"Change it ({advice})."
+        )
+    return number
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {_shown(value)}, but it is a switch. Use true or false.")
+
+
+def _sequence(name: str, value: object, of_what: str) -> tuple[object, ...]:
+    """`value` as a tuple; None is empty. Texts and mappings are not lists of things."""
+    if value is None:
+        return ()
+    if not _is_list(value):
+        raise RequestError(
+            f"{name} is {_shown(value)}, which is no list. Give a list of {of_what}."
+        )
+    return tuple(cast("Iterable[object]", value))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(
+            f"{name} has {_shown(value)}, but it takes texts of at least one character. "
+            "Remove that entry."
+        )
+    return value
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    items = _sequence(name, value, "token ids")
+    return tuple(_integer(f"an entry of {name}", i, 0, _MAX_INT, "a token id") for i in items)
+
+
+def _logit_bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            f"logit_bias is {_shown(value)}, which is no mapping. "
+            "Give an object from token ids to numbers."
+        )
+    biases: dict[int, float] = {}
+    for key, bias in cast("Mapping[object, object]", value).items():
+        token_id = _integer("a key of logit_bias", _numeral(key), 0, _MAX_INT, "a token id")
+        if token_id in biases:
+            raise RequestError(f"logit_bias names token id {token_id} twice. Name it once.")
+        advice = "allowed_token_ids and bad_words ban for certain"
+        biases[token_id] = _real(f"logit_bias[{token_id}]", bias, -100.0, 100.0, True, advice)
+    return biases
+
+
+def _numeral(key: object) -> object:
+    """JSON has only text keys: "50256" means 50256. Anything else is returned for refusal."""
+    is_numeral = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+    return int(cast("str", key)) if is_numeral else key

@@ -1,0 +1,162 @@
+"""The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
+
+A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
+in this order: leave → copy blocks → enter → table updates → deltas → forward → sample → fork.
+All block copies read their sources before any destination is written, and no block is both source
+and destination in one plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.sampling_params import SamplingParams
+
+__all__ = [
+    "EMPTY_INTS",
+    "EnterRow",
+    "ForkRow",
+    "IntArray",
+    "PromptLogprobs",
+    "RowFailure",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+    "no_ints",
+]
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+def _empty_ints() -> IntArray:
+    array = np.zeros(0, np.int32)
+    array.flags.writeable = False
+    return array
+
+
+EMPTY_INTS: IntArray = _empty_ints()
+
+
+def no_ints() -> IntArray:
+    """The empty array, as a default of dataclass fields."""
+    return EMPTY_INTS
+
+
+@dataclass(frozen=True, slots=True)
+class EnterRow:
+    """A sequence takes a slot: everything that the data side must know of it.
+
+    token_ids: int32 [num_prompt_tokens + output tokens so far]; a sequence that comes with output
+        resumes as if it had been preempted.
+    num_computed_tokens: how many of them have their K/V in the blocks already (prefix hit).
+    block_tables: per layer group, int32 block ids by block index; an entry that lies wholly
+        before the group's window is 0 and never read.
+    seed: 64-bit seed of the request; a draw depends on (seed, sample_index, position, token id).
+    stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
+    """
+
+    slot: int
+    token_ids: IntArray
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_tables: tuple[IntArray, ...]
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRow:
+    """After this step's forward, `dst` becomes a copy of row `src` and draws its own next token
+    from the logits of `src`, with its own random stream (`sample_index`)."""
+
+    src: int
+    dst: int
+    sample_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step changes, and so what it computes.
+
+    Each row has a standing number of tokens that it computes in every step, set by `deltas` and
+    kept until the next change; a step that changes nothing is an empty difference. A row whose
+    computed count reaches its total count in this step samples its next token.
+
+    leave: slots whose sequences are gone.
+    copy_src, copy_dst: block ids, [number of copies].
+    enter: rows that come in.
+    table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
+        the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
+    delta_slot, delta_tokens: rows whose standing number of tokens changes.
+    forks: rows that branch off after the forward.
+    """
+
+    step_id: int
+    leave: IntArray = field(default_factory=no_ints)
+    copy_src: IntArray = field(default_factory=no_ints)
+    copy_dst: IntArray = field(default_factory=no_ints)
+    enter: tuple[EnterRow, ...] = ()
+    table_group: IntArray = field(default_factory=no_ints)
+    table_slot: IntArray = field(default_factory=no_ints)
+    table_index: IntArray = field(default_factory=no_ints)
+    table_block: IntArray = field(default_factory=no_ints)
+    delta_slot: IntArray = field(default_factory=no_ints)
+    delta_tokens: IntArray = field(default_factory=no_ints)
+    forks: tuple[ForkRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural log.
+
+    token_id, logprob, rank: of the token that is there (rank 1 is the most likely).
+    top_ids, top_logprobs: the most likely ones, best first; [number asked].
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: IntArray
+    top_logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens `start … start + len(entries) - 1`; start is at least 1,
+    since nothing predicts the first token."""
+
+    start: int
+    entries: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """One row could not be computed; the others were. `message` is meant for its user."""
+
+    slot: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step computed.
+
+    slots, token_ids: int32 [N], the rows that sampled and what they drew; forked rows included.
+    logprobs: by slot, for rows that asked.
+    prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
+        predicted (the token after each computed position, while that is a prompt token).
+    failed: rows that produced nothing valid; their requests fail, nobody else's.
+    """
+
+    step_id: int
+    slots: IntArray
+    token_ids: IntArray
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    failed: tuple[RowFailure, ...] = ()

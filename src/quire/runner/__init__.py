@@ -1,0 +1,3 @@
+"""Executes one step on one device."""
+
+__all__: list[str] = []

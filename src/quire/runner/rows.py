@@ -1,0 +1,117 @@
+"""The data side's memory of live sequences: one persistent row per slot, changed by plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import EngineError
+from quire.protocol.step import EnterRow, IntArray, StepPlan
+
+__all__ = ["RowTable", "ScheduledRows"]
+
+Slots = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRows:
+    """Rows that compute in a step. slots, num_computed (before the step), num_tokens: int64 [R].
+
+    samples: bool [R], rows whose computed count reaches their total with this step.
+    """
+
+    slots: Slots
+    num_computed: Slots
+    num_tokens: Slots
+    samples: npt.NDArray[np.bool_]
+
+
+class RowTable:
+    """The rows own the truth about computed counts and token values; a plan never names an
+    absolute position. A step's outcome is committed after sampling, so a step can be run again.
+
+    token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
+    num_tokens, num_computed, num_prompt, standing (tokens per step): int64 [slots].
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.tables = [np.zeros((max_num_seqs, max_blocks), np.int32) for _ in range(num_groups)]
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_computed = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt = np.zeros(max_num_seqs, np.int64)
+        self.standing = np.zeros(max_num_seqs, np.int64)
+        self.failed = np.zeros(max_num_seqs, np.bool_)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over a plan's difference, forks excepted: they follow the forward."""
+        self.standing[plan.leave] = 0
+        for row in plan.enter:
+            self._enter(row)
+        for group, table in enumerate(self.tables):
+            of_group = plan.table_group == group
+            table[plan.table_slot[of_group], plan.table_index[of_group]] = plan.table_block[
+                of_group
+            ]
+        self.standing[plan.delta_slot] = plan.delta_tokens
+
+    def _enter(self, row: EnterRow) -> None:
+        slot, length = row.slot, len(row.token_ids)
+        self.token_ids[slot, :length] = row.token_ids
+        self.num_tokens[slot] = length
+        self.num_computed[slot] = row.num_computed_tokens
+        self.num_prompt[slot] = row.num_prompt_tokens
+        self.standing[slot] = 0
+        self.failed[slot] = False
+        for table, blocks in zip(self.tables, row.block_tables, strict=True):
+            table[slot, : len(blocks)] = blocks
+
+    def scheduled(self) -> ScheduledRows:
+        """The rows that compute in this step; rows that failed before wait for their leave."""
+        slots = np.flatnonzero((self.standing > 0) & ~self.failed)
+        computed, tokens = self.num_computed[slots], self.standing[slots]
+        end = computed + tokens
+        if (end > self.num_tokens[slots]).any():
+            bad = int(slots[np.argmax(end > self.num_tokens[slots])])
+            raise EngineError(
+                f"the plan computes up to token {int(self.num_computed[bad] + self.standing[bad])} "
+                f"of slot {bad}, which has {int(self.num_tokens[bad])}"
+            )
+        return ScheduledRows(slots, computed, tokens, end == self.num_tokens[slots])
+
+    def fork(self, src: int, dst: int) -> None:
+        """`dst` becomes a copy of `src` as it is now."""
+        length = self.num_tokens[src]
+        self.token_ids[dst, :length] = self.token_ids[src, :length]
+        for table in self.tables:
+            table[dst] = table[src]
+        for column in (
+            self.num_tokens,
+            self.num_computed,
+            self.num_prompt,
+            self.standing,
+            self.failed,
+        ):
+            column[dst] = column[src]
+
+    def commit_computed(self, rows: ScheduledRows) -> None:
+        """The K/V of these rows' tokens are in the cache."""
+        self.num_computed[rows.slots] += rows.num_tokens
+
+    def append(self, slots: Slots, token_ids: IntArray) -> None:
+        """Rows `slots` [N] drew `token_ids` [N]."""
+        self.token_ids[slots, self.num_tokens[slots]] = token_ids
+        self.num_tokens[slots] += 1
+
+    def prompt_ids(self, slot: int) -> IntArray:
+        """View of a row's prompt."""
+        return self.token_ids[slot, : self.num_prompt[slot]]
+
+    def output_ids(self, slot: int) -> IntArray:
+        """View of a row's tokens after the prompt."""
+        return self.token_ids[slot, self.num_prompt[slot] : self.num_tokens[slot]]

@@ -1,0 +1,99 @@
+"""Collects what a plan changes, and what must be remembered until its result arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv_cache import KVManager
+from quire.protocol.step import EnterRow, ForkRow, IntArray, StepPlan
+from quire.scheduler.sequence import Sequence
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["InFlight", "PlanBuilder"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was planned and whose result has not been applied.
+
+    generation, starts: by slot, as of the plan; `starts` are the computed counts before the step.
+    """
+
+    step_id: int
+    generation: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+
+def _ints(values: list[int]) -> IntArray:
+    return np.array(values, np.int32)
+
+
+class PlanBuilder:
+    """Differences between what the data side has and what it shall have."""
+
+    def __init__(self, table: SequenceTable, kv: KVManager) -> None:
+        self._table = table
+        self._kv = kv
+        self._next_step_id = 0
+        self._leave: list[int] = []
+        self._enter: list[tuple[Sequence, int]] = []
+        self._forks: list[ForkRow] = []
+
+    def leave(self, slot: int) -> None:
+        self._leave.append(slot)
+
+    def enter(self, sequence: Sequence, num_computed: int) -> None:
+        """`num_computed` tokens of the sequence come from the prefix cache."""
+        self._enter.append((sequence, num_computed))
+
+    def fork(self, src: int, dst: int, sample_index: int) -> None:
+        self._forks.append(ForkRow(src, dst, sample_index))
+
+    def build(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> StepPlan:
+        """The plan in which `slots` compute `tokens` each and all other rows none."""
+        table = self._table
+        wanted = np.zeros_like(table.standing)
+        wanted[slots] = tokens
+        forked = [fork.dst for fork in self._forks]
+        wanted[forked] = table.standing[forked]
+        changed = np.flatnonzero(wanted != table.standing)
+        table.standing[:] = wanted
+        for fork in self._forks:
+            table.standing[fork.dst] = table.standing[fork.src]
+        updates = self._kv.drain()
+        entered = {sequence.slot for sequence, _ in self._enter}
+        kept = [i for i, slot in enumerate(updates.slot) if slot not in entered]
+        plan = StepPlan(
+            step_id=self._next_step_id,
+            leave=_ints(self._leave),
+            copy_src=_ints(updates.copy_src),
+            copy_dst=_ints(updates.copy_dst),
+            enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
+            table_group=_ints([updates.group[i] for i in kept]),
+            table_slot=_ints([updates.slot[i] for i in kept]),
+            table_index=_ints([updates.index[i] for i in kept]),
+            table_block=_ints([updates.block[i] for i in kept]),
+            delta_slot=changed.astype(np.int32),
+            delta_tokens=wanted[changed].astype(np.int32),
+            forks=tuple(self._forks),
+        )
+        self._next_step_id += 1
+        self._leave, self._enter, self._forks = [], [], []
+        return plan
+
+    def _enter_row(self, sequence: Sequence, num_computed: int) -> EnterRow:
+        request = sequence.group.request
+        return EnterRow(
+            slot=sequence.slot,
+            token_ids=self._table.known_tokens(sequence.slot).copy(),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_computed_tokens=num_computed,
+            block_tables=self._kv.tables(sequence.slot),
+            params=request.params,
+            seed=request.seed,
+            sample_index=sequence.sample_index,
+            stop_token_ids=request.stop_token_ids,
+        )

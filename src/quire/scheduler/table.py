@@ -1,0 +1,106 @@
+"""Per-sequence scalars as columns indexed by slot, so that a steady step is a few array passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.step import IntArray
+from quire.scheduler.sequence import Sequence
+
+__all__ = ["NUM_STOP_COLUMNS", "SequenceTable"]
+
+Slots = npt.NDArray[np.int64]
+
+NUM_STOP_COLUMNS = 4
+"""Stop token ids compared array-wise; a sequence with more has the rest in `more_stops`."""
+
+
+class SequenceTable:
+    """The running sequences.
+
+    num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
+    num_computed: tokens whose K/V are in the cache once all planned steps have run. The values of
+    the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side was
+    told. generation: rises when a slot changes hands, so that late results find no stranger.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.sequences: list[Sequence | None] = [None] * max_num_seqs
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.num_prompt = np.zeros(max_num_seqs, np.int64)
+        self.num_total = np.zeros(max_num_seqs, np.int64)
+        self.num_known = np.zeros(max_num_seqs, np.int64)
+        self.num_computed = np.zeros(max_num_seqs, np.int64)
+        self.max_total = np.zeros(max_num_seqs, np.int64)
+        self.min_total = np.zeros(max_num_seqs, np.int64)
+        self.handle = np.zeros(max_num_seqs, np.int64)
+        self.standing = np.zeros(max_num_seqs, np.int64)
+        self.generation = np.zeros(max_num_seqs, np.int64)
+        self.live = np.zeros(max_num_seqs, np.bool_)
+        self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
+        self.more_stops: dict[int, frozenset[int]] = {}
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def enter(self, sequence: Sequence, num_computed: int) -> int:
+        """Give a sequence a slot and move its tokens into the columns."""
+        slot = self._free.pop()
+        group = sequence.group
+        tokens = sequence.token_ids
+        self.sequences[slot] = sequence
+        self.token_ids[slot, : len(tokens)] = tokens
+        self.num_prompt[slot] = len(group.request.prompt_token_ids)
+        self.num_total[slot] = self.num_known[slot] = len(tokens)
+        self.num_computed[slot] = num_computed
+        self.max_total[slot] = group.max_total_tokens
+        self.min_total[slot] = self.num_prompt[slot] + group.request.params.min_tokens
+        self.handle[slot] = sequence.handle
+        self.standing[slot] = 0
+        self.live[slot] = True
+        self._set_stops(slot, group.request.stop_token_ids)
+        sequence.slot = slot
+        return slot
+
+    def _set_stops(self, slot: int, stops: frozenset[int]) -> None:
+        ordered = sorted(stops)
+        self.stop_ids[slot] = -1
+        self.stop_ids[slot, : len(ordered)] = ordered[:NUM_STOP_COLUMNS]
+        if len(ordered) > NUM_STOP_COLUMNS:
+            self.more_stops[slot] = frozenset(ordered[NUM_STOP_COLUMNS:])
+
+    def leave(self, sequence: Sequence) -> int:
+        """Take the slot back; the sequence keeps its known tokens."""
+        slot = sequence.slot
+        sequence.token_ids = self.known_tokens(slot).copy()
+        sequence.slot = -1
+        self.sequences[slot] = None
+        self.live[slot] = False
+        self.generation[slot] += 1
+        self.standing[slot] = 0
+        self.more_stops.pop(slot, None)
+        self._free.append(slot)
+        return slot
+
+    def known_tokens(self, slot: int) -> IntArray:
+        """View of the tokens of a slot whose values have arrived."""
+        return self.token_ids[slot, : self.num_known[slot]]
+
+    def at(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        if sequence is None:
+            raise LookupError(f"slot {slot} is empty")
+        return sequence
+
+    def stops(self, slots: Slots, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of the tokens [N], just appended to `slots`, end their sequences."""
+        hit = (tokens[:, None] == self.stop_ids[slots]).any(axis=1)
+        if self.more_stops:
+            for i, slot in enumerate(slots.tolist()):
+                more = self.more_stops.get(slot)
+                if more is not None and int(tokens[i]) in more:
+                    hit[i] = True
+        return hit & (self.num_known[slots] >= self.min_total[slots])

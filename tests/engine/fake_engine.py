@@ -1,0 +1,112 @@
+"""A whole engine over the fake executor, for tests of the plan side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.config.kv_layout import KVLayout, group_layers
+from quire.engine.core import EngineCore
+from quire.executor.fake import FakeExecutor, FakeModel
+from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
+from quire.scheduler import Admission, Fcfs, Scheduler
+
+
+class FakeEngine:
+    """Core, and what came out of it so far, by handle."""
+
+    def __init__(
+        self,
+        *,
+        depth: int = 2,
+        windows: Sequence[int | None] = (None,),
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 64,
+        vocab_size: int = 1000,
+        poison: int | None = None,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        groups = group_layers(list(windows))
+        kinds = [group.window for group in groups]
+        layout = KVLayout(groups, block_size, 1, 1, 4)
+        self.kv = KVManager(kinds, block_size, num_blocks, max_num_seqs, max_model_len)
+        self.scheduler = Scheduler(
+            kv=self.kv,
+            hasher=BlockHasher(block_size, b"test"),
+            policy=Fcfs(),
+            admission=Admission(
+                layout, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len
+            ),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.model = FakeModel(kinds, vocab_size)
+        executor = FakeExecutor(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            poison=poison,
+        )
+        self.core = EngineCore(self.scheduler, executor, depth)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, SequenceFinish] = {}
+        self.num_cached: dict[int, int] = {}
+        self.now = 0.0
+        self._next_handle = 0
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        n: int = 1,
+        seed: int = 0,
+        stop: frozenset[int] = frozenset(),
+        output: Sequence[int] = (),
+        salt: str = "",
+    ) -> list[int]:
+        handles = list(range(self._next_handle, self._next_handle + n))
+        request = EngineRequest(
+            request_id=str(handles[0]),
+            first_handle=handles[0],
+            prompt_token_ids=np.array(prompt, np.int32),
+            params=SamplingParams(max_tokens=max_tokens, n=n),
+            seed=seed,
+            stop_token_ids=stop,
+            output_token_ids=np.array(output, np.int32),
+            arrival_time=self.now,
+            salt=salt,
+        )
+        self.core.add(request)
+        self._next_handle += n
+        for handle in handles:
+            self.tokens[handle] = list(output)
+        return handles
+
+    def step(self) -> None:
+        self.now += 1
+        output = self.core.step(self.now)
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            assert handle not in self.finished, "a token after the end"
+            self.tokens[handle].append(token)
+        for finish in output.finished:
+            assert finish.handle not in self.finished, "a sequence ended twice"
+            self.finished[finish.handle] = finish
+        self.num_cached.update(output.num_cached_tokens)
+        self.core.check_invariants()
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.core.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps: {self.core.stats()}")

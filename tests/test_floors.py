@@ -1,0 +1,107 @@
+"""The walls of the house: who may import whom (docs/architecture.md, "Rooms and arrows")."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "quire"
+
+COMMON = ("errors", "protocol", "config", "platform", "telemetry")
+PLAN = ("kv_cache", "grammar", "scheduler")
+DATA = (
+    "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
+    "speculation", "kv_transfer", "runner", "worker", "executor",
+)  # fmt: skip
+FRONT = ("rendering", "engine", "server", "bundled", "llm", "bench", "simulator", "cli")
+SEES_EVERYTHING = ("engine", "bench", "simulator")
+TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "cli", "bundled")
+
+
+def _modules() -> list[tuple[str, Path]]:
+    """(package, file) of every source file; a top-level module is its own package."""
+    files = sorted(SOURCE.rglob("*.py"))
+    return [(path.relative_to(SOURCE).parts[0].removesuffix(".py"), path) for path in files]
+
+
+def _imports(path: Path) -> set[tuple[str, bool]]:
+    """(dotted name, whether at module level) of everything that a file imports."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            top -= {id(node) for node in ast.walk(function)}
+    found: set[tuple[str, bool]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, id(node) in top) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {(f"{node.module}.{alias.name}", id(node) in top) for alias in node.names}
+    return found
+
+
+def _allowed(package: str) -> set[str]:
+    """Packages of quire that `package` may import, itself included."""
+    for group in (COMMON, PLAN, DATA):
+        if package in group:
+            below = set(group[: group.index(package) + 1])
+            return below | set(COMMON if group is not COMMON else ())
+    if package == "__init__":
+        return {"llm", "protocol", "errors"}
+    assert package in FRONT, f"package {package!r} has no floor: add it to docs and to this test"
+    allowed = {*COMMON, *FRONT[: FRONT.index(package) + 1]}
+    return allowed | {*PLAN, *DATA} if package in SEES_EVERYTHING else allowed
+
+
+@pytest.mark.parametrize(("package", "path"), _modules(), ids=lambda value: str(value)[-60:])
+def test_imports_go_downwards(package: str, path: Path) -> None:
+    used = {name.split(".")[1] for name, _ in _imports(path) if name.startswith("quire.")}
+    assert used <= _allowed(package), f"{path} reaches up: {sorted(used - _allowed(package))}"
+
+
+@pytest.mark.parametrize(("package", "path"), _modules(), ids=lambda value: str(value)[-60:])
+def test_plan_and_front_import_no_torch(package: str, path: Path) -> None:
+    if package in TORCH_FREE:
+        heavy = {"torch", "transformers", "triton"}
+        assert not heavy & {name.split(".")[0] for name, _ in _imports(path)}
+
+
+def test_only_build_sees_both_plan_and_data() -> None:
+    for package, path in _modules():
+        if package == "engine" and path.name != "build.py":
+            used = {name.split(".")[1] for name, _ in _imports(path) if name.startswith("quire.")}
+            sides = (used & set(PLAN), used & (set(DATA) - {"executor"}))
+            assert not all(sides), f"{path} sees both sides: {sides}"
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering"]
+    + ["runner.rows", "executor.fake", "engine.core"],
+)
+def test_importing_a_light_package_loads_no_torch(package: str) -> None:
+    """A lazy import that stopped being lazy would make every start seconds slower."""
+    code = f"import sys, quire.{package}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_package_lists_its_public_names() -> None:
+    for path in SOURCE.rglob("__init__.py"):
+        names = {
+            target.id
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        assert "__all__" in names, f"{path} has no __all__"
+
+
+def test_no_drawers() -> None:
+    drawers = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
+    assert not [path for path in SOURCE.rglob("*.py") if path.name in drawers]
