@@ -17,7 +17,7 @@ DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
     "speculation", "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
-FRONT = ("rendering", "engine", "server", "bundled", "llm", "bench", "simulator", "cli")
+FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator", "cli")
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "cli", "bundled")
 

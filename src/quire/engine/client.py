@@ -1,0 +1,64 @@
+"""The door through which fronts use the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.engine.core import EngineCore
+from quire.protocol.request import EngineOutput, EngineRequest
+from quire.scheduler import SchedulerStats
+
+__all__ = ["EngineClient", "InProcessClient"]
+
+
+class EngineClient(Protocol):
+    """What a front may ask of an engine, wherever that runs."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. RequestError if this engine could never serve it."""
+        ...
+
+    def abort(self, handles: Sequence[int]) -> None:
+        """End sequences; unknown or finished ones are ignored."""
+        ...
+
+    def step(self) -> EngineOutput:
+        """Wait for the next output. Empty when nothing is left to do."""
+        ...
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+    def shutdown(self) -> None:
+        """Free everything. May be called twice."""
+        ...
+
+
+class InProcessClient:
+    """The core in the caller's process and thread; steps run when the caller asks for output."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    def add(self, request: EngineRequest) -> None:
+        self._core.add(request)
+
+    def abort(self, handles: Sequence[int]) -> None:
+        self._core.abort(list(handles))
+
+    def step(self) -> EngineOutput:
+        return self._core.step(time.monotonic())
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._core.has_unfinished
+
+    def stats(self) -> SchedulerStats:
+        return self._core.stats()
+
+    def shutdown(self) -> None:
+        self._core.shutdown()

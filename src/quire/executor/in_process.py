@@ -1,0 +1,34 @@
+"""Runs steps in a thread of this process, so that planning goes on while a step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from quire.protocol.step import StepPlan, StepResult
+from quire.worker import Worker
+
+__all__ = ["InProcessExecutor"]
+
+
+class InProcessExecutor:
+    """One worker, one thread. Torch and the C++ kernels release the interpreter lock."""
+
+    def __init__(self, make_worker: Callable[[], Worker]) -> None:
+        """make_worker: called in the thread, because thread settings of the math libraries belong
+        to the thread that computes. What it raises is raised here."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
+        try:
+            self._worker: Worker | None = self._thread.submit(make_worker).result()
+        except BaseException:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            raise
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        if self._worker is None:
+            raise RuntimeError("the executor has been shut down")
+        return self._thread.submit(self._worker.execute, plan)
+
+    def shutdown(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker = None

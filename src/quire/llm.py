@@ -1,0 +1,262 @@
+"""Offline batched generation: `LLM`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from quire.config.settings import EngineSettings
+from quire.engine.build import Engine, build_engine
+from quire.errors import RequestError
+from quire.protocol.outputs import RequestOutput
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
+from quire.rendering.progress import GenerationProgress
+
+__all__ = ["LLM"]
+
+logger = logging.getLogger("quire")
+
+Message = Mapping[str, Any]
+ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """An engine in this process: no server, no sockets, no `__main__` guard.
+
+    model: a folder or hub id; None is the small demonstration model that comes with quire.
+    Further settings are those of `EngineSettings`, by keyword (max_model_len, dtype, load_format,
+    skip_tokenizer_init, …). Raises ConfigError if the engine cannot start with them.
+
+    One thread at a time may use it. Use it as a context manager, or call `shutdown`, to give its
+    memory back early.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self._engine: Engine = build_engine(EngineSettings.from_options({"model": model, **settings}))
+        eos = frozenset(self._engine.spec.eos_token_ids)
+        seed = self._engine.resolved.settings.seed
+        self._requests = RequestRenderer(self._engine.renderer, eos, seed)
+        self._assembler = OutputAssembler(self._engine.renderer, eos)
+        self._next_handle = 0
+        self._next_request = 0
+
+    # --- generating -----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: ParamsArgument = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many; outputs come in the order of the prompts.
+
+        prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of them.
+        sampling_params: one for all, or one per prompt; None takes the model's own defaults.
+
+        A single prompt that cannot be served raises RequestError. In a list only the prompt at
+        fault fails: its output has `error` set, and the others are complete.
+        """
+        items = _as_list(prompts)
+        rendered = [self._render_prompt(prompt) for prompt in items]
+        return self._run(rendered, sampling_params, use_tqdm, is_single=items is not prompts)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsArgument = None,
+        *,
+        use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, rendered by the model's chat template.
+
+        messages: [{"role": …, "content": …}, …], or a list of such lists. Errors as in `generate`.
+        """
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = [messages] if is_single or not messages else messages
+        rendered = [
+            self._render_chat(
+                cast("Sequence[Message]", conversation),
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt and yield its growing output after every step that changed it.
+
+        The same object is yielded each time. Leaving the loop early ends the request. Raises
+        RequestError if the prompt cannot be served.
+        """
+        rendered = self._engine.renderer.render_prompt(prompt)
+        output = self._add(rendered, sampling_params or self.get_default_sampling_params())
+        try:
+            while not output.finished:
+                if output.request_id in self._step():
+                    yield output
+            _raise_error(output)
+        finally:
+            self._abort_all()
+
+    def _run(
+        self,
+        rendered: Sequence[RenderedPrompt | RequestError],
+        sampling_params: ParamsArgument,
+        use_tqdm: bool,
+        *,
+        is_single: bool,
+    ) -> list[RequestOutput]:
+        params = self._params_for(rendered, sampling_params)
+        with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
+            try:
+                outputs = [self._admit(*pair) for pair in zip(rendered, params, strict=True)]
+                progress.failed(sum(output.finished for output in outputs))
+                while self._assembler.has_unfinished:
+                    progress.update(self._step().values())
+            finally:
+                self._abort_all()
+        for output in outputs:
+            if output.error is not None and is_single:
+                _raise_error(output)
+            if output.error is not None:
+                logger.warning("request %s failed: %s", output.request_id, output.error)
+        return outputs
+
+    def _step(self) -> Mapping[str, RequestOutput]:
+        """One engine step; the requests that it changed, by id."""
+        update = self._assembler.process(self._engine.client.step())
+        if update.aborts:
+            self._engine.client.abort(update.aborts)
+        return update.requests
+
+    def _abort_all(self) -> None:
+        """Leave nothing of this call behind: after Ctrl-C, an error, or a stream cut short."""
+        handles = self._assembler.handles()
+        if handles:
+            self._assembler.drop(handles)
+            self._engine.client.abort(handles)
+        while self._engine.client.has_unfinished:
+            self._engine.client.step()
+
+    def _admit(
+        self, rendered: RenderedPrompt | RequestError, params: SamplingParams
+    ) -> RequestOutput:
+        """Add a request; one that is refused becomes an output that says why."""
+        if isinstance(rendered, RenderedPrompt):
+            try:
+                return self._add(rendered, params)
+            except RequestError as error:
+                refused, prompt = error, rendered
+        else:
+            refused, prompt = rendered, RenderedPrompt([], None)
+        return RequestOutput(
+            self._new_request_id(),
+            prompt.text,
+            prompt.token_ids,
+            outputs=[],
+            finished=True,
+            error=str(refused),
+        )
+
+    def _add(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
+        request_id, handle = self._new_request_id(), self._next_handle
+        request = self._requests.render(request_id, handle, prompt, params, time.monotonic())
+        output = self._assembler.add(request_id, handle, prompt, params)
+        try:
+            self._engine.client.add(request)
+        except RequestError:
+            self._assembler.drop(range(handle, handle + params.n))
+            raise
+        self._next_handle += params.n
+        return output
+
+    def _new_request_id(self) -> str:
+        self._next_request += 1
+        return str(self._next_request - 1)
+
+    def _render_prompt(self, prompt: Prompt) -> RenderedPrompt | RequestError:
+        try:
+            return self._engine.renderer.render_prompt(prompt)
+        except RequestError as error:
+            return error
+
+    def _render_chat(
+        self, conversation: Sequence[Message], tools: Sequence[Any] | None, **options: Any
+    ) -> RenderedPrompt | RequestError:
+        try:
+            return self._engine.renderer.render_chat(conversation, tools, **options)
+        except RequestError as error:
+            return error
+
+    def _params_for(
+        self, rendered: Sequence[object], given: ParamsArgument
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * len(rendered)
+        if len(given) != len(rendered):
+            raise RequestError(
+                f"there are {len(rendered)} prompts but {len(given)} sampling_params: "
+                "give one for all, or one per prompt"
+            )
+        return given
+
+    # --- readings -------------------------------------------------------------------------------
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends, over the defaults of the class."""
+        return SamplingParams.from_optional(self._engine.default_sampling)
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None with skip_tokenizer_init."""
+        return self._engine.renderer.tokenizer
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind it: settings as resolved, the model's spec, statistics."""
+        return self._engine
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Free the model and the cache. May be called twice."""
+        self._engine.client.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The argument itself if it is a list of prompts, else a list of the one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    first = next(iter(prompts), None)
+    if first is None or isinstance(first, str | Mapping) or hasattr(first, "__len__"):
+        return cast("Sequence[Prompt]", prompts)
+    return [cast("Sequence[int]", prompts)]
+
+
+def _raise_error(output: RequestOutput) -> None:
+    if output.error is not None:
+        raise RequestError(output.error)

@@ -1,0 +1,61 @@
+"""What a user gets back. The names and shapes are those that vLLM users know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one position (natural log, before temperature and
+    penalties). rank 1 is the most likely token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+PositionLogprobs = dict[int, Logprob]
+"""By token id: the most likely tokens asked for, and the one that is there."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request, so far.
+
+    finish_reason: "stop", "length", "abort" or "error"; None while it runs. stop_reason: the stop
+    string or stop token id that ended it, None if the model's end-of-sequence token did.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and what came of it.
+
+    prompt_logprobs: one entry per prompt token, the first of which is None, if asked.
+    num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
+    error: why the request failed; its other fields hold what there was before.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None

@@ -1,0 +1,213 @@
+"""Executes one step on one device: plan in, result out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.models import CausalLM
+from quire.protocol.step import (
+    PromptLogprobs,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from quire.runner.inputs import InputBuilder, ModelInputs
+from quire.runner.rows import RowTable, ScheduledRows
+from quire.sampling import Sampler, SamplingState, prompt_logprobs
+
+__all__ = ["ModelRunner"]
+
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt logprobs are computed this many positions at a time, so that [positions, V] stays small."""
+
+CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(slots=True)
+class _Forward:
+    """What a forward of some rows gave. slots: rows that sample [N]; logits [N, V]."""
+
+    slots: list[int] = field(default_factory=list[int])
+    logits: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+
+    def extend(self, other: _Forward) -> None:
+        self.slots += other.slots
+        self.logits += other.logits
+        self.prompt_logprobs.update(other.prompt_logprobs)
+        self.failed += other.failed
+
+
+class ModelRunner:
+    """Owns the rows; computes with the model and the sampler that it is given.
+
+    An exception while rows are computed does not end the step: the rows are computed again in
+    halves until the one at fault is alone. Nothing of a row is committed before it was computed.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        rows: RowTable,
+        inputs: InputBuilder,
+        sampling: SamplingState,
+        pages: torch.Tensor,
+        copy_blocks: CopyBlocks,
+    ) -> None:
+        """pages: the KV pool [L, 2, B, S, K, D]."""
+        self._model = model
+        self._rows = rows
+        self._inputs = inputs
+        self._sampling = sampling
+        self._sampler = Sampler(sampling)
+        self._pages = pages
+        self._copy_blocks = copy_blocks
+        self._prompt_logprobs: dict[int, int] = {}  # how many, by slot
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's difference, compute its rows, sample, and commit."""
+        self._apply(plan)
+        rows = _in_order_of_writing(self._rows.scheduled(), plan)
+        forward = self._forward(rows)
+        self._rows.failed[[failure.slot for failure in forward.failed]] = True
+        self._rows.commit_computed(rows)
+        sources = self._fork(plan, forward)
+        return self._sample(plan.step_id, forward, sources)
+
+    def _apply(self, plan: StepPlan) -> None:
+        if len(plan.copy_src):
+            src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
+            self._copy_blocks(self._pages, torch.from_numpy(src), torch.from_numpy(dst))
+        for slot in plan.leave.tolist():
+            self._sampling.leave(slot)
+            self._prompt_logprobs.pop(slot, None)
+        self._rows.apply(plan)
+        for row in plan.enter:
+            self._sampling.enter(
+                row.slot, row.params, row.seed, row.sample_index, row.stop_token_ids
+            )
+            if row.params.prompt_logprobs is not None:
+                self._prompt_logprobs[row.slot] = row.params.prompt_logprobs
+
+    def _forward(self, rows: ScheduledRows) -> _Forward:
+        """Compute rows; on an exception, in halves, so that only the row at fault fails."""
+        if not len(rows.slots):
+            return _Forward()
+        try:
+            return self._compute(rows)
+        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
+            if len(rows.slots) == 1:
+                slot = int(rows.slots[0])
+                message = f"the model could not compute this request ({error}): send it again"
+                return _Forward(failed=[RowFailure(slot, message)])
+        middle = len(rows.slots) // 2
+        result = self._forward(_select(rows, slice(0, middle)))
+        result.extend(self._forward(_select(rows, slice(middle, None))))
+        return result
+
+    def _compute(self, rows: ScheduledRows) -> _Forward:
+        inputs = self._inputs.build(rows)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
+        sampled = np.flatnonzero(rows.samples)
+        result = _Forward(slots=rows.slots[sampled].tolist())
+        if len(sampled):
+            last = inputs.last_token[torch.from_numpy(sampled)]
+            result.logits.append(self._model.logits(hidden[last]))
+        if self._prompt_logprobs:
+            self._add_prompt_logprobs(rows, inputs, hidden, result)
+        return result
+
+    def _add_prompt_logprobs(
+        self, rows: ScheduledRows, inputs: ModelInputs, hidden: torch.Tensor, result: _Forward
+    ) -> None:
+        """For rows that ask: how likely each prompt token was that this chunk predicts."""
+        for i, slot in enumerate(rows.slots.tolist()):
+            k = self._prompt_logprobs.get(slot)
+            start = int(rows.num_computed[i])
+            end = min(start + int(rows.num_tokens[i]), int(self._rows.num_prompt[slot]) - 1)
+            if k is None or end <= start:
+                continue
+            first = int(inputs.step.query_start_loc[i])
+            targets = self._rows.token_ids[slot, start + 1 : end + 1]
+            entries: list[TokenLogprobs] = []
+            for offset in range(0, end - start, PROMPT_LOGPROB_ROWS):
+                stop = min(offset + PROMPT_LOGPROB_ROWS, end - start)
+                logits = self._model.logits(hidden[first + offset : first + stop])
+                entries += prompt_logprobs(logits, targets[offset:stop], k)
+            result.prompt_logprobs[slot] = PromptLogprobs(start + 1, tuple(entries))
+
+    def _fork(self, plan: StepPlan, forward: _Forward) -> dict[int, int]:
+        """Let rows branch off. Slots that sample, each with the index of its logits."""
+        sources = {slot: i for i, slot in enumerate(forward.slots)}
+        for fork in plan.forks:
+            self._rows.fork(fork.src, fork.dst)
+            self._sampling.fork(fork.src, fork.dst, fork.sample_index)
+            if fork.src in sources:
+                sources[fork.dst] = sources[fork.src]
+            else:
+                message = "the prompt of this sample could not be computed: send it again"
+                forward.failed.append(RowFailure(fork.dst, message))
+        return sources
+
+    def _sample(self, step_id: int, forward: _Forward, sources: dict[int, int]) -> StepResult:
+        slots = np.fromiter(sources, np.int64, len(sources))
+        if not len(slots):
+            return self._result(step_id, slots, np.zeros(0, np.int32), {}, forward)
+        logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
+        if len(slots) != len(logits):
+            logits = logits[torch.tensor(list(sources.values()))]
+        output = self._sampler.sample(logits, slots, self._rows.num_tokens[slots], self._rows)
+        if output.failed:
+            forward.failed += output.failed
+            failed = [failure.slot for failure in output.failed]
+            self._rows.failed[failed] = True
+        drawn = output.token_ids >= 0
+        return self._result(
+            step_id, slots[drawn], output.token_ids[drawn], output.logprobs, forward
+        )
+
+    def _result(
+        self,
+        step_id: int,
+        slots: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int32],
+        logprobs: dict[int, TokenLogprobs],
+        forward: _Forward,
+    ) -> StepResult:
+        self._rows.append(slots, token_ids)
+        return StepResult(
+            step_id=step_id,
+            slots=slots.astype(np.int32),
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=forward.prompt_logprobs,
+            failed=tuple(forward.failed),
+        )
+
+
+def _select(rows: ScheduledRows, part: slice | npt.NDArray[np.int64]) -> ScheduledRows:
+    return replace(
+        rows,
+        slots=rows.slots[part],
+        num_computed=rows.num_computed[part],
+        num_tokens=rows.num_tokens[part],
+        samples=rows.samples[part],
+    )
+
+
+def _in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
+    """A row may read blocks that a row which enters before it writes in the same step. In one batch
+    that needs no order; computed in halves, writers must come first."""
+    if len(plan.enter) < 2:
+        return rows
+    rank = {row.slot: i for i, row in enumerate(plan.enter)}
+    ranks = np.array([rank.get(slot, -1) for slot in rows.slots.tolist()])
+    return _select(rows, np.argsort(ranks, kind="stable"))

@@ -1,0 +1,112 @@
+"""One process, one device: the model, its KV pool and the runner over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from quire.attention import AttentionNeeds, KVPool, select_backend
+from quire.config import ModelSpec
+from quire.config.kv_layout import KVLayout
+from quire.layers import LayerFactory
+from quire.models import LoadFormat, load_model
+from quire.ops import build_op_set
+from quire.platform import Platform
+from quire.protocol.step import StepPlan, StepResult
+from quire.runner import RowTable
+from quire.runner.inputs import InputBuilder
+from quire.runner.runner import ModelRunner
+from quire.sampling import SamplingState
+
+__all__ = ["Worker", "WorkerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker needs to know. forced_ops: op name → provider. num_threads: of the math
+    libraries, None for their default. dtype, kv_dtype: names of torch dtypes."""
+
+    spec: ModelSpec
+    folder: Path
+    layout: KVLayout
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    dtype: str
+    kv_dtype: str
+    load_format: LoadFormat
+    seed: int
+    platform: Platform
+    forced_ops: dict[str, str]
+    attention_backend: str | None
+    num_threads: int | None
+    show_progress: bool
+
+
+class Worker:
+    """Loads on construction. Raises ConfigError if the model cannot be loaded as asked."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        device = torch.device(settings.platform.device)
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
+        spec = replace(settings.spec, dtype=settings.dtype)
+        ops = build_op_set(settings.platform, settings.forced_ops)
+        needs = AttentionNeeds(dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
+        choice = select_backend(settings.platform, needs, settings.attention_backend)
+        factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len)
+        with torch.inference_mode():
+            model = load_model(
+                spec,
+                settings.folder,
+                factory,
+                settings.load_format,
+                settings.seed,
+                settings.show_progress,
+            )
+        layout = settings.layout
+        pages = _allocate_pages(layout, settings.num_blocks, kv_dtype, device)
+        kv = _pool(layout, pages, spec.num_layers)
+        rows = RowTable(
+            settings.max_num_seqs, settings.max_model_len, layout.block_size, len(layout.groups)
+        )
+        windows = [group.window for group in layout.groups]
+        self.attention_reason = choice.reason
+        self._runner = ModelRunner(
+            model=model,
+            rows=rows,
+            inputs=InputBuilder(rows, kv, choice.backend, windows, layout.block_size),
+            sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
+            pages=pages,
+            copy_blocks=ops.copy_blocks,
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._runner.execute(plan)
+
+
+def _allocate_pages(
+    layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[L, 2, B, S, K, D], not initialised: what was not written is never read."""
+    shape = (
+        layout.num_planes,
+        2,
+        num_blocks,
+        layout.block_size,
+        layout.num_kv_heads,
+        layout.head_dim,
+    )
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _pool(layout: KVLayout, pages: torch.Tensor, num_layers: int) -> KVPool:
+    planes, groups = [0] * num_layers, [0] * num_layers
+    for index, group in enumerate(layout.groups):
+        for plane, layer in enumerate(group.layers):
+            planes[layer], groups[layer] = plane, index
+    return KVPool(pages, tuple(planes), tuple(groups))
