@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "quire"
 
-COMMON = ("errors", "protocol", "config", "platform", "telemetry")
+COMMON = ("errors", "protocol", "platform", "config", "telemetry")
 PLAN = ("kv_cache", "grammar", "scheduler")
 DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",

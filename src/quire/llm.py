@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
+from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.errors import RequestError
@@ -36,7 +37,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        self._engine: Engine = build_engine(EngineSettings.from_options({"model": model, **settings}))
+        chosen = {"model": model or str(bundled_model_path()), **settings}
+        self._engine: Engine = build_engine(EngineSettings.from_options(chosen))
         eos = frozenset(self._engine.spec.eos_token_ids)
         seed = self._engine.resolved.settings.seed
         self._requests = RequestRenderer(self._engine.renderer, eos, seed)

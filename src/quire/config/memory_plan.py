@@ -1,0 +1,147 @@
+"""How much memory an engine needs, from sizes alone: nothing is loaded and nothing is allocated."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.config.checkpoint import Checkpoint
+from quire.config.kv_layout import KVLayout
+from quire.config.model_spec import ModelSpec
+
+__all__ = [
+    "PROMPT_LOGPROB_ROWS",
+    "RUNTIME_BYTES",
+    "FixedBytes",
+    "MemoryPlan",
+    "activation_bytes",
+    "format_bytes",
+    "largest_context",
+    "logits_bytes",
+    "table_bytes",
+    "weight_bytes",
+]
+
+RUNTIME_BYTES = 512 * 2**20
+"""The process beside what is counted here: interpreter, torch and its libraries, thread stacks,
+tokenizer (300 to 400 MiB measured with torch 2.13 for CPUs)."""
+
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt logprobs are computed for so many positions at a time, so [rows, V] stays small."""
+
+_FLOAT32_BYTES = 4
+_INT32_BYTES = 4
+_BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
+"""Tensors that some checkpoints carry although they are no weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBytes:
+    """What is needed before the first KV block. activations: of the largest step. tables: token
+    ids, block tables and rope tables, which grow with the context."""
+
+    weights: int
+    runtime: int
+    activations: int
+    logits: int
+    tables: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.runtime + self.activations + self.logits + self.tables
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes. All sizes in bytes.
+
+    free: of the machine before start, 0 if it does not say. budget: the most that the engine may
+    take; None if `free` is unknown. kv_per_token: over all layers. capacity_tokens: held by the
+    pool at once, counting a sliding layer like a full one. longest_context: of one sequence alone.
+    max_concurrency: sequences of max_model_len that fit together.
+    """
+
+    free: int
+    budget: int | None
+    fixed: FixedBytes
+    page: int
+    num_kv_blocks: int
+    kv_per_token: int
+    capacity_tokens: int
+    longest_context: int
+    max_concurrency: float
+
+    @property
+    def kv_cache(self) -> int:
+        return self.num_kv_blocks * self.page
+
+    @property
+    def total(self) -> int:
+        return self.fixed.total + self.kv_cache
+
+
+def weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
+    """Weights in memory in `spec.dtype`: from the files' headers, or without files from the
+    number of parameters. A tied LM head that is stored a second time counts once."""
+    if checkpoint is None:
+        return spec.num_parameters * spec.dtype_bytes
+    shapes = {
+        name: tensor.shape
+        for name, tensor in checkpoint.tensors.items()
+        if not _BUFFERS.search(name)
+    }
+    if spec.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    return sum(math.prod(shape) for shape in shapes.values()) * spec.dtype_bytes
+
+
+def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
+    """The most that a forward of `num_tokens` holds at once, logits excepted.
+
+    Per token: the residual stream and its norms, then either q, k, v with copies and the
+    attention's output, or the MLP's merged input and its product. Counted at 4 bytes per element
+    whatever the dtype, because the references in plain torch compute in float32.
+    """
+    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    attention = 2 * qkv + spec.num_heads * spec.head_dim
+    mlp = 3 * spec.intermediate_size
+    return num_tokens * (4 * spec.hidden_size + max(attention, mlp)) * _FLOAT32_BYTES
+
+
+def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
+    """Logits of every row and of one slice of prompt logprobs: as the projection gives them, in
+    float32, and one working copy in float32."""
+    per_row = spec.vocab_size * (spec.dtype_bytes + 2 * _FLOAT32_BYTES)
+    return (max_num_seqs + PROMPT_LOGPROB_ROWS) * per_row
+
+
+def table_bytes(spec: ModelSpec, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> int:
+    """Token ids and block tables of all rows, on the plan side and on the data side, and cos and
+    sin by position for each kind of rope."""
+    blocks = -(-max_model_len // layout.block_size)
+    row = _INT32_BYTES * (max_model_len + 1 + len(layout.groups) * blocks)
+    ropes = {rope for rope in spec.ropes if rope is not None}
+    rope_tables = sum(rope.rotary_dim for rope in ropes) * max_model_len * _FLOAT32_BYTES
+    return 2 * max_num_seqs * row + rope_tables
+
+
+def largest_context(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest length up to `limit` for which `fits`, 0 if none; `fits` is monotonic."""
+    if fits(limit):
+        return limit
+    low, high = 0, limit - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def format_bytes(count: int) -> str:
+    """ "1.23 GiB", "45.6 MiB" or "789 B": three or four digits and a unit."""
+    size, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB")
+    unit = 0
+    while size >= 1024 and unit < len(units) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.{2 if size < 10 else 1}f} {units[unit]}"

@@ -1,0 +1,201 @@
+"""What a checkpoint's config.json says, parsed once and frozen.
+
+`ModelSpec` holds what the whole engine asks of a model (sizes, context, KV cache, tokens);
+`traits` holds what only the model's own file reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = [
+    "DTYPE_BYTES",
+    "DynamicNTKScaling",
+    "GPT2Traits",
+    "GenerationDefaults",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LlamaTraits",
+    "LongRopeScaling",
+    "ModelSpec",
+    "OPTTraits",
+    "ParameterCounts",
+    "RopeScaling",
+    "RopeSpec",
+    "YarnScaling",
+]
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""The dtypes in which a model can compute, with their sizes in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (Chen et al. 2023, "Position Interpolation", section 2.3)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicNTKScaling:
+    """Base grown with the length beyond `original_max_positions` (bloc97, emozilla 2023)."""
+
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 release)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """NTK by parts plus a temperature (Peng et al. 2023, "YaRN", sections 3.2 to 3.4).
+
+    attention_factor: multiplies cos and sin. truncate: whether the ramp's ends are rounded.
+    """
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
+
+    attention_factor: multiplies cos and sin.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one layer (Su et al. 2021, "RoFormer", section 3.2).
+
+    rotary_dim: leading elements of a head that are rotated, even, at most head_dim.
+    scaling: None for plain rope.
+    """
+
+    rotary_dim: int
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaTraits:
+    """Llama, Mistral, Qwen2, Qwen3: which projections have a bias, and norms on q and k heads."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OPTTraits:
+    """OPT: norm before or after each sublayer; embeddings may be narrower than the layers."""
+
+    norm_before: bool
+    final_norm: bool
+    norm_affine: bool
+    bias: bool
+    embed_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Traits:
+    """GPT-2: the factor on q·k, per layer."""
+
+    attention_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Numbers of parameters, for the memory plan when there are no files to measure.
+
+    embedding: token and position tables with their projections. layer: one layer. head: final
+    norm and LM head; a tied LM head counts as embedding only.
+    """
+
+    embedding: int
+    layer: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What generation_config.json asks for when a request does not say; None is not stated."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model, as its checkpoint describes it.
+
+    dtype: "bfloat16", "float16" or "float32"; `dataclasses.replace` it to compute in another.
+    max_context: longest context in tokens that the checkpoint claims, rope scaling included.
+    windows, ropes: per layer; the window counts the query itself, None is full attention; no
+    rope means that positions are learned, and then `max_context` cannot be exceeded.
+    eos_token_ids: of config.json, then those that only generation_config.json names.
+    """
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
+    norm_eps: float
+    max_context: int
+    tie_word_embeddings: bool
+    dtype: str
+    windows: tuple[int | None, ...]
+    ropes: tuple[RopeSpec | None, ...]
+    traits: object
+    parameters: ParameterCounts
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def num_parameters(self) -> int:
+        counts = self.parameters
+        return counts.embedding + self.num_layers * counts.layer + counts.head
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether positions come from a table, so that `max_context` is a hard limit."""
+        return any(rope is None for rope in self.ropes)

@@ -1,0 +1,228 @@
+"""How long a context and how large a KV cache fit into the memory of a machine."""
+
+from __future__ import annotations
+
+from quire.config.kv_layout import KVLayout
+from quire.config.memory_plan import (
+    RUNTIME_BYTES,
+    FixedBytes,
+    MemoryPlan,
+    activation_bytes,
+    format_bytes,
+    largest_context,
+    logits_bytes,
+    table_bytes,
+)
+from quire.config.model_spec import ModelSpec
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+
+__all__ = ["PoolSizing"]
+
+DEFAULT_UTILIZATION = 0.9
+"""Of the free memory: the rest covers what no plan can know, such as fragmentation."""
+
+DEFAULT_KV_SHARE = 0.5
+"""Of what weights and activations leave: other programs of the machine need memory too."""
+
+UNKNOWN_MEMORY_KV_BYTES = 2**30
+"""Size of the KV cache on a machine that does not say how much memory is free."""
+
+SHORTEST_CONTEXT = 2
+"""One prompt token and one output token."""
+
+
+class PoolSizing:
+    """Weighs context against memory. A longer context needs more blocks and longer tables, so
+    whether a length fits is monotonic and the longest one is found by bisection."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        spec: ModelSpec,
+        layout: KVLayout,
+        *,
+        weights: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        free_bytes: int,
+    ) -> None:
+        """weights, free_bytes: in bytes; free_bytes 0 is unknown."""
+        self._settings = settings
+        self._spec = spec
+        self._layout = layout
+        self._max_num_seqs = max_num_seqs
+        self._step_tokens = max_num_batched_tokens
+        self._free = free_bytes
+        share = settings.memory_utilization or DEFAULT_UTILIZATION
+        self._budget = int(free_bytes * share) if free_bytes else None
+        self._weights = weights
+        self._activations = activation_bytes(spec, max_num_batched_tokens)
+        self._logits = logits_bytes(spec, max_num_seqs)
+
+    def fixed(self, context: int) -> FixedBytes:
+        """What is needed beside the KV cache when sequences may be `context` tokens long."""
+        return FixedBytes(
+            weights=self._weights,
+            runtime=RUNTIME_BYTES,
+            activations=self._activations,
+            logits=self._logits,
+            tables=table_bytes(self._spec, self._layout, self._max_num_seqs, context),
+        )
+
+    def fits(self, context: int) -> bool:
+        """Whether one sequence of `context` tokens fits the largest KV cache there may be."""
+        blocks = self._largest_pool(context)
+        return blocks > 0 and self._blocks_for(context) <= blocks
+
+    def choose_context(self) -> tuple[int, str]:
+        """max_model_len and why. ConfigError naming the longest that fits if the asked one does
+        not, or naming what is missing if nothing fits."""
+        self._check_room()
+        asked, claimed = self._settings.max_model_len, self._spec.max_context
+        if asked is not None:
+            self._check_asked_context(asked)
+            if asked > claimed:
+                return asked, f"as asked, beyond the {claimed:,} of the model: expect worse text"
+            return asked, "as asked"
+        longest = largest_context(self.fits, claimed)
+        if longest < SHORTEST_CONTEXT:
+            raise ConfigError(
+                f"The KV cache of {self._pool_words()} holds {longest} tokens, too few for any "
+                "request. Give it more."
+            )
+        if longest == claimed:
+            return claimed, "as the model claims"
+        return longest, f"the longest that fits; the model claims {claimed:,}"
+
+    def choose_blocks(self, context: int) -> tuple[int, str]:
+        """Number of KV blocks and why, for a `context` that fits."""
+        settings, largest = self._settings, self._largest_pool(context)
+        if settings.num_kv_blocks is not None:
+            return largest, "as asked"
+        if settings.kv_cache_memory is not None:
+            return largest, f"kv_cache_memory of {format_bytes(settings.kv_cache_memory)}"
+        one = self._blocks_for(context)
+        if self._budget is None:
+            size = format_bytes(UNKNOWN_MEMORY_KV_BYTES)
+            blocks, reason = largest, f"{size}: the machine does not say what is free"
+        elif settings.memory_utilization is not None:
+            blocks, reason = (
+                largest,
+                f"what memory_utilization={settings.memory_utilization} leaves",
+            )
+        else:
+            blocks, reason = int(largest * DEFAULT_KV_SHARE), "half of the memory that is left"
+            if blocks < one:
+                blocks, reason = one, "one full context, more than half of the memory that is left"
+        if blocks > self._max_num_seqs * one:
+            blocks = self._max_num_seqs * one
+            return blocks, f"a full context for each of max_num_seqs={self._max_num_seqs}"
+        return blocks, reason
+
+    def plan(self, context: int, num_blocks: int) -> MemoryPlan:
+        """Where the memory goes with a pool of `num_blocks`."""
+        layout, num_groups = self._layout, len(self._layout.groups)
+        capacity = num_blocks // num_groups * layout.block_size
+        longest = largest_context(
+            lambda length: self._blocks_for(length) <= num_blocks,
+            max(capacity, self._spec.max_context, context),
+        )
+        return MemoryPlan(
+            free=self._free,
+            budget=self._budget,
+            fixed=self.fixed(context),
+            page=layout.page_bytes,
+            num_kv_blocks=num_blocks,
+            kv_per_token=layout.page_bytes * num_groups // layout.block_size,
+            capacity_tokens=capacity,
+            longest_context=longest,
+            max_concurrency=num_blocks / self._blocks_for(context),
+        )
+
+    def _blocks_for(self, context: int) -> int:
+        return self._layout.blocks_for(context, self._step_tokens)
+
+    def _left(self, context: int) -> int | None:
+        """Bytes that the KV cache may have at most; None if unlimited."""
+        return None if self._budget is None else self._budget - self.fixed(context).total
+
+    def _asked_blocks(self) -> int | None:
+        if self._settings.num_kv_blocks is not None:
+            return self._settings.num_kv_blocks
+        if self._settings.kv_cache_memory is not None:
+            return self._settings.kv_cache_memory // self._layout.page_bytes
+        return None
+
+    def _largest_pool(self, context: int) -> int:
+        """The most blocks there may be; 0 if those asked for do not fit."""
+        asked, left = self._asked_blocks(), self._left(context)
+        if left is None:
+            unknown = UNKNOWN_MEMORY_KV_BYTES // self._layout.page_bytes
+            return unknown if asked is None else asked
+        room = max(left, 0) // self._layout.page_bytes
+        if asked is None:
+            return room
+        return asked if asked <= room else 0
+
+    def _check_room(self) -> None:
+        """The KV cache that was asked for, or a single block, beside everything else."""
+        shortest = self._settings.max_model_len or SHORTEST_CONTEXT
+        left, asked, page = self._left(shortest), self._asked_blocks(), self._layout.page_bytes
+        if left is None:
+            return
+        if left < page:
+            fixed = self.fixed(shortest)
+            raise ConfigError(
+                f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations "
+                f"and tables of {format_bytes(fixed.total - fixed.weights)} leave no KV block of "
+                f"the {self._budget_words()}. Free some memory, lower max_num_batched_tokens or "
+                "max_num_seqs, or use a smaller model."
+            )
+        if asked is not None and asked * page > left:
+            most = left // page
+            limit = (
+                f"num_kv_blocks={most}"
+                if self._settings.num_kv_blocks is not None
+                else f"kv_cache_memory={left // 2**20}MiB"
+            )
+            raise ConfigError(
+                f"A KV cache of {self._pool_words()} does not fit: {format_bytes(left)} are left "
+                f"of the {self._budget_words()}. Give at most {limit}."
+            )
+
+    def _check_asked_context(self, asked: int) -> None:
+        claimed = self._spec.max_context
+        if asked > claimed and self._spec.has_learned_positions:
+            raise ConfigError(
+                f"max_model_len={asked} exceeds the model's table of {claimed} positions. "
+                f"Give at most max_model_len={claimed}."
+            )
+        if self.fits(asked):
+            return
+        longest = largest_context(self.fits, asked - 1)
+        advice = f"Give at most max_model_len={longest}, or more memory to the KV cache."
+        if longest < SHORTEST_CONTEXT:
+            advice = "Give more memory to the KV cache."
+        blocks = self._blocks_for(asked)
+        raise ConfigError(
+            f"max_model_len={asked} does not fit: one such sequence needs {blocks} KV blocks "
+            f"({format_bytes(blocks * self._layout.page_bytes)}), and the KV cache can have "
+            f"{self._largest_pool(asked)}. {advice}"
+        )
+
+    def _pool_words(self) -> str:
+        settings = self._settings
+        if settings.num_kv_blocks is not None:
+            size = format_bytes(settings.num_kv_blocks * self._layout.page_bytes)
+            return f"num_kv_blocks={settings.num_kv_blocks} ({size})"
+        if settings.kv_cache_memory is not None:
+            return f"kv_cache_memory={format_bytes(settings.kv_cache_memory)}"
+        return "the memory that is left"
+
+    def _budget_words(self) -> str:
+        share = self._settings.memory_utilization or DEFAULT_UTILIZATION
+        return (
+            f"{format_bytes(self._budget or 0)} that may be used ({share:.0%} of "
+            f"{format_bytes(self._free)} free memory)"
+        )

@@ -1,0 +1,66 @@
+"""The start-up report: what was decided, and where the memory goes, as a block of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.config.memory_plan import format_bytes
+from quire.config.resolve import Decision, Resolved
+
+__all__ = ["render_plan"]
+
+
+def render_plan(plan: Resolved, extra: Sequence[Decision] = ()) -> str:
+    """At most 25 lines of aligned text: name, value, reason.
+
+    extra: decisions made later, such as the attention backend.
+    """
+    spec = plan.spec
+    title = f"{spec.architecture}, {spec.num_parameters / 1e6:,.1f} M parameters"
+    rows = [
+        *((item.name, item.value, item.reason) for item in (*plan.decisions, *extra)),
+        ("memory", "", ""),
+        *_memory_rows(plan),
+    ]
+    names = max(len(name) for name, _, _ in rows)
+    values = max(len(value) for _, value, _ in rows)
+    lines = (
+        f"  {name:<{names}}  {value:>{values}}  {reason}".rstrip() for name, value, reason in rows
+    )
+    return "\n".join([title, *lines])
+
+
+def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
+    memory, fixed, settings = plan.memory, plan.memory.fixed, plan.settings
+    loaded = "made up" if settings.load_format == "dummy" else "from the files"
+    return [
+        ("  weights", format_bytes(fixed.weights), f"in {settings.dtype}, {loaded}"),
+        (
+            "  activations",
+            format_bytes(fixed.activations + fixed.logits),
+            f"at most, in a step of {settings.max_num_batched_tokens:,} tokens, logits included",
+        ),
+        ("  tables", format_bytes(fixed.tables), "token ids, block tables, positions"),
+        ("  process", format_bytes(fixed.runtime), "interpreter and libraries"),
+        (
+            "  KV cache",
+            format_bytes(memory.kv_cache),
+            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}, taken from "
+            "the system as they fill",
+        ),
+        ("  total", format_bytes(memory.total), _budget_words(plan)),
+        (
+            "concurrency",
+            f"{memory.max_concurrency:.2f}x",
+            f"sequences of {settings.max_model_len:,} tokens at once",
+        ),
+    ]
+
+
+def _budget_words(plan: Resolved) -> str:
+    memory = plan.memory
+    if memory.budget is None:
+        return "the machine does not say how much is free"
+    return (
+        f"of {format_bytes(memory.budget)} that may be used; {format_bytes(memory.free)} are free"
+    )

@@ -1,0 +1,197 @@
+"""From what the user set to what the engine uses: every open value is chosen, with a reason.
+
+Pure: the same settings, model and machine give the same answer, and nothing is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.config.checkpoint import Checkpoint
+from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.memory_plan import MemoryPlan, weight_bytes
+from quire.config.model_spec import DTYPE_BYTES, ModelSpec
+from quire.config.pool_size import PoolSizing
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.platform import Platform
+
+__all__ = ["Decision", "Resolved", "ResolvedSettings", "resolve"]
+
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
+
+SEQS_PER_CORE = 32
+"""Rows at which a CPU core's matrix kernels reach their peak; more rows only wait longer."""
+
+MIN_SEQS, MAX_SEQS = 16, 256
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
+CORE_FLOPS = 80e9
+"""Order of what one core reaches in a matrix product, multiplications and additions per second."""
+
+_NATIVE_FLOAT16 = ("avx512_fp16", "amx_fp16", "asimdhp")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the start-up report."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """`EngineSettings` with nothing left open. attention_backend None: the best that serves."""
+
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    depth: int
+    scheduling_policy: str
+    seed: int
+    attention_backend: str | None
+    num_threads: int
+    load_format: str
+    skip_tokenizer_init: bool
+    generation_config: str
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """All that start-up needs to know. spec: with the dtype in which the engine computes."""
+
+    settings: ResolvedSettings
+    spec: ModelSpec
+    layout: KVLayout
+    memory: MemoryPlan
+    decisions: tuple[Decision, ...]
+
+
+def resolve(
+    settings: EngineSettings, spec: ModelSpec, checkpoint: Checkpoint | None, platform: Platform
+) -> Resolved:
+    """Choose what is open and check that all of it fits together and into memory.
+
+    checkpoint: headers of the weight files; None when weights are made up (load_format="dummy").
+    Raises ConfigError when it cannot fit, naming the largest value that would.
+    """
+    dtype, dtype_reason = _choose_dtype(settings, spec, platform)
+    spec = replace(spec, dtype=dtype)
+    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    num_seqs, seqs_reason = _choose_seqs(settings, platform)
+    step_tokens, tokens_reason = _choose_step_tokens(settings, spec, platform, num_seqs)
+    threads = settings.num_threads or platform.cpu.num_cores
+    layout = KVLayout(
+        groups=group_layers(spec.windows),
+        block_size=block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype_bytes=DTYPE_BYTES[kv_dtype],
+    )
+    sizing = PoolSizing(
+        settings,
+        spec,
+        layout,
+        weights=weight_bytes(spec, checkpoint),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=step_tokens,
+        free_bytes=platform.free_bytes,
+    )
+    context, context_reason = sizing.choose_context()
+    num_blocks, blocks_reason = sizing.choose_blocks(context)
+    decisions = (
+        Decision("dtype", dtype, dtype_reason),
+        _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
+        Decision("max_model_len", f"{context:,}", context_reason),
+        Decision("max_num_seqs", f"{num_seqs:,}", seqs_reason),
+        Decision("max_num_batched_tokens", f"{step_tokens:,}", tokens_reason),
+        _decided(
+            "block_size",
+            str(block_size),
+            settings.block_size is not None,
+            "little of a last block is wasted",
+        ),
+        Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
+        _decided(
+            "num_threads", str(threads), settings.num_threads is not None, "one per usable core"
+        ),
+    )
+    resolved = ResolvedSettings(
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        max_model_len=context,
+        block_size=block_size,
+        num_kv_blocks=num_blocks,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=step_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        depth=settings.depth,
+        scheduling_policy=settings.scheduling_policy,
+        seed=settings.seed,
+        attention_backend=settings.attention_backend,
+        num_threads=threads,
+        load_format=settings.load_format,
+        skip_tokenizer_init=settings.skip_tokenizer_init,
+        generation_config=settings.generation_config,
+        quiet=settings.quiet,
+    )
+    return Resolved(resolved, spec, layout, sizing.plan(context, num_blocks), decisions)
+
+
+def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:
+    return Decision(name, value, "as asked" if asked else reason)
+
+
+def _choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> tuple[str, str]:
+    """The dtype of the computation and why."""
+    if settings.dtype != "auto":
+        return settings.dtype, "as asked"
+    if (
+        spec.dtype == "float16"
+        and platform.device == "cpu"
+        and not any(platform.cpu.has(feature) for feature in _NATIVE_FLOAT16)
+    ):
+        return "bfloat16", "the checkpoint's float16 has no instructions on this CPU; as small"
+    return spec.dtype, "as in the checkpoint"
+
+
+def _choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
+    """max_num_seqs and why. Every running sequence must get a token in every step, so there are
+    never more of them than tokens in a step."""
+    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if seqs is not None and tokens is not None and tokens < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}, so not every "
+            "sequence could get a token in a step. Raise the first or lower the second."
+        )
+    if seqs is not None:
+        return seqs, "as asked"
+    seqs = min(MAX_SEQS, max(MIN_SEQS, SEQS_PER_CORE * platform.cpu.num_cores))
+    if tokens is not None and tokens < seqs:
+        return tokens, "one for each of max_num_batched_tokens"
+    return seqs, f"more rows at once would only slow each other on {platform.cpu.num_cores} cores"
+
+
+def _choose_step_tokens(
+    settings: EngineSettings, spec: ModelSpec, platform: Platform, max_num_seqs: int
+) -> tuple[int, str]:
+    """max_num_batched_tokens and why: the power of two that takes this CPU about a second, so that
+    a long prompt does not keep the other requests waiting for long."""
+    if settings.max_num_batched_tokens is not None:
+        return settings.max_num_batched_tokens, "as asked"
+    per_second = platform.cpu.num_cores * CORE_FLOPS / (2 * spec.num_parameters)
+    tokens = MIN_STEP_TOKENS
+    while tokens < MAX_STEP_TOKENS and tokens * 2 <= per_second:
+        tokens *= 2
+    if tokens < max_num_seqs:
+        return max_num_seqs, "one for each of max_num_seqs"
+    return tokens, "short steps, so that a long prompt holds nobody up"

@@ -1,0 +1,173 @@
+"""Reads every spelling of rotary settings into `RopeSpec`.
+
+transformers 5 writes `rope_parameters` (flat, or one object per layer type); older files have
+`rope_theta` with `rope_scaling`, whose type is under `rope_type` or `type`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from quire.config.hf import RawConfig
+from quire.config.model_spec import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
+from quire.errors import ConfigError
+
+__all__ = ["extended_context", "read_ropes"]
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+DEFAULT_THETA = 10000.0
+
+
+def read_ropes(
+    raw: RawConfig, layer_types: Sequence[str], head_dim: int, max_positions: int
+) -> tuple[RopeSpec, ...]:
+    """The rope of each layer. `layer_types`: per layer, the key of a nested `rope_parameters`.
+
+    Raises ConfigError for an unknown type or an inconsistent value.
+    """
+    section = raw.section("rope_parameters") or raw.section("rope_scaling")
+    by_type: dict[str, RopeSpec] = {}
+    for kind in dict.fromkeys(layer_types):
+        nested = section.section(kind) if section is not None else None
+        if nested is None and section is not None and _is_nested(section, layer_types):
+            raise ConfigError(f"{section.source}: no entry for layer type {kind!r}; add one")
+        by_type[kind] = _read_rope(raw, nested or section, head_dim, max_positions)
+    return tuple(by_type[kind] for kind in layer_types)
+
+
+def extended_context(rope: RopeSpec, max_positions: int) -> int:
+    """Longest context in tokens: `max_position_embeddings`, stretched where the file gives the
+    trained length and the factor separately (linear, dynamic, YaRN)."""
+    match rope.scaling:
+        case LinearScaling(factor) | DynamicNTKScaling(factor, _):
+            return int(max_positions * factor)
+        case YarnScaling(factor, original):
+            return max(max_positions, int(original * factor))
+        case _:
+            return max_positions
+
+
+def _is_nested(section: RawConfig, layer_types: Sequence[str]) -> bool:
+    return any(section.section(kind) is not None for kind in set(layer_types))
+
+
+def _read_rope(
+    raw: RawConfig, section: RawConfig | None, head_dim: int, max_positions: int
+) -> RopeSpec:
+    here = section or raw
+    theta = raw.read(float, "rope_theta", default=DEFAULT_THETA)
+    theta = here.read(float, "rope_theta", default=theta)
+    partial = raw.read(float, "partial_rotary_factor", default=1.0)
+    partial = here.read(float, "partial_rotary_factor", default=partial)
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise ConfigError(
+            f"{here.source}: partial_rotary_factor={partial} of head_dim={head_dim} rotates "
+            f"{rotary_dim} elements; it must be an even number from 2 to head_dim"
+        )
+    if theta <= 0:
+        raise ConfigError(f"{here.source}: rope_theta={theta} must be positive")
+    if section is None:
+        return RopeSpec(rotary_dim, theta)
+    return RopeSpec(rotary_dim, theta, _read_scaling(raw, section, rotary_dim, max_positions))
+
+
+def _read_scaling(
+    raw: RawConfig, section: RawConfig, rotary_dim: int, max_positions: int
+) -> RopeScaling | None:
+    kind = section.read_choice(ROPE_TYPES, "rope_type", "type", default="default")
+    # Phi-3 states the trained length beside the section; that one wins, as in transformers.
+    here = raw if raw.has("original_max_position_embeddings") else section
+    original = here.read_size("original_max_position_embeddings", default=max_positions)
+    match kind:
+        case "linear":
+            return LinearScaling(_read_factor(section))
+        case "dynamic":
+            if rotary_dim == 2:
+                raise ConfigError(
+                    f"{section.source}: dynamic rope needs more than 2 rotary elements"
+                )
+            return DynamicNTKScaling(_read_factor(section), max_positions)
+        case "llama3":
+            return Llama3Scaling(
+                factor=_read_factor(section),
+                low_freq_factor=section.read(float, "low_freq_factor"),
+                high_freq_factor=section.read(float, "high_freq_factor"),
+                original_max_positions=original,
+            )
+        case "yarn":
+            return _read_yarn(section, original, max_positions)
+        case "longrope" | "su":
+            return _read_longrope(section, original, rotary_dim, max_positions)
+        case _:
+            return None
+
+
+def _read_factor(section: RawConfig, default: float | None = None) -> float:
+    if default is not None and not section.has("factor"):
+        return default
+    factor = section.read(float, "factor")
+    if factor < 1.0:
+        raise ConfigError(f"{section.source}: factor={factor} must be at least 1")
+    return factor
+
+
+def _read_yarn(section: RawConfig, original: int, max_positions: int) -> YarnScaling:
+    factor = _read_factor(section, default=max_positions / original)
+    mscale = section.read(float, "mscale", default=0.0)
+    mscale_all_dim = section.read(float, "mscale_all_dim", default=0.0)
+    attention_factor = section.read_optional(float, "attention_factor")
+    if attention_factor is None:
+        attention_factor = _yarn_temperature(factor, 1.0)
+        if mscale and mscale_all_dim:
+            attention_factor = _yarn_temperature(factor, mscale)
+            attention_factor /= _yarn_temperature(factor, mscale_all_dim)
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=attention_factor,
+        beta_fast=section.read(float, "beta_fast", default=32.0),
+        beta_slow=section.read(float, "beta_slow", default=1.0),
+        truncate=section.read(bool, "truncate", default=True),
+    )
+
+
+def _yarn_temperature(factor: float, mscale: float) -> float:
+    """sqrt(1/t) of YaRN, equation 22; `mscale` weighs the logarithm (DeepSeek-V2)."""
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _read_longrope(
+    section: RawConfig, original: int, rotary_dim: int, max_positions: int
+) -> LongRopeScaling:
+    factors: dict[str, tuple[float, ...]] = {}
+    for key in ("short_factor", "long_factor"):
+        values = section.read_list(float, key)
+        if values is None or len(values) != rotary_dim // 2:
+            found = "nothing" if values is None else f"{len(values)} numbers"
+            raise ConfigError(
+                f"{section.source}: {key} holds {found}; "
+                f"longrope needs rotary_dim / 2 = {rotary_dim // 2} numbers"
+            )
+        factors[key] = values
+    factor = _read_factor(section, default=max_positions / original)
+    attention_factor = section.read_optional(float, "attention_factor")
+    if attention_factor is None:
+        # LongRoPE, section 3.3; as in the Phi-3 release
+        stretch = math.log(factor) / math.log(original) if factor > 1.0 else 0.0
+        attention_factor = math.sqrt(1.0 + stretch)
+    return LongRopeScaling(
+        short_factor=factors["short_factor"],
+        long_factor=factors["long_factor"],
+        original_max_positions=original,
+        attention_factor=attention_factor,
+    )

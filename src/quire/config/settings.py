@@ -1,0 +1,253 @@
+"""What a user may set about an engine. Each setting has an effect; unset ones are chosen by
+`quire.config.resolve` from the model and the machine, and the choice is printed with its reason.
+
+The one table here feeds `LLM(**settings)`, the command-line flags and their help.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, cast
+
+from quire.errors import ConfigError
+
+__all__ = [
+    "ALIASES",
+    "COMPUTE_DTYPES",
+    "FOREIGN",
+    "EngineSettings",
+    "parse_bytes",
+    "parse_count",
+    "setting_fields",
+]
+
+COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
+
+ALIASES: Mapping[str, str] = {
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "num_gpu_blocks_override": "num_kv_blocks",
+}
+"""Names that vLLM users know, and what they are called here."""
+
+FOREIGN: Mapping[str, str] = {
+    "trust_remote_code": "code from a checkpoint is never run",
+    "enforce_eager": "nothing is compiled or captured at start-up",
+    "enable_chunked_prefill": "long prompts are always computed in chunks",
+    "swap_space": "preempted requests are computed again, not swapped",
+    "tokenizer_mode": "there is one kind of tokenizer",
+    "async_scheduling": "depth=2 steps are in flight unless you set another depth",
+}
+"""Settings of vLLM that have no counterpart, and why none is needed."""
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_BYTE_UNITS: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kb", "mb", "gb", "tb"))},
+    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("kib", "mib", "gib", "tib"))},
+    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("k", "m", "g", "t"))},
+}
+_COUNT_UNITS: Mapping[str, int] = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+
+
+def _setting(default: Any, text: str, **rules: Any) -> Any:
+    """A field with its help and its rules: choices, low, high, advice, kind (bytes or count)."""
+    return field(default=default, metadata={"help": text, **rules})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Settings as the user gave them; None and "auto" leave the choice to `resolve`.
+
+    Construction checks each value on its own and raises ConfigError naming the setting, the value
+    and what it may be. Use `from_options` for values that may be unknown, aliased or written as
+    text ("4GiB", "32k").
+    """
+
+    model: str | None = _setting(
+        None, "folder of a checkpoint or Hugging Face id; the bundled demonstration model if unset"
+    )
+    tokenizer: str | None = _setting(None, "folder or id of the tokenizer, if not the model's")
+    revision: str | None = _setting(None, "branch, tag or commit of a Hugging Face id")
+    download_dir: str | None = _setting(None, "where fetched checkpoints are kept")
+    load_format: str = _setting(
+        "auto",
+        "where weights come from; dummy: random numbers, no file is read",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    dtype: str = _setting(
+        "auto",
+        "dtype of weights and activations; auto: the checkpoint's, if the machine computes in it",
+        choices=("auto", *COMPUTE_DTYPES),
+    )
+    kv_cache_dtype: str = _setting(
+        "auto", "dtype of the KV cache; auto: that of the model", choices=("auto", *COMPUTE_DTYPES)
+    )
+    max_model_len: int | None = _setting(
+        None,
+        "longest sequence, prompt and output; auto: what the model claims and the memory holds",
+        kind="count",
+        low=2,
+    )
+    block_size: int | None = _setting(None, "tokens per KV block (16)", low=1, high=4096)
+    kv_cache_memory: int | None = _setting(
+        None, "memory of the KV cache, such as 4GiB", kind="bytes", low=1
+    )
+    memory_utilization: float | None = _setting(
+        None, "share of the free memory that the engine may use in all, weights included"
+    )
+    num_kv_blocks: int | None = _setting(
+        None, "number of KV blocks, in place of kv_cache_memory", low=1
+    )
+    max_num_seqs: int | None = _setting(None, "sequences that compute in one step", low=1)
+    max_num_batched_tokens: int | None = _setting(
+        None, "tokens that compute in one step; a longer prompt takes several", kind="count", low=1
+    )
+    enable_prefix_caching: bool = _setting(
+        True, "keep the KV of finished prompts for later ones that start the same"
+    )
+    depth: int = _setting(
+        2, "steps in flight; 1 plans a step when the last is done", low=1, high=16
+    )
+    scheduling_policy: str = _setting("fcfs", "who goes first", choices=("fcfs",))
+    seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
+    attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
+    num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
+    skip_tokenizer_init: bool = _setting(
+        False, "load no tokenizer: prompts and outputs are token ids"
+    )
+    generation_config: str = _setting(
+        "auto",
+        "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",
+        choices=("auto", "none"),
+    )
+    quiet: bool = _setting(False, "print no plan and no progress at start-up")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check(item, getattr(self, item.name))
+        share = self.memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            raise _invalid("memory_utilization", share, "a share above 0 and at most 1")
+        sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
+        if len(sized) == 2:
+            raise ConfigError(
+                f"kv_cache_memory={self.kv_cache_memory} and num_kv_blocks={self.num_kv_blocks} "
+                "both size the KV cache; give one of them"
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> EngineSettings:
+        """Settings by name, as `LLM` and the command line take them.
+
+        vLLM's names in `ALIASES` are accepted, sizes may be text, and None means unset.
+        Raises ConfigError for a name that does not exist, with the nearest one that does.
+        """
+        known = {item.name: item for item in fields(cls)}
+        chosen: dict[str, Any] = {}
+        for given, value in options.items():
+            name = ALIASES.get(given, given)
+            if name not in known:
+                raise _unknown(given, value, known)
+            if name in chosen:
+                raise ConfigError(
+                    f"{given}={value!r} and {name}={chosen[name]!r} are one setting; give it once"
+                )
+            if value is not None:
+                chosen[name] = _normalised(known[name], value)
+        return cls(**chosen)
+
+
+def setting_fields() -> tuple[Field[Any], ...]:
+    """The settings in order. `metadata`: help, and where they apply choices, kind, low, high."""
+    return fields(EngineSettings)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "4GiB", "512 MB", "2g" (as GiB) or "1000". Raises ValueError."""
+    return _scaled(text, text.lower(), _BYTE_UNITS)
+
+
+def parse_count(text: str) -> int:
+    """A count such as "4096", "32k" (32,000) or "32K" (32,768). Raises ValueError."""
+    return _scaled(text, text, _COUNT_UNITS)
+
+
+def _scaled(text: str, spelled: str, units: Mapping[str, int]) -> int:
+    match = _SIZE.fullmatch(spelled)
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is not a number with one of the units {', '.join(units)}")
+    return (
+        int(float(match[1]) * units[match[2]])
+        if "." in match[1]
+        else (int(match[1]) * units[match[2]])
+    )
+
+
+def _normalised(item: Field[Any], value: object) -> object:
+    """Text to numbers, and other spellings of one value to one."""
+    kind = item.metadata.get("kind")
+    if item.name == "max_model_len" and value in (-1, "-1", "auto"):
+        return None
+    if item.name == "generation_config" and value == "vllm":
+        return "none"
+    if isinstance(value, str) and kind is not None:
+        try:
+            return parse_bytes(value) if kind == "bytes" else parse_count(value)
+        except ValueError:
+            example = "4GiB" if kind == "bytes" else "4096 or 32k"
+            raise _invalid(item.name, value, f"a number such as {example}") from None
+    if item.name == "memory_utilization" and isinstance(value, int):
+        return value if isinstance(value, bool) else float(value)
+    if item.name in ("model", "tokenizer", "download_dir") and hasattr(value, "__fspath__"):
+        return str(value)
+    return value
+
+
+def _check(item: Field[Any], value: object) -> None:
+    """One value against its field: type, choices, bounds."""
+    rules, name = item.metadata, item.name
+    if value is None and item.default is None:
+        return
+    wanted = cast("str", item.type).split(" | ")[0]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+        "int": number and isinstance(value, int),
+        "float": number and math.isfinite(cast("float", value)),
+    }[wanted]
+    if not fits:
+        kinds = {"str": "text", "bool": "True or False", "int": "an integer", "float": "a number"}
+        raise _invalid(name, value, kinds[wanted])
+    choices = rules.get("choices")
+    if choices is not None and value not in choices:
+        raise _invalid(name, value, f"one of: {', '.join(choices)}")
+    low, high = rules.get("low", -math.inf), rules.get("high", 2**63 - 1)
+    if wanted == "int" and not low <= cast("int", value) <= high:
+        raise _invalid(
+            name,
+            value,
+            f"an integer from {low} to {high}"
+            if "high" in rules
+            else (f"an integer of at least {low}"),
+        )
+
+
+def _invalid(name: str, value: object, allowed: str) -> ConfigError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return ConfigError(f"Setting {name} cannot be {shown}. Give {allowed}.")
+
+
+def _unknown(name: str, value: object, known: Mapping[str, object]) -> ConfigError:
+    if name in FOREIGN:
+        return ConfigError(f"Setting {name}={value!r} does not exist: {FOREIGN[name]}. Remove it.")
+    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.5)
+    advice = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(sorted(known))}."
+    return ConfigError(f"There is no setting {name} (given as {value!r}). {advice}")

@@ -1,0 +1,37 @@
+"""From settings to a plan, reading no more of a checkpoint than its headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config.checkpoint import read_checkpoint
+from quire.config.families import read_model_spec
+from quire.config.hub import resolve_model_folder
+from quire.config.resolve import Resolved, resolve
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.platform import Platform
+
+__all__ = ["StartupPlan", "plan_startup"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPlan:
+    """folder: of the checkpoint, on this machine."""
+
+    folder: Path
+    resolved: Resolved
+
+
+def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
+    """Find the model, read what it says about itself and resolve the settings.
+
+    Raises ConfigError: no model named, not found, unsupported, broken, or larger than the machine.
+    """
+    if settings.model is None:
+        raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
+    folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    spec = read_model_spec(folder)
+    checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
+    return StartupPlan(folder, resolve(settings, spec, checkpoint, platform))

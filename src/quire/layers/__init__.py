@@ -1,0 +1,26 @@
+"""Layers: what model files are made of. Each constructor takes exactly what it uses."""
+
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding, LMHead
+from quire.layers.factory import LayerFactory
+from quire.layers.linear import Linear, MergedLinear
+from quire.layers.mlp import MLP, GatedMLP
+from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.rotary import RotaryEmbedding
+from quire.layers.weights import LayerWeights, WeightedLayer
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Embedding",
+    "GatedMLP",
+    "LMHead",
+    "LayerFactory",
+    "LayerNorm",
+    "LayerWeights",
+    "Linear",
+    "MergedLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "WeightedLayer",
+]

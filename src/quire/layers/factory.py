@@ -1,0 +1,136 @@
+"""Makes layers, so that a model file names only what a layer is, never how it is computed.
+
+Operations, dtype and device are fixed here for the whole model; weight formats and the share of
+a tensor-parallel rank will be decided here too, with no change to any model file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from quire.attention import AttentionBackend
+from quire.config.model_spec import RopeSpec
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding, LMHead
+from quire.layers.linear import Linear, MergedLinear
+from quire.layers.mlp import MLP, GatedMLP
+from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.rotary import RotaryEmbedding
+from quire.ops import OpSet
+
+__all__ = ["LayerFactory"]
+
+
+class LayerFactory:
+    """max_positions: positions that a sequence may reach, the length of the rope tables."""
+
+    def __init__(
+        self,
+        ops: OpSet,
+        attention: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_positions: int,
+    ) -> None:
+        self._ops = ops
+        self._backend = attention
+        self._dtype, self._device = dtype, device
+        self._max_positions = max_positions
+        self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
+
+    def linear(
+        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
+    ) -> Linear:
+        return Linear(
+            self._ops,
+            in_features,
+            out_features,
+            self._dtype,
+            self._device,
+            bias=bias,
+            transposed=transposed,
+        )
+
+    def merged_linear(
+        self, in_features: int, parts: Mapping[str, int], *, bias: bool
+    ) -> MergedLinear:
+        return MergedLinear(self._ops, in_features, parts, self._dtype, self._device, bias=bias)
+
+    def qkv_linear(
+        self, in_features: int, heads: tuple[int, int, int], *, bias: bool
+    ) -> MergedLinear:
+        """Parts "q", "k", "v". heads: number of query heads, of kv heads, and head_dim."""
+        num_heads, num_kv_heads, head_dim = heads
+        kv_size = num_kv_heads * head_dim
+        parts = {"q": num_heads * head_dim, "k": kv_size, "v": kv_size}
+        return self.merged_linear(in_features, parts, bias=bias)
+
+    def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
+        return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
+
+    def lm_head(self, vocab_size: int, size: int, *, tied: Embedding | None) -> LMHead:
+        return LMHead(self._ops, vocab_size, size, self._dtype, self._device, tied=tied)
+
+    def rms_norm(self, size: int, eps: float) -> RMSNorm:
+        return RMSNorm(self._ops, size, eps, self._dtype, self._device)
+
+    def layer_norm(self, size: int, eps: float, *, affine: bool = True) -> LayerNorm:
+        return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine)
+
+    def attention(
+        self,
+        layer: int,
+        heads: tuple[int, int, int],
+        *,
+        scale: float | None = None,
+        rope: RopeSpec | None = None,
+        qk_norm_eps: float | None = None,
+    ) -> Attention:
+        """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms."""
+        head_dim = heads[2]
+        norms = (
+            ()
+            if qk_norm_eps is None
+            else (
+                self.rms_norm(head_dim, qk_norm_eps),
+                self.rms_norm(head_dim, qk_norm_eps),
+            )
+        )
+        return Attention(
+            self._ops,
+            self._backend,
+            layer,
+            heads,
+            head_dim**-0.5 if scale is None else scale,
+            None if rope is None else self._rotary(rope),
+            *norms,
+        )
+
+    def gated_mlp(
+        self, size: int, inner_size: int, activation: str, *, bias: bool = False
+    ) -> GatedMLP:
+        gate_up = self.merged_linear(size, {"gate": inner_size, "up": inner_size}, bias=bias)
+        return GatedMLP(self._ops, gate_up, self.linear(inner_size, size, bias=bias), activation)
+
+    def mlp(
+        self,
+        size: int,
+        inner_size: int,
+        activation: str,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> MLP:
+        up = self.linear(size, inner_size, bias=bias, transposed=transposed)
+        down = self.linear(inner_size, size, bias=bias, transposed=transposed)
+        return MLP(self._ops, up, down, activation)
+
+    def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
+        """Layers of one kind share one pair of tables."""
+        if rope not in self._rotaries:
+            self._rotaries[rope] = RotaryEmbedding(
+                self._ops, rope, self._max_positions, self._device
+            )
+        return self._rotaries[rope]

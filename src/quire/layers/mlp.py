@@ -1,0 +1,42 @@
+"""Feed-forward networks."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.layers.linear import Linear, MergedLinear
+from quire.ops import OpSet
+
+__all__ = ["MLP", "GatedMLP"]
+
+
+class GatedMLP:
+    """down(act(gate(x)) · up(x)); x [T, E] → [T, E] (Shazeer 2020, equation 6).
+
+    gate_up: parts "gate" and "up", in this order.
+    """
+
+    def __init__(self, ops: OpSet, gate_up: MergedLinear, down: Linear, activation: str) -> None:
+        self._silu_and_mul = ops.silu_and_mul
+        self._activation = ops.activation
+        self._kind = activation
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate_up = self.gate_up(x)
+        if self._kind == "silu":
+            return self.down(self._silu_and_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.down(self._activation(gate, self._kind) * up)
+
+
+class MLP:
+    """down(act(up(x))); x [T, E] → [T, E]."""
+
+    def __init__(self, ops: OpSet, up: Linear, down: Linear, activation: str) -> None:
+        self._activation = ops.activation
+        self._kind = activation
+        self.up, self.down = up, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self._activation(self.up(x), self._kind))

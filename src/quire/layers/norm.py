@@ -1,0 +1,67 @@
+"""Normalisation, alone or after adding to the residual stream."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.layers.weights import DenseWeights
+from quire.ops import OpSet
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class RMSNorm:
+    """Root mean square norm over the last dimension, [..., N] → [..., N]."""
+
+    def __init__(
+        self, ops: OpSet, size: int, eps: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._norm = ops.rms_norm
+        self._add_norm = ops.add_rms_norm
+        self._eps = eps
+        self.weight = torch.empty((size,), dtype=dtype, device=device)
+        self.weights = DenseWeights({"weight": self.weight})
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._norm(x, self.weight, self._eps)
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and that sum; without a residual the sum is x."""
+        if residual is None:
+            return self(x), x
+        return self._add_norm(x, residual, self.weight, self._eps)
+
+
+class LayerNorm:
+    """Layer norm over the last dimension, [..., N] → [..., N]. affine: has weight and bias."""
+
+    def __init__(
+        self,
+        ops: OpSet,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        affine: bool = True,
+    ) -> None:
+        self._norm = ops.layer_norm
+        self._eps = eps
+        self.weight = self.bias = None
+        self.weights = DenseWeights({})
+        if affine:
+            self.weight = torch.empty((size,), dtype=dtype, device=device)
+            self.bias = torch.empty((size,), dtype=dtype, device=device)
+            self.weights = DenseWeights({"weight": self.weight, "bias": self.bias})
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._norm(x, self.weight, self.bias, self._eps)
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and that sum; without a residual the sum is x."""
+        total = x if residual is None else x + residual
+        return self(total), total

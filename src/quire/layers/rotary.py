@@ -1,0 +1,127 @@
+"""Rotary position embedding: tables of cos and sin by position, for every kind of scaling.
+
+Frequencies are computed in float32 in the order of the published implementations, because the
+models were trained with that rounding. A table depends on the position alone, never on the batch
+or the length of a sequence, so that K written once stays right.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from quire.config.model_spec import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
+from quire.ops import OpSet
+
+__all__ = ["RotaryEmbedding", "rope_tables"]
+
+
+class RotaryEmbedding:
+    """Rotates q and k in place by their positions (Su et al. 2021, section 3.4.2).
+
+    max_positions: rows of the tables; a position must be below it.
+    """
+
+    def __init__(
+        self, ops: OpSet, rope: RopeSpec, max_positions: int, device: torch.device
+    ) -> None:
+        self._rope = ops.rope
+        cos, sin = rope_tables(rope, max_positions)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
+        """q [T, H, D], k [T, K, D], positions int64 [T]."""
+        self._rope(q, k, positions, self._cos, self._sin)
+
+
+def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [max_positions, rotary_dim / 2].
+
+    Dynamic NTK: position p uses the base of a sequence of length p + 1, which is what
+    `transformers` uses when it decodes one token at a time, at any length; within the trained
+    length it is plain rope. LongRoPE: the long factors if max_positions exceeds the trained
+    length, for every position, else the short ones; a sequence never mixes the two.
+    """
+    positions = torch.arange(max_positions, dtype=torch.float32)
+    attention_factor = 1.0
+    match rope.scaling:
+        case None:
+            frequencies = _frequencies(rope)
+        case LinearScaling(factor):
+            frequencies = _frequencies(rope) / factor
+        case DynamicNTKScaling() as scaling:
+            frequencies = _dynamic_ntk(rope, scaling, positions)
+        case Llama3Scaling() as scaling:
+            frequencies = _llama3(rope, scaling)
+        case YarnScaling() as scaling:
+            frequencies = _yarn(rope, scaling)
+            attention_factor = scaling.attention_factor
+        case LongRopeScaling() as scaling:
+            is_long = max_positions > scaling.original_max_positions
+            divisors = torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
+            frequencies = 1.0 / (divisors * rope.theta ** _exponents(rope))
+            attention_factor = scaling.attention_factor
+    angles = positions[:, None] * frequencies
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
+
+
+def _exponents(rope: RopeSpec) -> torch.Tensor:
+    """2i / R for the pairs i of the R rotated elements, [R/2]."""
+    return torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+
+
+def _frequencies(rope: RopeSpec) -> torch.Tensor:
+    """theta^(-2i/R), radians per position, [R/2]."""
+    return 1.0 / (rope.theta ** _exponents(rope))
+
+
+def _dynamic_ntk(
+    rope: RopeSpec, scaling: DynamicNTKScaling, positions: torch.Tensor
+) -> torch.Tensor:
+    """Frequencies by position, [P, R/2]: the base grows with the length beyond the trained one."""
+    length = (positions + 1).clamp(min=scaling.original_max_positions)
+    stretch = scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
+    power = rope.rotary_dim / (rope.rotary_dim - 2)
+    base = rope.theta * stretch**power
+    return 1.0 / (base[:, None] ** _exponents(rope))
+
+
+def _llama3(rope: RopeSpec, scaling: Llama3Scaling) -> torch.Tensor:
+    """Wavelengths beyond the trained length / low_freq_factor are stretched by the factor, those
+    below the trained length / high_freq_factor are kept, and between them a linear blend."""
+    frequencies = _frequencies(rope)
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+
+
+def _yarn(rope: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
+    """YaRN, section 3.2: pairs that turn more than beta_fast times within the trained length are
+    kept, those below beta_slow are interpolated, and between them a linear ramp."""
+    frequencies = _frequencies(rope)
+    first, last = (
+        _pair_that_turns(rope, scaling.original_max_positions, turns)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.rotary_dim - 1)
+    width = last - first or 0.001  # as in the published code: a ramp of no width is a step
+    pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    interpolate = ((pairs - first) / width).clamp(0.0, 1.0)
+    return frequencies / scaling.factor * interpolate + frequencies * (1 - interpolate)
+
+
+def _pair_that_turns(rope: RopeSpec, length: int, turns: float) -> float:
+    """Index of the pair that makes `turns` full turns within `length` positions."""
+    period = length / (turns * 2 * math.pi)
+    return rope.rotary_dim * math.log(period) / (2 * math.log(rope.theta))

@@ -1,0 +1,17 @@
+"""Models: one file per family, named by the architecture in config.json."""
+
+from quire.models.causal_lm import CausalLM, ModelFactory
+from quire.models.loader import LoadFormat, load_model
+from quire.models.registry import ARCHITECTURES, find_model
+from quire.models.weight_map import WeightMap, WeightTarget
+
+__all__ = [
+    "ARCHITECTURES",
+    "CausalLM",
+    "LoadFormat",
+    "ModelFactory",
+    "WeightMap",
+    "WeightTarget",
+    "find_model",
+    "load_model",
+]

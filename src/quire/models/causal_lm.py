@@ -1,0 +1,35 @@
+"""What a model is to the rest of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from quire.attention import StepInputs
+from quire.config import ModelSpec
+from quire.layers import LayerFactory
+from quire.models.weight_map import WeightMap
+
+__all__ = ["CausalLM", "ModelFactory"]
+
+
+class CausalLM(Protocol):
+    """A decoder over one flat batch of tokens."""
+
+    @property
+    def weight_map(self) -> WeightMap: ...
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """token_ids [T], positions int64 [T] → hidden [T, E], after the final norm."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden rows [N, E] → float32 [N, V]."""
+        ...
+
+
+ModelFactory = Callable[[ModelSpec, LayerFactory], CausalLM]

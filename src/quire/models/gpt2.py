@@ -1,0 +1,94 @@
+"""GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+
+Differs from Llama: learned positions, LayerNorm, biases everywhere, a plain MLP with GELU, q, k, v
+merged on disk, and weights stored [in, out].
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention import StepInputs
+from quire.config import ModelSpec
+from quire.config.model_spec import GPT2Traits
+from quire.layers import LayerFactory
+from quire.models.weight_map import WeightMap
+
+__all__ = ["GPT2Model"]
+
+WEIGHTS = WeightMap(
+    prefix="transformer.",
+    outer={"wte": "embed", "wpe": "embed_positions", "ln_f": "norm"},
+    blocks="h.{}.",
+    block={
+        "ln_1": "attention_norm",
+        "attn.c_attn": "qkv",
+        "attn.c_proj": "output",
+        "ln_2": "mlp_norm",
+        "mlp.c_fc": "mlp.up",
+        "mlp.c_proj": "mlp.down",
+    },
+    embedding="transformer.wte.weight",
+    ignored=(r"\.attn\.(masked_)?bias$",),
+)
+
+
+class GPT2Block:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the sums are done by the norms."""
+
+    def __init__(self, spec: ModelSpec, scale: float, layer: int, make: LayerFactory) -> None:
+        size, eps = spec.hidden_size, spec.norm_eps
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self.attention_norm = make.layer_norm(size, eps)
+        self.qkv = make.linear(size, 3 * size, bias=True, transposed=True)
+        self.attention = make.attention(layer, heads, scale=scale)
+        self.output = make.linear(size, size, bias=True, transposed=True)
+        self.mlp_norm = make.layer_norm(size, eps)
+        self.mlp = make.mlp(
+            size, spec.intermediate_size, spec.activation, bias=True, transposed=True
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: StepInputs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        x, residual = self.attention_norm.add(x, residual)
+        x = self.output(self.attention(self.qkv(x), positions, step))
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class GPT2Model:
+    """`CausalLM` of GPT-2."""
+
+    weight_map = WEIGHTS
+
+    def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
+        traits = spec.traits
+        assert isinstance(traits, GPT2Traits)
+        self.embed = make.embedding(spec.vocab_size, spec.hidden_size)
+        self.embed_positions = make.embedding(spec.max_context, spec.hidden_size)
+        self.blocks = [
+            GPT2Block(spec, scale, layer, make)
+            for layer, scale in enumerate(traits.attention_scales)
+        ]
+        self.norm = make.layer_norm(spec.hidden_size, spec.norm_eps)
+        tied = self.embed if spec.tie_word_embeddings else None
+        self.lm_head = make.lm_head(spec.vocab_size, spec.hidden_size, tied=tied)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """token_ids [T], positions [T] → hidden [T, E]."""
+        x, residual = self.embed(token_ids) + self.embed_positions(positions), None
+        for block in self.blocks:
+            x, residual = block(x, residual, positions, step)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, E] → float32 [N, V]."""
+        return self.lm_head(hidden)

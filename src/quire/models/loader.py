@@ -1,0 +1,167 @@
+"""From a checkpoint folder to a model in memory, tensor by tensor.
+
+All names and shapes are checked against the files' headers before the first byte of a weight is
+read, so a wrong checkpoint fails at once and not after minutes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+
+from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
+from quire.errors import ConfigError
+from quire.layers import LayerFactory
+from quire.models.causal_lm import CausalLM
+from quire.models.dummy import dummy_weights
+from quire.models.progress import track
+from quire.models.registry import find_model
+from quire.models.weight_map import WeightMap, WeightTarget
+
+__all__ = ["LoadFormat", "load_model"]
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+MAX_NAMES = 5
+COMPARE_BYTES = 1 << 24
+PROGRESS_LABEL = "Loading safetensors checkpoint shards"
+
+
+def load_model(
+    spec: ModelSpec,
+    folder: Path,
+    factory: LayerFactory,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: bool = True,
+) -> CausalLM:
+    """Build the model of `spec` and fill it.
+
+    load_format: "auto" and "safetensors" read the folder's files; "dummy" fills with random
+    numbers from `seed` and reads no weight file. progress: tell on stderr how far it has come.
+    Raises ConfigError: unknown architecture or format, broken or missing file, tensors that are
+    missing, unexpected or of a wrong shape.
+    """
+    if load_format not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(f"load_format={load_format!r}: use auto, safetensors or dummy")
+    create = find_model(spec.architecture)
+    if load_format == "dummy":
+        model = create(spec, factory)
+        targets = model.weight_map.targets(model)
+        _fill(targets.values(), dummy_weights(targets, getattr(torch, spec.dtype), seed))
+        return model
+    checkpoint = read_checkpoint(folder)
+    model = create(spec, factory)
+    tensors = _canonical_names(checkpoint, model)
+    if spec.tie_word_embeddings and _has_own_head(tensors, model.weight_map):
+        model = create(replace(spec, tie_word_embeddings=False), factory)
+    plan = _match(tensors, model, folder)
+    _fill((target for _, target in plan), _read(plan, checkpoint.files, progress))
+    return model
+
+
+def _canonical_names(checkpoint: Checkpoint, model: CausalLM) -> dict[str, TensorInfo]:
+    """The checkpoint's tensors under the names that the model's map uses, without buffers."""
+    names = model.weight_map
+    known = {names.head: None, **dict.fromkeys(names.targets(model))}
+    return {
+        names.canonical(name, known): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if not names.is_ignored(name)
+    }
+
+
+def _has_own_head(tensors: Mapping[str, TensorInfo], names: WeightMap) -> bool:
+    """Whether a head that config.json calls tied is stored and differs from the embedding: then
+    the flag is wrong and the stored head is right, as `transformers` 5 decides too."""
+    embedding, head = tensors.get(names.embedding), tensors.get(names.head)
+    if embedding is None or head is None:
+        return False
+    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape):
+        return True
+    with embedding.file.open("rb") as left, head.file.open("rb") as right:
+        left.seek(embedding.start)
+        right.seek(head.start)
+        for start in range(0, head.num_bytes, COMPARE_BYTES):
+            size = min(COMPARE_BYTES, head.num_bytes - start)
+            if left.read(size) != right.read(size):
+                return True
+    return False
+
+
+def _match(
+    tensors: Mapping[str, TensorInfo], model: CausalLM, folder: Path
+) -> list[tuple[TensorInfo, WeightTarget]]:
+    """Pairs of what is on disk and where it goes. Raises ConfigError unless they fit exactly."""
+    names, targets = model.weight_map, model.weight_map.targets(model)
+    found = dict(tensors)
+    if names.head not in targets:
+        head = found.pop(names.head, None)
+        if head is not None:
+            found.setdefault(names.embedding, head)
+    missing = [name for name in targets if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{folder}: {_listed(missing, 'tensor')} missing from the weight files; "
+            "fetch the checkpoint again, or correct config.json"
+        )
+    unexpected = [name for name in found if name not in targets]
+    if unexpected:
+        raise ConfigError(
+            f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but config.json "
+            "describes a model without; correct config.json, or use the matching files"
+        )
+    for name, target in targets.items():
+        tensor = found[name]
+        if tensor.shape != target.shape:
+            raise ConfigError(
+                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but config.json "
+                f"asks for {list(target.shape)}; correct config.json, or use the matching files"
+            )
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise ConfigError(
+                f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}; "
+                f"use weights in one of {', '.join(FLOAT_DTYPES)}"
+            )
+    return [(found[name], target) for name, target in targets.items()]
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    """ "2 tensors ('a', 'b') are", with at most MAX_NAMES names."""
+    shown = ", ".join(repr(name) for name in names[:MAX_NAMES])
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    if len(names) == 1:
+        return f"1 {noun} ({shown}) is"
+    return f"{len(names)} {noun}s ({shown}{more}) are"
+
+
+def _read(
+    plan: Iterable[tuple[TensorInfo, WeightTarget]], files: Sequence[Path], progress: bool
+) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
+    """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
+    by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
+    for tensor, target in plan:
+        by_file[tensor.file].append((tensor, target))
+    for file in track(files, PROGRESS_LABEL, shown=progress):
+        with safe_open(file, framework="pt") as opened:
+            for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
+                yield target, opened.get_tensor(tensor.name)
+
+
+def _fill(
+    targets: Iterable[WeightTarget], weights: Iterable[tuple[WeightTarget, torch.Tensor]]
+) -> None:
+    """Give every layer its parts, and tell it when it has them all."""
+    remaining = Counter(id(target.weights) for target in targets)
+    for target, tensor in weights:
+        target.weights.load(target.part, tensor)
+        remaining[id(target.weights)] -= 1
+        if remaining[id(target.weights)] == 0:
+            target.weights.finish()

@@ -1,0 +1,111 @@
+"""OPT (Zhang et al. 2022, arXiv:2205.01068).
+
+Differs from Llama: learned positions (ids start at 2), LayerNorm, biases everywhere, a plain MLP
+with ReLU. OPT-350m alone norms after each sublayer, has no final norm, and embeds in a narrower
+space with projections in and out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention import StepInputs
+from quire.config import ModelSpec
+from quire.config.model_spec import OPTTraits
+from quire.layers import LayerFactory
+from quire.models.weight_map import WeightMap
+
+__all__ = ["OPTModel"]
+
+POSITION_OFFSET = 2
+
+WEIGHTS = WeightMap(
+    prefix="model.",
+    outer={
+        "decoder.embed_tokens": "embed",
+        "decoder.embed_positions": "embed_positions",
+        "decoder.project_in": "project_in",
+        "decoder.project_out": "project_out",
+        "decoder.final_layer_norm": "norm",
+    },
+    blocks="decoder.layers.{}.",
+    block={
+        "self_attn_layer_norm": "attention_norm",
+        "self_attn.q_proj": "qkv:q",
+        "self_attn.k_proj": "qkv:k",
+        "self_attn.v_proj": "qkv:v",
+        "self_attn.out_proj": "output",
+        "final_layer_norm": "mlp_norm",
+        "fc1": "mlp.up",
+        "fc2": "mlp.down",
+    },
+    embedding="model.decoder.embed_tokens.weight",
+)
+
+
+class OPTBlock:
+    """x + attention(norm(x)), then x + mlp(norm(x)); or the norms after the sums."""
+
+    def __init__(self, spec: ModelSpec, traits: OPTTraits, layer: int, make: LayerFactory) -> None:
+        size, bias = spec.hidden_size, traits.bias
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._norm_before = traits.norm_before
+        self.attention_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
+        self.qkv = make.qkv_linear(size, heads, bias=bias)
+        self.attention = make.attention(layer, heads)
+        self.output = make.linear(size, size, bias=bias)
+        self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
+        self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=bias)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        """x [T, E] → [T, E]."""
+        if self._norm_before:
+            x = x + self._attend(self.attention_norm(x), positions, step)
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm(x + self._attend(x, positions, step))
+        return self.mlp_norm(x + self.mlp(x))
+
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        return self.output(self.attention(self.qkv(x), positions, step))
+
+
+class OPTModel:
+    """`CausalLM` of OPT."""
+
+    weight_map = WEIGHTS
+
+    def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
+        traits = spec.traits
+        assert isinstance(traits, OPTTraits)
+        size, embed_size = spec.hidden_size, traits.embed_size
+        narrow = embed_size != size
+        self.embed = make.embedding(spec.vocab_size, embed_size)
+        self.embed_positions = make.embedding(
+            spec.max_context + POSITION_OFFSET, size, offset=POSITION_OFFSET
+        )
+        self.project_in = make.linear(embed_size, size, bias=False) if narrow else None
+        self.blocks = [OPTBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
+        self.norm = (
+            make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
+            if traits.final_norm
+            else None
+        )
+        self.project_out = make.linear(size, embed_size, bias=False) if narrow else None
+        tied = self.embed if spec.tie_word_embeddings else None
+        self.lm_head = make.lm_head(spec.vocab_size, embed_size, tied=tied)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """token_ids [T], positions [T] → hidden [T, E]."""
+        x = self.embed(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x = x + self.embed_positions(positions)
+        for block in self.blocks:
+            x = block(x, positions, step)
+        return x if self.norm is None else self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, E] → float32 [N, V]."""
+        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden))

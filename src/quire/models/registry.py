@@ -1,0 +1,42 @@
+"""Architecture name to model class, imported only when asked for.
+
+A third party adds an architecture with an entry point of the group `quire.models` that names a
+`ModelFactory`, next to one of the group `quire.model_specs` that reads its config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from quire.errors import ConfigError
+from quire.models.causal_lm import ModelFactory
+
+__all__ = ["ARCHITECTURES", "find_model"]
+
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
+        "LlamaForCausalLM": "quire.models.llama:LlamaModel",
+        "LLaMAForCausalLM": "quire.models.llama:LlamaModel",
+        "MistralForCausalLM": "quire.models.llama:LlamaModel",
+        "OPTForCausalLM": "quire.models.opt:OPTModel",
+        "Qwen2ForCausalLM": "quire.models.llama:LlamaModel",
+        "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",
+    }
+)
+
+
+def find_model(architecture: str) -> ModelFactory:
+    """What makes the model. Raises ConfigError listing the supported names for an unknown one."""
+    place = ARCHITECTURES.get(architecture)
+    if place is not None:
+        module, _, name = place.partition(":")
+        return getattr(import_module(module), name)
+    third_party = {point.name: point for point in entry_points(group="quire.models")}
+    if architecture in third_party:
+        return third_party[architecture].load()
+    known = ", ".join(sorted({*ARCHITECTURES, *third_party}))
+    raise ConfigError(f"architecture {architecture!r} is not supported; quire serves {known}")

@@ -1,0 +1,76 @@
+"""Names of a checkpoint's tensors as data, and where each tensor goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from quire.layers import LayerWeights, WeightedLayer
+
+__all__ = ["WeightMap", "WeightTarget"]
+
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of a model saved from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """Part of a layer's weights that takes one checkpoint tensor. shape: expected on disk."""
+
+    weights: LayerWeights
+    part: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """Checkpoint names of one model family.
+
+    prefix: of everything but the head; some checkpoints leave it out. outer, block: the layer's
+    name on disk to its place in the model or block object, "attribute.attribute", and ":part" if
+    it is one part of a merged layer. blocks: the name of a block on disk, with its index as {}.
+    embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
+    tensors that are not weights.
+    """
+
+    prefix: str
+    outer: Mapping[str, str]
+    blocks: str
+    block: Mapping[str, str]
+    embedding: str
+    head: str = "lm_head.weight"
+    ignored: tuple[str, ...] = ()
+
+    def targets(self, model: object) -> dict[str, WeightTarget]:
+        """Every tensor that `model` needs, by its full name on disk."""
+        blocks: Sequence[object] = attrgetter("blocks")(model)
+        found = dict(_targets(self.prefix, self.outer, model))
+        for index, block in enumerate(blocks):
+            found.update(_targets(self.prefix + self.blocks.format(index), self.block, block))
+        found.update(_targets("", {self.head.removesuffix(".weight"): "lm_head"}, model))
+        return found
+
+    def canonical(self, name: str, known: Mapping[str, object]) -> str:
+        """The name in `known` that the tensor `name` of a file stands for, else `name`."""
+        plain = name.replace(COMPILED, "")
+        return plain if plain in known or self.prefix + plain not in known else self.prefix + plain
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether the tensor is a buffer that old versions saved, not a weight."""
+        return any(re.search(pattern, name) for pattern in self.ignored)
+
+
+def _targets(
+    prefix: str, names: Mapping[str, str], owner: object
+) -> Iterator[tuple[str, WeightTarget]]:
+    for on_disk, place in names.items():
+        path, _, merged = place.partition(":")
+        layer: WeightedLayer | None = attrgetter(path)(owner)
+        if layer is None:
+            continue
+        for part, shape in layer.weights.shapes().items():
+            owner_part, _, kind = part.rpartition(".")
+            if owner_part == merged:
+                yield f"{prefix}{on_disk}.{kind}", WeightTarget(layer.weights, part, shape)

@@ -1,0 +1,30 @@
+"""Text to tokens and back: tokenizer, chat template, detokenizer, stop strings.
+
+Light to import: `tokenizers` and `jinja2` are loaded when a model folder is.
+"""
+
+from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
+from quire.rendering.chat_template import RESERVED_KWARGS, ChatTemplate
+from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.output import OutputRenderer, TextDelta
+from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
+from quire.rendering.request import RequestRenderer
+from quire.rendering.stop import StopDelta, StopMatcher
+from quire.rendering.tokenizer import Tokenizer
+
+__all__ = [
+    "RESERVED_KWARGS",
+    "AssemblerUpdate",
+    "ChatTemplate",
+    "IncrementalDetokenizer",
+    "OutputAssembler",
+    "OutputRenderer",
+    "Prompt",
+    "RenderedPrompt",
+    "Renderer",
+    "RequestRenderer",
+    "StopDelta",
+    "StopMatcher",
+    "TextDelta",
+    "Tokenizer",
+]

@@ -1,0 +1,350 @@
+"""Chat templates: messages to the text of a prompt, as transformers' `apply_chat_template`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from quire.errors import ConfigError, RequestError
+from quire.rendering.folder import read_chat_templates
+from quire.rendering.messages import (
+    REASONING_FIELDS,
+    ArgumentsForm,
+    ContentForm,
+    Message,
+    fit_messages,
+    plain_data,
+    plain_messages,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from quire.rendering.template_sandbox import ChatEnvironment, TemplateLimits
+
+# What a request may not set through `chat_template_kwargs`: the arguments of `render` itself, and
+# the options of `apply_chat_template` that would change what the caller gets back.
+RESERVED_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "namespace",
+        "padding",
+        "raise_exception",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "strftime_now",
+        "template_name",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+# The trailing space shows whether the template trims the end of the message.
+_END_MARK = "\ue000quire end of message\ue001 "
+_LONGEST_QUOTE = 500
+_PROBE = "quireprobe"
+_PRINTED_WHOLE = ("'type'", '"type": "text"', f"{{'{_PROBE}'")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    template: "jinja2.Template"
+    source: str
+    content: ContentForm
+    arguments: ArgumentsForm
+
+
+class ChatTemplate:
+    """The chat templates of one model, compiled and ready; safe to share between threads.
+
+    `templates` maps names to sources; the main one is `default`, and one called `tool_use` serves
+    requests with tools. `special_tokens` are the variables `bos_token`, `eos_token`, ...
+    Raises ConfigError for a template with a syntax error.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str] | str,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        limits: "TemplateLimits | None" = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        from quire.rendering.template_sandbox import ChatEnvironment, TemplateLimits
+
+        sources = {"default": templates} if isinstance(templates, str) else dict(templates)
+        if not sources:
+            raise ConfigError(
+                "A ChatTemplate needs at least one template, got none. "
+                "Pass the text of a Jinja template."
+            )
+        self._special_tokens = dict(special_tokens or {})
+        self._environment = ChatEnvironment(limits or TemplateLimits(), now)
+        self._probe_limits = TemplateLimits(max_steps=50_000, max_seconds=0.5)
+        self._compiled = {name: self._compile(name, text) for name, text in sources.items()}
+
+    @classmethod
+    def from_folder(
+        cls, path: str | Path, special_tokens: Mapping[str, str] | None = None
+    ) -> "ChatTemplate | None":
+        """The templates of a model folder, None when it has none."""
+        templates = read_chat_templates(path)
+        return cls(templates, special_tokens) if templates else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the templates."""
+        return tuple(self._compiled)
+
+    def content_form(self, template_name: str = "default") -> ContentForm:
+        """What the template accepts as `content` of a message."""
+        return self._compiled[template_name].content
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        template_name: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        `continue_final_message` leaves the last message open; a string names the field to
+        continue. Further `kwargs` are variables for the template (`enable_thinking`, ...); those
+        it does not know have no effect. Raises RequestError when an argument is refused, or when
+        the template itself refuses the conversation (with the template's own words).
+        """
+        self.check_kwargs(kwargs)
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` are both true. Set "
+                "`add_generation_prompt` to false to continue the last message."
+            )
+        chosen = self._choose(template_name, bool(tools))
+        chat = fit_messages(plain_messages(messages), chosen.content, chosen.arguments)
+        last_text = ""
+        if continue_final_message:
+            field = continue_final_message if isinstance(continue_final_message, str) else "content"
+            last_text = _mark_end(chat, field, chosen.source)
+        variables = {
+            **self._special_tokens,
+            **plain_data(kwargs),
+            "messages": chat,
+            "tools": _plain_list("tools", tools),
+            "documents": _plain_list("documents", documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _run(self._environment, chosen.template, variables)
+        return _cut_at_mark(text, last_text) if continue_final_message else text
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """RequestError when a request sets a variable that is the engine's to set."""
+        for name in kwargs:
+            if name in RESERVED_KWARGS or name in self._special_tokens or not name.isidentifier():
+                raise RequestError(
+                    f"`chat_template_kwargs` may not set {name!r}, which the engine sets itself. "
+                    "Remove it, or use the request field of that name if there is one."
+                )
+
+    def _compile(self, name: str, source: str) -> _Compiled:
+        import jinja2
+
+        try:
+            template = self._environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            where = "" if line is None else f" in line {line}"
+            raise ConfigError(
+                f"The chat template {name!r} has an error{where}: {error}. Correct the template, "
+                "or give another with --chat-template."
+            ) from error
+        probe = _Probe(self._environment, template, self._special_tokens, self._probe_limits)
+        return _Compiled(template, source, probe.content_form(), probe.arguments_form())
+
+    def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
+        if name is None:
+            name = "tool_use" if has_tools and "tool_use" in self._compiled else "default"
+        chosen = self._compiled.get(name)
+        if chosen is None:
+            raise RequestError(
+                f"There is no chat template named {name!r}. "
+                f"This model has: {', '.join(sorted(self._compiled))}."
+            )
+        return chosen
+
+
+class _Probe:
+    """Finds out by small renders which forms a template accepts. A template that fails both ways
+    (it wants another conversation than the probe) counts as one that takes text and objects."""
+
+    def __init__(
+        self,
+        environment: "ChatEnvironment",
+        template: "jinja2.Template",
+        special_tokens: Mapping[str, str],
+        limits: "TemplateLimits",
+    ) -> None:
+        self._environment = environment
+        self._template = template
+        self._special_tokens = special_tokens
+        self._limits = limits
+        self._gave_up = False
+
+    def content_form(self) -> ContentForm:
+        """Whether `content` may be text, a list of parts, or both."""
+        text = self._shows({"role": "user", "content": _PROBE})
+        parts = self._shows({"role": "user", "content": [{"type": "text", "text": _PROBE}]})
+        if parts:
+            return "either" if text else "parts"
+        return "string"
+
+    def arguments_form(self) -> ArgumentsForm:
+        """Whether `arguments` of a tool call may be an object, its JSON text, or both."""
+        as_object = self._shows_call({_PROBE: 1})
+        as_text = self._shows_call('{"' + _PROBE + '": 1}')
+        if as_object:
+            return "either" if as_text else "object"
+        return "string" if as_text else "either"
+
+    def _shows_call(self, arguments: object) -> bool:
+        function = {"name": "call", "arguments": arguments}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        user = {"role": "user", "content": "question"}
+        forms: list[Message] = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        return any(self._shows(user, message) for message in forms)
+
+    def _shows(self, *messages: Message) -> bool:
+        if self._gave_up:
+            return False
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+        }
+        try:
+            text = _run(self._environment, self._template, variables, self._limits)
+        except RequestError as error:
+            from quire.rendering.template_sandbox import TemplateLimitError
+
+            self._gave_up = isinstance(error.__cause__, TemplateLimitError)
+            return False
+        # A value printed as a whole shows Python's quotes or its own keys; a form that the
+        # template knows does not.
+        return _PROBE in text and not any(sign in text for sign in _PRINTED_WHOLE)
+
+
+def _run(
+    environment: "ChatEnvironment",
+    template: "jinja2.Template",
+    variables: Mapping[str, Any],
+    limits: "TemplateLimits | None" = None,
+) -> str:
+    """Render; whatever goes wrong inside the template is the request's failure alone."""
+    import jinja2
+
+    try:
+        return environment.render(template, variables, limits)
+    except jinja2.UndefinedError as error:
+        raise RequestError(
+            f"The chat template of this model needs something that the request lacks: "
+            f"{_clipped(error)}. Check the fields of the messages."
+        ) from error
+    except jinja2.TemplateError as error:
+        raise RequestError(
+            f"The chat template of this model refused the conversation: {_clipped(error)}"
+        ) from error
+    except RecursionError as error:
+        raise RequestError(
+            "The chat template of this model went too deep (RecursionError). "
+            "Send messages and tools that are nested less."
+        ) from error
+    # Templates are code: any exception can come out of one, and it must not leave the request.
+    except Exception as error:
+        raise RequestError(
+            f"The chat template of this model failed: {type(error).__name__}: {_clipped(error)}. "
+            "Check the types of the fields of the messages and tools."
+        ) from error
+
+
+def _clipped(error: Exception) -> str:
+    """The words of `error`; a template can put a whole conversation into them."""
+    text = str(error)
+    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+
+
+def _plain_list(name: str, values: Sequence[Any] | None) -> list[Any] | None:
+    if not values:
+        return None
+    data = [plain_data(value) for value in values]
+    for index, value in enumerate(data):
+        if not isinstance(value, dict):
+            raise RequestError(
+                f"`{name}[{index}]` is a {type(values[index]).__name__}. It must be an object."
+            )
+    return data
+
+
+def _mark_end(chat: list[Message], field: str, source: str) -> str:
+    """Put the end mark into the last message; returns the text that the mark follows."""
+    last = chat[-1]
+    value: Any = last.get(field)
+    if value is None:
+        raise RequestError(
+            f"`continue_final_message` is set, but the last message has no {field!r} to continue. "
+            "Add it, or turn `continue_final_message` off."
+        )
+    names = [field]
+    if field in REASONING_FIELDS:
+        names = [name for name in REASONING_FIELDS if last.get(name) == value]
+    if not any(name in source for name in names):
+        raise RequestError(
+            f"`continue_final_message` names {field!r}, which the chat template of this model "
+            "does not read. Continue `content` instead."
+        )
+    if isinstance(value, list):
+        for part in reversed(cast("list[Any]", value)):
+            fields = cast("Message", part) if isinstance(part, dict) else {}
+            if isinstance(fields.get("text"), str):
+                text: str = fields["text"]
+                fields["text"] = text + _END_MARK
+                return text
+        raise RequestError(
+            "`continue_final_message` is set, but the last message has no text part to continue. "
+            "Add one, or turn `continue_final_message` off."
+        )
+    for name in names:
+        last[name] = f"{value}{_END_MARK}"
+    return str(value)
+
+
+def _cut_at_mark(text: str, last_text: str) -> str:
+    mark = _END_MARK.strip()
+    start = text.rfind(mark)
+    if start < 0 or last_text.strip() not in text:
+        raise RequestError(
+            "`continue_final_message` is set, but the chat template of this model changes or "
+            "drops the last message, so there is nothing to continue. Turn it off."
+        )
+    kept = text[:start]
+    # A template that trims the message took the mark's space too; so would it trim the text's own.
+    return kept if text.startswith(_END_MARK, start) else kept.rstrip()

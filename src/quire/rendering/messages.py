@@ -1,0 +1,162 @@
+"""Chat messages, brought to the plain form that chat templates expect."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from quire.errors import RequestError
+
+Message = dict[str, Any]
+ContentForm = Literal["string", "parts", "either"]
+"""What a template accepts as `content`: text, a list of typed parts, or both."""
+ArgumentsForm = Literal["object", "string", "either"]
+"""What a template accepts as `arguments` of a tool call: an object, its JSON text, or both."""
+
+# Names for a message's reasoning, the standard one first. Templates of gpt-oss read `thinking`.
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_TEXT_PART_TYPES = ("text", "input_text", "output_text")
+
+
+def plain_data(value: Any) -> Any:
+    """A copy of `value` made of JSON types only, so that a template can call nothing on it.
+
+    Objects with `model_dump` (pydantic) and dataclasses become dicts; anything else, such as an
+    image, becomes a text that names its type: templates only ask whether it is there.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return _base_value(kind, value)
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        return {plain_data(key): plain_data(item) for key, item in mapping.items()}
+    if isinstance(value, list):
+        return [plain_data(item) for item in cast("list[Any]", value)]
+    if isinstance(value, tuple):
+        return tuple(plain_data(item) for item in cast("tuple[Any, ...]", value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: plain_data(getattr(value, item.name)) for item in dataclasses.fields(value)
+        }
+    dump = getattr(value, "model_dump", None)
+    return plain_data(dump()) if callable(dump) else f"<{type(value).__name__}>"
+
+
+def plain_messages(messages: Sequence[Any]) -> list[Message]:
+    """Checked copies of `messages`: dicts with a string `role`, without None values, reasoning
+    under all of its names. RequestError when there are none or one has another form."""
+    if isinstance(messages, str | Mapping) or not messages:
+        raise RequestError(
+            f"`messages` is {_short(messages)}. "
+            'It must be a list of at least one {"role": ..., "content": ...}.'
+        )
+    found: list[Message] = []
+    for index, value in enumerate(messages):
+        data = plain_data(value)
+        if not isinstance(data, dict) or not isinstance(cast("Message", data).get("role"), str):
+            raise RequestError(
+                f"Message {index} is {_short(value)}. "
+                'Each message must be an object with a string "role".'
+            )
+        message = {key: item for key, item in cast("Message", data).items() if item is not None}
+        found.append(_with_reasoning_names(message))
+    return found
+
+
+def fit_messages(
+    messages: list[Message], content: ContentForm, arguments: ArgumentsForm
+) -> list[Message]:
+    """`messages` with contents and tool-call arguments in the form that the template accepts."""
+    return [
+        _fit_message(message, index, content, arguments) for index, message in enumerate(messages)
+    ]
+
+
+def _fit_message(
+    message: Message, index: int, content_form: ContentForm, arguments_form: ArgumentsForm
+) -> Message:
+    fitted = dict(message)
+    content = message.get("content")
+    if isinstance(content, str) and content_form == "parts":
+        fitted["content"] = [{"type": "text", "text": content}]
+    elif isinstance(content, list):
+        parts = [_normal_part(part) for part in cast("list[Any]", content)]
+        fitted["content"] = parts if content_form != "string" else _joined_text(parts, index)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        fitted["tool_calls"] = [
+            _fit_call(call, arguments_form) for call in cast("list[Any]", calls)
+        ]
+    return fitted
+
+
+def _normal_part(part: Any) -> Any:
+    """Strings and the text parts of other APIs as {"type": "text", "text": ...}."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+    if fields.get("type", "text") in _TEXT_PART_TYPES and isinstance(fields.get("text"), str):
+        return {**fields, "type": "text"}
+    return cast("Any", part)
+
+
+def _joined_text(parts: list[Any], index: int) -> str:
+    texts: list[str] = []
+    for part in parts:
+        fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+        if fields.get("type") != "text":
+            raise RequestError(
+                f"Message {index} has a content part of type {_short(fields.get('type', part))}, "
+                "but the chat template of this model takes text only. Send text parts."
+            )
+        texts.append(fields["text"])
+    return "\n".join(texts)
+
+
+def _fit_call(call: Any, form: ArgumentsForm) -> Any:
+    """OpenAI clients send arguments as JSON text; most templates want the object."""
+    if not isinstance(call, dict):
+        return call
+    fields = cast("dict[str, Any]", call)
+    function = fields.get("function")
+    if isinstance(function, dict):
+        return {**fields, "function": _fit_call(function, form)}
+    arguments = fields.get("arguments")
+    if isinstance(arguments, str) and form != "string":
+        parsed = _json_object(arguments)
+        return fields if parsed is None else {**fields, "arguments": parsed}
+    if isinstance(arguments, dict) and form == "string":
+        return {**fields, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return fields
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    """The object that `text` spells; an empty text is an empty object; None for anything else."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _with_reasoning_names(message: Message) -> Message:
+    reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _base_value(kind: type, value: Any) -> Any:
+    """`value` of a subclass (an enum, say) as a plain str, int or float."""
+    if kind is str:
+        return str.__str__(value)
+    return int.__int__(value) if kind is int else float.__float__(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

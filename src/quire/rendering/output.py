@@ -1,0 +1,124 @@
+"""The text of one output sequence: detokenizing, stop strings, and which tokens are kept."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.errors import RequestError
+from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.stop import StopMatcher
+
+
+class TextDelta(NamedTuple):
+    """What `OutputRenderer.append` adds.
+
+    `stopped` is the stop string that ended the sequence. `num_tokens_kept` counts the tokens of
+    this call that belong to the output: all, or up to and including the one that completed the
+    stop string.
+    """
+
+    text: str
+    stopped: str | None
+    num_tokens_kept: int
+
+
+class OutputRenderer:
+    """Text of one sequence, token by token.
+
+    `detokenizer` None (an engine without tokenizer) renders every output as empty text. As in
+    vLLM, `min_tokens` exempts the first so many tokens from stop strings: the token that completes
+    a stop string is at the earliest number `min_tokens + 1`.
+    """
+
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer | None,
+        stop: Iterable[str] = (),
+        *,
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        stops = tuple(stop)
+        if detokenizer is None and stops:
+            raise RequestError(
+                f"`stop` has {len(stops)} strings, but the engine runs without a tokenizer and "
+                "cannot see text. Use `stop_token_ids`, or start without skip_tokenizer_init."
+            )
+        self._detokenizer = detokenizer
+        self._has_stops = bool(stops)
+        self._matcher = StopMatcher(stops, include_stop_str_in_output)
+        self._includes_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept so far."""
+        return self._num_tokens
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the sequence."""
+        return self._matcher.matched
+
+    def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> TextDelta:
+        """Take new tokens and return the text that is certain now.
+
+        With `ends_with_stop_token` the last token is one of the request's stop tokens: it is kept
+        as a token, and its text is left out unless the stop is to be included in the output.
+        """
+        if self.stopped is not None:
+            return TextDelta("", self.stopped, 0)
+        if self._detokenizer is None:
+            self._num_tokens += len(token_ids)
+            return TextDelta("", None, len(token_ids))
+        visible = token_ids
+        if ends_with_stop_token and not self._includes_stop:
+            visible = token_ids[:-1]
+        if not self._has_stops:
+            text, num_kept = self._detokenizer.append(visible), len(token_ids)
+        else:
+            text, num_kept = self._append_checked(self._detokenizer, visible)
+            if self.stopped is None:
+                num_kept = len(token_ids)
+        self._num_tokens += num_kept
+        return TextDelta(self._keep(text), self.stopped, num_kept)
+
+    def finish(self) -> str:
+        """The text still held, once no token follows. A stop string may match in it (`stopped`)."""
+        if self._detokenizer is None or self.stopped is not None:
+            return ""
+        rest = self._matcher.append(
+            self._detokenizer.finish(), check=self._num_tokens > self._min_tokens
+        )
+        return self._keep(rest.text + self._matcher.finish())
+
+    def _append_checked(
+        self, detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]
+    ) -> tuple[str, int]:
+        """Text released, and the number of tokens up to the one that completed a stop string."""
+        parts: list[str] = []
+        num_before = self._num_tokens
+        for num_taken, token_id in enumerate(token_ids, start=1):
+            delta = detokenizer.append((token_id,))
+            if not delta:
+                continue
+            text, stop = self._matcher.append(
+                delta, check=num_before + num_taken > self._min_tokens
+            )
+            parts.append(text)
+            if stop is not None:
+                return "".join(parts), num_taken
+        return "".join(parts), len(token_ids)
+
+    def _keep(self, text: str) -> str:
+        if text:
+            self._parts.append(text)
+        return text

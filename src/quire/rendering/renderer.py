@@ -1,0 +1,271 @@
+"""The front door of the room: prompts and conversations to token ids, tokens to text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from quire.errors import ConfigError, RequestError
+from quire.rendering.chat_template import ChatTemplate
+from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.folder import require_folder
+from quire.rendering.output import OutputRenderer
+from quire.rendering.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """Token ids for the engine, with the text they came from (None when ids were given)."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+class Renderer:
+    """Everything about text for one model; safe to share between threads.
+
+    `tokenizer` None is an engine without tokenizer: only token ids go in, and outputs have no
+    text. `vocab_size` is the number of embeddings of the model, which bounds the token ids that a
+    request may send; None takes the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        if vocab_size is None and tokenizer is None:
+            raise ConfigError(
+                "A Renderer without tokenizer got no vocab_size, so it cannot check token ids. "
+                "Pass the vocab_size of the model."
+            )
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        vocab_size: int | None = None,
+        skip_tokenizer_init: bool = False,
+        chat_template: str | Path | None = None,
+    ) -> "Renderer":
+        """Load tokenizer and chat template of a model folder.
+
+        `chat_template` replaces the model's own: a path, or the text of a template. Raises
+        ConfigError when a file is missing or broken.
+        """
+        folder = require_folder(path)
+        if skip_tokenizer_init:
+            return cls(None, None, vocab_size)
+        tokenizer = Tokenizer.from_folder(folder)
+        special = tokenizer.special_tokens
+        if chat_template is None:
+            template = ChatTemplate.from_folder(folder, special)
+        else:
+            template = ChatTemplate(_template_text(chat_template), special)
+        return cls(tokenizer, template, vocab_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, None when the engine runs without."""
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template, None when the model has none."""
+        return self._chat_template
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of requests lie below this."""
+        return self._vocab_size
+
+    def render_prompt(self, prompt: Prompt, add_special_tokens: bool = True) -> RenderedPrompt:
+        """Token ids of one prompt.
+
+        Raises RequestError for an empty prompt, a token id outside the vocabulary, text without a
+        tokenizer, or a prompt of another form.
+        """
+        text: Any = None
+        token_ids: Any = prompt
+        if isinstance(prompt, Mapping):
+            text, token_ids = _prompt_fields(prompt)
+        elif isinstance(prompt, str):
+            text, token_ids = prompt, None
+        if token_ids is not None:
+            return RenderedPrompt(self._checked_ids(token_ids), text)
+        if not isinstance(text, str):
+            raise RequestError(
+                f"The prompt is {_short(text)}. Send a string or a list of token ids."
+            )
+        found = self._require_tokenizer("a text prompt").encode(text, add_special_tokens)
+        if not found:
+            raise RequestError(
+                f"The prompt {_short(text)} has no tokens. Send at least one character."
+            )
+        return RenderedPrompt(self._within_vocabulary(found), text)
+
+    def render_chat(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template: ChatTemplate | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> RenderedPrompt:
+        """Token ids of a conversation.
+
+        Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
+        the model's for this call. Raises RequestError as `ChatTemplate.render` does, and when
+        there is no template or no tokenizer.
+        """
+        tokenizer = self._require_tokenizer("a chat")
+        template = chat_template or self._chat_template
+        if template is None:
+            raise RequestError(
+                "This model has no chat template, so messages cannot be turned into a prompt. "
+                "Use completions, or start with --chat-template FILE."
+            )
+        variables = dict(chat_template_kwargs or {})
+        template.check_kwargs(variables)
+        text = template.render(
+            messages, tools, documents, add_generation_prompt, continue_final_message, **variables
+        )
+        token_ids = tokenizer.encode(text, add_special_tokens)
+        if not token_ids:
+            raise RequestError(
+                "The chat template made an empty prompt of these messages. "
+                "Send a message with content."
+            )
+        return RenderedPrompt(self._within_vocabulary(token_ids), text)
+
+    def request_template(self, source: str) -> ChatTemplate:
+        """The chat template that a request brought itself; RequestError when it is broken.
+
+        It runs in the sandbox, but it is a stranger's code: let only trusted clients send one.
+        """
+        special = self._require_tokenizer("a chat template").special_tokens
+        try:
+            return ChatTemplate(source, special)
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
+
+    def count(self, prompt: Prompt, add_special_tokens: bool = True) -> int:
+        """Number of tokens of a prompt; RequestError as in `render_prompt`."""
+        return len(self.render_prompt(prompt, add_special_tokens).token_ids)
+
+    def output(
+        self,
+        prompt_token_ids: Sequence[int] = (),
+        stop: Iterable[str] = (),
+        *,
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        detokenize: bool = True,
+    ) -> OutputRenderer:
+        """A renderer for one output sequence that continues `prompt_token_ids`."""
+        detokenizer = None
+        if detokenize and self._tokenizer is not None:
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+                prompt_token_ids=prompt_token_ids,
+            )
+        return OutputRenderer(
+            detokenizer,
+            stop,
+            include_stop_str_in_output=include_stop_str_in_output,
+            min_tokens=min_tokens,
+        )
+
+    def _require_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(
+                f"The request has {what}, but the engine runs without a tokenizer "
+                "(skip_tokenizer_init). Send prompt_token_ids."
+            )
+        return self._tokenizer
+
+    def _checked_ids(self, values: Any) -> list[int]:
+        """A list of ints within the vocabulary; numpy integers are taken, booleans are not."""
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise RequestError(
+                f"The token ids of the prompt are {_short(cast('object', values))}. "
+                "Send a list of integers."
+            )
+        items = list(cast("Iterable[Any]", values))
+        if not items:
+            raise RequestError("The prompt has no tokens. Send at least one token id.")
+        if set(map(type, items)) != {int}:
+            items = [_as_token_id(value, index) for index, value in enumerate(items)]
+        return self._within_vocabulary(cast("list[int]", items))
+
+    def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
+        if min(token_ids) >= 0 and max(token_ids) < self._vocab_size:
+            return token_ids
+        index, token_id = next(
+            (index, token_id)
+            for index, token_id in enumerate(token_ids)
+            if not 0 <= token_id < self._vocab_size
+        )
+        raise RequestError(
+            f"Token id {token_id} at index {index} of the prompt is outside the vocabulary of "
+            f"{self._vocab_size} tokens. Send ids from 0 to {self._vocab_size - 1}."
+        )
+
+
+def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
+    unknown = sorted(set(prompt) - _PROMPT_KEYS, key=str)
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if unknown or (text is None and token_ids is None):
+        problem = f"the unknown key {unknown[0]!r}" if unknown else "neither of its two keys"
+        raise RequestError(
+            f'The prompt object has {problem}. Send {{"prompt": text}} or '
+            '{"prompt_token_ids": [ids]}.'
+        )
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f'"prompt" is {_short(text)}. It must be a string.')
+    return text, token_ids
+
+
+def _as_token_id(value: Any, index: int) -> int:
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return int(value.__index__())
+    raise RequestError(
+        f"The token id at index {index} of the prompt is {_short(value)}. It must be an integer."
+    )
+
+
+def _template_text(source: str | Path) -> str:
+    """Text that has template syntax is a template itself, anything else is the path of one."""
+    if isinstance(source, str) and ("{{" in source or "{%" in source or "\n" in source):
+        return source
+    path = Path(source)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The chat template {str(path)!r} cannot be read ({error}). "
+            "Give the path of a UTF-8 file, or the template itself."
+        ) from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,73 @@
+"""From a rendered prompt and its parameters to what the engine core takes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from quire.protocol.request import EngineRequest
+from quire.protocol.sampling_params import SamplingParams, check_vocabulary
+from quire.rendering.renderer import RenderedPrompt, Renderer
+from quire.rendering.tokenizer import Tokenizer
+
+__all__ = ["RequestRenderer"]
+
+SEED_MASK = 2**64 - 1
+
+
+class RequestRenderer:
+    """Turns text-level parameters (bad words, the model's end-of-sequence tokens, a missing seed)
+    into the integers that the engine core knows.
+
+    seed: of the seeds that requests get which name none; None for ones that nobody can predict.
+    """
+
+    def __init__(
+        self, renderer: Renderer, eos_token_ids: frozenset[int], seed: int | None = None
+    ) -> None:
+        self._renderer = renderer
+        self._eos_token_ids = eos_token_ids
+        self._random = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def render(
+        self,
+        request_id: str,
+        first_handle: int,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        arrival_time: float,
+    ) -> EngineRequest:
+        """Raises RequestError if a parameter names a token outside the vocabulary, or bad words
+        cannot be spelled. A request without seed gets one, so that it can be replayed."""
+        tokenizer = self._renderer.tokenizer
+        if params.bad_words and params.bad_words_token_ids is None and tokenizer is not None:
+            spelled = self._spell(tokenizer, params.bad_words)
+            params = replace(params, bad_words_token_ids=spelled)
+        check_vocabulary(params, self._renderer.vocab_size)
+        seed = params.seed
+        if seed is None:
+            seed = self._random.getrandbits(64)
+        return EngineRequest(
+            request_id=request_id,
+            first_handle=first_handle,
+            prompt_token_ids=np.array(prompt.token_ids, np.int32),
+            params=params,
+            seed=seed & SEED_MASK,
+            stop_token_ids=self._stop_token_ids(params),
+            arrival_time=arrival_time,
+        )
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        own = frozenset(params.stop_token_ids or ())
+        return own if params.ignore_eos else own | self._eos_token_ids
+
+    def _spell(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it starts a text and as it follows a space."""
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                spelled = tuple(tokenizer.encode(text, add_special_tokens=False))
+                if spelled:
+                    spellings[spelled] = None
+        return tuple(spellings)

@@ -1,0 +1,326 @@
+"""The tokenizer of a model folder, on the `tokenizers` library alone."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from quire.errors import ConfigError, EngineError, RequestError
+from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.folder import TokenizerFiles, TokenSpec, read_tokenizer_files
+from quire.rendering.pieces import DecoderPlan, byte_level_bytes, clean_up_spaces, plan_decoder
+from quire.rendering.token_table import TokenTable
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# From here on the variant that computes no offsets is faster than the plain one.
+_LONG_TEXT = 2048
+# The library keeps ids in 32 bits and refuses larger ones.
+_LARGEST_ID = 0xFFFFFFFF
+# transformers 5 rebuilds the pipeline of these, whatever tokenizer.json says (its LlamaTokenizer).
+_REBUILT_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+_REBUILT_MODEL_TYPES = (None, "llama")
+
+
+class Tokenizer:
+    """Text to token ids and back, with the ids that transformers 5 gives for the same folder.
+
+    Immutable after construction and safe to share between threads. Whether BOS or EOS is added
+    follows from the post-processor stored in tokenizer.json; as in transformers 5 the flags
+    `add_bos_token` and `add_eos_token` of tokenizer_config.json have no say beside that file.
+
+    `decode` equals transformers too, with one exception: where byte-fallback tokens form valid
+    characters and invalid bytes in one run, the valid characters are kept. (Turning them to U+FFFD
+    after the fact would take back text that was already streamed.)
+    """
+
+    def __init__(self, backend: "tokenizers.Tokenizer", files: TokenizerFiles) -> None:
+        self._backend = backend
+        self._files = files
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self._plan = _decoder_plan(backend)
+        is_bpe = type(backend.model).__name__ == "BPE"
+        self._cleans_up_spaces = files.cleans_up_spaces and not is_bpe
+        self._tables = {skip: TokenTable(self, self._plan, skip) for skip in (True, False)}
+        self._named = {name: token.content for name, token in files.named.items()}
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "Tokenizer":
+        """Load the tokenizer of a model folder; ConfigError when a file is missing or broken."""
+        files = read_tokenizer_files(path)
+        return cls(_load_backend(files), files)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included (the model may have more embeddings)."""
+        return self._vocab_size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` removes."""
+        return self._special_ids
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Named special tokens, `bos_token`, `eos_token`, ..., as chat templates see them."""
+        return dict(self._named)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the begin-of-sequence token."""
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-sequence token."""
+        return self._named_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token."""
+        return self._named_id("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Id of the token for unknown text."""
+        return self._named_id("unk_token")
+
+    @property
+    def model_max_length(self) -> int | None:
+        """The limit in tokens that the files state, None without one."""
+        return self._files.model_max_length
+
+    @property
+    def decoder_plan(self) -> DecoderPlan:
+        """How token strings become text."""
+        return self._plan
+
+    @property
+    def cleans_up_spaces(self) -> bool:
+        """Whether decoded text goes through `clean_up_spaces`."""
+        return self._cleans_up_spaces
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; RequestError when it is not valid Unicode."""
+        if len(text) > _LONG_TEXT:
+            return self.encode_batch([text], add_special_tokens)[0]
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise _not_text(text) from error
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text, computed in parallel; RequestError as in `encode`."""
+        try:
+            found = self._backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        except TypeError as error:
+            raise next((_not_text(text) for text in texts if not _is_text(text)), error) from error
+        return [encoding.ids for encoding in found]
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of `token_ids`; ids beyond the vocabulary add nothing.
+
+        `spaces_between_special_tokens` matters to decoders that write spaces between tokens.
+        """
+        if min(token_ids, default=0) < 0:
+            index, token_id = next((i, value) for i, value in enumerate(token_ids) if value < 0)
+            raise RequestError(
+                f"Token id {token_id} at index {index} is negative. "
+                f"Token ids of this model run from 0 to {self._vocab_size - 1}."
+            )
+        if spaces_between_special_tokens or self._plan.kind != "pieces":
+            text = self.raw_decode(token_ids, skip_special_tokens)
+            if not (self._plan.byte_fallback and "\ufffd" in text):
+                return clean_up_spaces(text) if self._cleans_up_spaces else text
+        stream = IncrementalDetokenizer(
+            self,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        return stream.append(token_ids) + stream.finish()
+
+    def raw_decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of all `token_ids` as the `tokenizers` library gives it."""
+        known = list(token_ids)
+        if max(known, default=0) > _LARGEST_ID:
+            known = [token_id for token_id in known if token_id <= _LARGEST_ID]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds inside a text; empty for an id without a token."""
+        token = self.token_string(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return token.encode("utf-8")
+        if self._plan.kind == "bytes":
+            return byte_level_bytes(token)
+        if self._plan.kind == "pieces":
+            piece = self._plan.piece(token)
+            return piece.later.encode("utf-8") if piece.byte is None else bytes((piece.byte,))
+        return self.raw_decode([token_id], skip_special_tokens=False).encode("utf-8")
+
+    def token_text(self, token_id: int) -> str:
+        """The text that the token adds inside a text; U+FFFD for part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_string(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it, None for an id without one."""
+        if token_id < 0:
+            raise EngineError(
+                f"Token id {token_id} reached the tokenizer: a placeholder was taken for a token. "
+                "Report this as a bug."
+            )
+        return None if token_id > _LARGEST_ID else self._backend.id_to_token(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, None when there is none."""
+        return self._backend.token_to_id(token)
+
+    def token_ids(self, tokens: Iterable[str]) -> list[int | None]:
+        """`token_id` for each token."""
+        return [self.token_id(token) for token in tokens]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` removes the token."""
+        return token_id in self._special_ids
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the token was added beside the model's vocabulary."""
+        return token_id in self._added_ids
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token string → id, added tokens included (a copy)."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def token_table(self, skip_special_tokens: bool) -> TokenTable:
+        """What each token adds to a text, shared by all detokenizers."""
+        return self._tables[skip_special_tokens]
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._named.get(name)
+        return None if token is None else self.token_id(token)
+
+
+def _load_backend(files: TokenizerFiles) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(files.tokenizer_file))
+    # The library raises a bare Exception for a file that it cannot read.
+    except Exception as error:
+        raise ConfigError(
+            f"The tokenizer file {str(files.tokenizer_file)!r} cannot be loaded ({error}). "
+            "Download it again, or save it anew with the newest `tokenizers` library."
+        ) from error
+    # A stored limit would cut prompts silently; a stored padding would lengthen them.
+    backend.no_truncation()
+    backend.no_padding()
+    if _is_rebuilt(backend, files):
+        _rebuild_like_llama(backend, files)
+    _add_declared_tokens(backend, files)
+    backend.encode_special_tokens = files.splits_special_tokens
+    return backend
+
+
+def _add_declared_tokens(backend: "tokenizers.Tokenizer", files: TokenizerFiles) -> None:
+    """Add what tokenizer_config.json declares and tokenizer.json lacks, in transformers' order."""
+    import tokenizers
+
+    def added_token(spec: TokenSpec) -> tokenizers.AddedToken:
+        return tokenizers.AddedToken(
+            spec.content,
+            single_word=spec.single_word,
+            lstrip=spec.lstrip,
+            rstrip=spec.rstrip,
+            normalized=spec.normalized,
+            special=spec.special,
+        )
+
+    present = backend.get_added_tokens_decoder().values()
+    same = {repr(token) for token in present}
+    declared = [token for token in map(added_token, files.added) if repr(token) not in same]
+    known = {token.content for token in present} | {token.content for token in declared}
+    for spec in (*files.named.values(), *files.extra):
+        if spec.content not in known:
+            known.add(spec.content)
+            declared.append(added_token(spec))
+    if declared:
+        backend.add_tokens(declared)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _is_rebuilt(backend: "tokenizers.Tokenizer", files: TokenizerFiles) -> bool:
+    return (
+        files.tokenizer_class in _REBUILT_CLASSES
+        and files.model_type in _REBUILT_MODEL_TYPES
+        and type(backend.model).__name__ == "BPE"
+        and _decoder_plan(backend).kind != "bytes"
+    )
+
+
+def _rebuild_like_llama(backend: "tokenizers.Tokenizer", files: TokenizerFiles) -> None:
+    """Spaces as markers without a normalizer, one marker before the first word.
+
+    Old files put a marker after every special token as well, which the SentencePiece original
+    never did unless `legacy` was on.
+    """
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    prefix = files.adds_prefix_space is not False
+    scheme = ("always" if files.legacy else "first") if prefix else "never"
+    backend.normalizer = normalizers.Sequence([])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False)
+    steps: list[Any] = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps)
+
+
+def _decoder_plan(backend: "tokenizers.Tokenizer") -> DecoderPlan:
+    decoder: Any = backend.decoder
+    if decoder is None:
+        return plan_decoder(None)
+    return plan_decoder(cast("dict[str, Any]", json.loads(decoder.__getstate__())))
+
+
+def _is_text(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _not_text(text: object) -> RequestError:
+    if not isinstance(text, str):
+        return RequestError(
+            f"A prompt of type {type(text).__name__} is not text. Send a string or token ids."
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return RequestError(
+            f"The text has the lone surrogate U+{ord(text[error.start]):04X} at character "
+            f"{error.start}, which is not valid Unicode. Send the character that the pair of "
+            "surrogates stands for, or leave it out."
+        )
+    return RequestError("The text cannot be tokenized. Send valid Unicode text.")

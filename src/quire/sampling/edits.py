@@ -1,0 +1,162 @@
+"""What a request changes in its logits before they become a law.
+
+Order: user's logits processors → logit_bias → bans (allowed_token_ids, bad_words, min_tokens) →
+penalties → grammar mask. A banned token has the logit -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.errors import RequestError
+from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
+from quire.protocol.step import IntArray
+from quire.sampling.ranking import IdArray, LogitArray
+
+__all__ = ["RowEdits", "edit_row", "edits_of"]
+
+_BANNED = np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """The edits of one row, ready to be applied; immutable, so forked rows share one.
+
+    bias_ids int64 and bias_values float32 [number of biases]. allowed_ids: int64, or None for all.
+    stop_ids: int64, banned while the output has fewer than min_tokens tokens.
+    """
+
+    processors: tuple[LogitsProcessor, ...]
+    bias_ids: IdArray
+    bias_values: LogitArray
+    allowed_ids: IdArray | None
+    bad_words: tuple[tuple[int, ...], ...]
+    min_tokens: int
+    stop_ids: IdArray
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
+    """What `params` changes in logits; None when that is nothing.
+
+    stop_token_ids: those that end the sequence, beside `params.stop_token_ids`.
+    """
+    biases = params.logit_bias or {}
+    allowed = params.allowed_token_ids
+    edits = RowEdits(
+        processors=tuple(params.logits_processors or ()),
+        bias_ids=np.array(list(biases.keys()), np.int64),
+        bias_values=np.array(list(biases.values()), np.float32),
+        allowed_ids=None if allowed is None else np.array(allowed, np.int64),
+        bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
+        min_tokens=params.min_tokens,
+        stop_ids=np.array(sorted({*stop_token_ids, *(params.stop_token_ids or ())}), np.int64),
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+    )
+    return edits if _changes_anything(edits) else None
+
+
+def edit_row(
+    row: LogitArray,
+    edits: RowEdits | None,
+    prompt_ids: IntArray,
+    output_ids: IntArray,
+    mask: npt.NDArray[np.int32] | None,
+) -> LogitArray:
+    """The edited logits [V]; `row` [V] is left as it is.
+
+    mask: int32 [ceil(V / 32)], token t allowed if bit t % 32 of word t // 32 is set; None: all.
+    Raises RequestError if a logits processor does not do its part.
+    """
+    edited = row.copy()
+    if edits is not None:
+        for index, processor in enumerate(edits.processors):
+            edited = _process(processor, index, output_ids, edited)
+        edited[edits.bias_ids] += edits.bias_values
+        _ban(edited, edits, output_ids)
+        _penalize(edited, edits, prompt_ids, output_ids)
+    if mask is not None:
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size]
+        edited[allowed == 0] = _BANNED
+    return edited
+
+
+def _changes_anything(edits: RowEdits) -> bool:
+    return (
+        bool(edits.processors)
+        or edits.bias_ids.size > 0
+        or edits.allowed_ids is not None
+        or bool(edits.bad_words)
+        or (edits.min_tokens > 0 and edits.stop_ids.size > 0)
+        or edits.repetition_penalty != 1.0
+        or edits.presence_penalty != 0.0
+        or edits.frequency_penalty != 0.0
+    )
+
+
+def _process(
+    processor: LogitsProcessor, index: int, output_ids: IntArray, row: LogitArray
+) -> LogitArray:
+    """`row` as the processor returns it, in memory that is ours alone."""
+    name = f"logits processor {index} ({getattr(processor, '__name__', type(processor).__name__)})"
+    try:
+        result = processor(output_ids.tolist(), torch.from_numpy(row))
+    except Exception as error:  # foreign code: whatever it raises is its own request's failure
+        raise RequestError(
+            f"{name} raised {type(error).__name__}: {error}. Correct it; other requests go on."
+        ) from error
+    if not isinstance(result, torch.Tensor) or result.shape != row.shape:
+        shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        raise RequestError(
+            f"{name} returned {shape}, but logits are a tensor of shape [{row.size}]. "
+            "Return the logits that it was given, changed as needed."
+        )
+    return np.array(result.detach().to("cpu", torch.float32).numpy())
+
+
+def _ban(row: LogitArray, edits: RowEdits, output_ids: IntArray) -> None:
+    """Ban, in place, what is not allowed, what would end a bad word, and stops that come early."""
+    if edits.allowed_ids is not None:
+        allowed = row[edits.allowed_ids]
+        row[:] = _BANNED
+        row[edits.allowed_ids] = allowed
+    for word in edits.bad_words:
+        if _ends_with(output_ids, word[:-1]):
+            row[word[-1]] = _BANNED
+    if output_ids.size < edits.min_tokens:
+        row[edits.stop_ids] = _BANNED
+
+
+def _ends_with(output_ids: IntArray, tokens: Sequence[int]) -> bool:
+    """Whether the output, without the prompt, ends with `tokens`; so it does with none."""
+    if not tokens:
+        return True
+    return output_ids.size >= len(tokens) and output_ids[-len(tokens) :].tolist() == list(tokens)
+
+
+def _penalize(row: LogitArray, edits: RowEdits, prompt_ids: IntArray, output_ids: IntArray) -> None:
+    """Repetition over prompt and output, once per token: a positive logit is divided, another
+    multiplied (Keskar et al., "CTRL", 2019, section 4.1). Then frequency, per occurrence in the
+    output, and presence, once per token of the output, are subtracted (OpenAI API reference).
+
+    Counted anew from the history, so forks, preemption and rollback need no care here.
+    """
+    if edits.repetition_penalty != 1.0:
+        penalty = np.float32(edits.repetition_penalty)
+        seen = np.concatenate((prompt_ids, output_ids))
+        seen = seen[seen < row.size]  # placeholders of media may lie outside the vocabulary
+        logits = row[seen]
+        row[seen] = np.where(logits > 0, logits / penalty, logits * penalty)
+    if output_ids.size and (edits.frequency_penalty or edits.presence_penalty):
+        token_ids, counts = np.unique(output_ids, return_counts=True)
+        subtrahend = edits.frequency_penalty * counts + edits.presence_penalty
+        row[token_ids] -= subtrahend.astype(np.float32)

@@ -1,0 +1,214 @@
+"""From logits to tokens: one token per row, whatever the other rows are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.errors import EngineError, QuireError, RequestError
+from quire.protocol.step import IntArray, RowFailure, TokenLogprobs
+from quire.sampling.candidates import select_candidates
+from quire.sampling.draw import Drawer, Streams
+from quire.sampling.edits import edit_row
+from quire.sampling.logprobs import token_logprobs
+from quire.sampling.ranking import IdArray, LogitArray
+from quire.sampling.state import NO_LOGPROBS, SamplingState
+
+__all__ = ["NO_TOKEN", "SampleOutput", "Sampler", "TokenHistory"]
+
+NO_TOKEN = -1
+
+
+class TokenHistory(Protocol):
+    """The tokens of the live rows; the runner's rows own them. Read only for rows with edits."""
+
+    def prompt_ids(self, slot: int) -> IntArray:
+        """int32 [number of prompt tokens]."""
+        ...
+
+    def output_ids(self, slot: int) -> IntArray:
+        """int32 [number of output tokens so far]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """What was drawn.
+
+    token_ids: int32 [N]; NO_TOKEN (-1) in rows that failed, which must not be read on.
+    logprobs: by slot, for rows that asked. failed: a sentence for each row that has no token.
+    """
+
+    token_ids: IntArray
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    failed: tuple[RowFailure, ...] = ()
+
+
+class Sampler:
+    """Draws the next token of each row.
+
+    Order: logits processors → bias and bans → penalties → grammar mask → temperature → top-k,
+    top-p, min-p → argmax(logit + Gumbel noise). Noise depends on (seed, sample index, position,
+    token id) only, and no sum runs over more than one row, so a row's token is the same bits in any
+    batch. Greedy rows take the largest logit; of equal ones the smallest token id.
+
+    Works on the host: logits on another device are copied over.
+    """
+
+    def __init__(self, state: SamplingState) -> None:
+        self._state = state
+        self._drawer = Drawer(state.vocab_size)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int] | IntArray,
+        positions: Sequence[int] | IntArray,
+        history: TokenHistory,
+        masks: Mapping[int, npt.NDArray[np.int32]] | None = None,
+    ) -> SampleOutput:
+        """Draw one token per row.
+
+        logits: [N, V], left as they are. slots: [N]; rows forked from one another may share a row
+            of logits by naming it twice. positions: [N], absolute position of the drawn token.
+        masks: by slot, grammar masks, int32 [ceil(V / 32)]: token t is allowed if bit t % 32 of
+            word t // 32 is set.
+        A row that cannot be sampled is in `failed`; the others are not affected.
+        """
+        rows: npt.NDArray[np.float32] = (
+            logits.detach().to("cpu", torch.float32).contiguous().numpy()
+        )
+        slot_array = np.asarray(slots, np.int64)
+        greedy = rows.argmax(axis=1) if len(rows) else np.zeros(0, np.int64)
+        largest = rows[np.arange(len(rows)), greedy]
+        if not masks and self._state.simple[slot_array].all() and np.isfinite(largest).all():
+            return SampleOutput(greedy.astype(np.int32))
+
+        batch = _Batch(list(rows), greedy, largest, slot_array, np.asarray(positions, np.int64))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            self._fail_broken_rows(batch)
+            self._edit(batch, history, masks or {})
+            self._draw(batch)
+            logprobs = self._read_logprobs(rows, batch)
+        return SampleOutput(batch.token_ids.astype(np.int32), logprobs, tuple(batch.failed))
+
+    def _fail_broken_rows(self, batch: _Batch) -> None:
+        for index in np.flatnonzero(~np.isfinite(batch.largest)).tolist():
+            position = int(batch.positions[index])
+            message = (
+                f"the model's logits for position {position} are not finite "
+                f"({batch.largest[index]}). Send the request again; if it stays so, check the "
+                "model's files and data type."
+            )
+            batch.fail(index, EngineError(message))
+
+    def _edit(
+        self,
+        batch: _Batch,
+        history: TokenHistory,
+        masks: Mapping[int, npt.NDArray[np.int32]],
+    ) -> None:
+        """Replace the rows that their requests change, by edited copies."""
+        for index in batch.live().tolist():
+            slot = int(batch.slots[index])
+            edits, mask = self._state.edits.get(slot), masks.get(slot)
+            if edits is None and mask is None:
+                continue
+            prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
+            try:
+                row = edit_row(batch.rows[index], edits, prompt_ids, output_ids, mask)
+                batch.replace(index, row)
+            except QuireError as error:
+                batch.fail(index, error)
+
+    def _draw(self, batch: _Batch) -> None:
+        """Fill `batch.token_ids`; those of greedy rows are there from the start."""
+        state, live = self._state, batch.live()
+        slots = batch.slots[live]
+        random = ~state.greedy[slots]
+        free = live[random & state.unfiltered[slots]]
+        filtered = live[random & ~state.unfiltered[slots]]
+        if free.size:
+            batch.token_ids[free] = self._drawer.from_vocabulary(
+                [batch.rows[index] for index in free],
+                batch.largest[free].astype(np.float64),
+                state.temperature[batch.slots[free]],
+                self._streams(batch, free),
+            )
+        if filtered.size:
+            candidates = [
+                select_candidates(
+                    batch.rows[index],
+                    float(batch.largest[index]),
+                    float(state.temperature[slot]),
+                    int(state.top_k[slot]),
+                    float(state.top_p[slot]),
+                    float(state.min_p[slot]),
+                )
+                for index, slot in zip(filtered, batch.slots[filtered], strict=True)
+            ]
+            streams = self._streams(batch, filtered)
+            batch.token_ids[filtered] = self._drawer.from_candidates(candidates, streams)
+
+    def _streams(self, batch: _Batch, which: IdArray) -> Streams:
+        slots = batch.slots[which]
+        seeds, indices = self._state.seed[slots], self._state.sample_index[slots]
+        return Streams(seeds, indices, batch.positions[which])
+
+    def _read_logprobs(
+        self, rows: npt.NDArray[np.float32], batch: _Batch
+    ) -> dict[int, TokenLogprobs]:
+        """By slot; of the raw logits, not of the edited ones."""
+        live = batch.live()
+        asked = live[self._state.num_logprobs[batch.slots[live]] != NO_LOGPROBS]
+        found: dict[int, TokenLogprobs] = {}
+        for index in asked.tolist():
+            slot = int(batch.slots[index])
+            k = int(self._state.num_logprobs[slot])
+            found[slot] = token_logprobs(rows[index], int(batch.token_ids[index]), k)
+        return found
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows of one call on their way to tokens.
+
+    rows: N logits [V]. token_ids: int64 [N], at first where each row is largest, and `largest`
+    float32 [N] that logit. slots, positions: int64 [N].
+    """
+
+    rows: list[LogitArray]
+    token_ids: IdArray
+    largest: LogitArray
+    slots: IdArray
+    positions: IdArray
+    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+
+    def live(self) -> IdArray:
+        return np.flatnonzero(self.token_ids != NO_TOKEN)
+
+    def fail(self, index: int, error: QuireError) -> None:
+        self.token_ids[index] = NO_TOKEN
+        self.failed.append(RowFailure(int(self.slots[index]), str(error)))
+
+    def replace(self, index: int, row: LogitArray) -> None:
+        """Put edited logits in place. Raises RequestError if nothing can be drawn from them."""
+        best = int(row.argmax())
+        largest = float(row[best])
+        if largest == -math.inf:
+            raise RequestError(
+                "every token is banned by the request's own logit_bias, allowed_token_ids, "
+                "bad_words, min_tokens, logits processors or grammar taken together. Relax them."
+            )
+        if not math.isfinite(largest):
+            raise RequestError(
+                f"the request's own logits processors or penalties made a logit {largest}. "
+                "Keep logits finite, or -inf for a ban."
+            )
+        self.rows[index], self.token_ids[index], self.largest[index] = row, best, largest

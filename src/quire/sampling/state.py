@@ -1,0 +1,123 @@
+"""Sampling parameters of the live rows, by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import EngineError
+from quire.protocol.sampling_params import SamplingParams, check_vocabulary
+from quire.sampling.edits import RowEdits, edits_of
+
+__all__ = ["NO_LOGPROBS", "SamplingState"]
+
+NO_LOGPROBS = -2
+_HOTTEST = 1e30
+"""Any temperature above gives the same law in float64; this one's inverse is a float32."""
+
+
+class SamplingState:
+    """Persistent columns, one entry per slot; what few rows use is kept apart, by slot.
+
+    Columns, all [num_slots]: occupied, greedy, unfiltered (no top-k, top-p, min-p), edited (has
+    `edits`), simple (greedy, not edited, no logprobs) bool; temperature, top_p, min_p float64;
+    top_k int64, 0 is off; seed uint64; sample_index int64; num_logprobs int64, NO_LOGPROBS if not
+    asked, -1 for all. A slot that is left has the values that it was born with.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.occupied = np.zeros(num_slots, np.bool_)
+        self.greedy = np.zeros(num_slots, np.bool_)
+        self.unfiltered = np.zeros(num_slots, np.bool_)
+        self.edited = np.zeros(num_slots, np.bool_)
+        self.simple = np.zeros(num_slots, np.bool_)
+        self.temperature = np.ones(num_slots, np.float64)
+        self.top_p = np.ones(num_slots, np.float64)
+        self.min_p = np.zeros(num_slots, np.float64)
+        self.top_k = np.zeros(num_slots, np.int64)
+        self.seed = np.zeros(num_slots, np.uint64)
+        self.sample_index = np.zeros(num_slots, np.int64)
+        self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.edits: dict[int, RowEdits] = {}
+
+    def enter(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        sample_index: int,
+        stop_token_ids: Collection[int] = (),
+    ) -> None:
+        """A row takes `slot`.
+
+        seed: any integer; its lower 64 bits count. stop_token_ids: what ends the sequence beside
+            `params.stop_token_ids`; banned while the output is shorter than `params.min_tokens`.
+        Raises RequestError if a token id is outside the vocabulary, EngineError if the slot is
+        taken; then nothing has changed.
+        """
+        if self.occupied[slot]:
+            raise EngineError(f"slot {slot} is taken. A row must leave before another enters.")
+        check_vocabulary(params, self.vocab_size)
+        stops = [token_id for token_id in stop_token_ids if 0 <= token_id < self.vocab_size]
+        edits = edits_of(params, stops)
+        if edits is not None:
+            self.edits[slot] = edits
+        self.occupied[slot] = True
+        self.edited[slot] = edits is not None
+        self.greedy[slot] = params.is_greedy
+        self.temperature[slot] = min(params.temperature, _HOTTEST)
+        self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else 0
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.unfiltered[slot] = (
+            self.top_k[slot] == 0 and params.top_p == 1.0 and params.min_p == 0.0
+        )
+        self.seed[slot] = seed & 0xFFFFFFFFFFFFFFFF
+        self.sample_index[slot] = sample_index
+        self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.simple[slot] = params.is_greedy and edits is None and params.logprobs is None
+
+    def fork(self, src: int, dst: int, sample_index: int) -> None:
+        """`dst` becomes a copy of `src` with its own random stream.
+
+        Raises EngineError if `src` is empty or `dst` is taken.
+        """
+        if not self.occupied[src] or self.occupied[dst]:
+            wrong = f"{dst} is taken" if self.occupied[dst] else f"{src} is empty"
+            raise EngineError(
+                f"cannot fork slot {src} to slot {dst}: {wrong}. Fork to a free slot."
+            )
+        for column in self._columns():
+            column[dst] = column[src]
+        self.sample_index[dst] = sample_index
+        if src in self.edits:
+            self.edits[dst] = self.edits[src]
+
+    def leave(self, slot: int) -> None:
+        """The row of `slot` is gone, and nothing of it stays behind. An empty slot stays empty."""
+        for column, empty in zip(self._columns(), _EMPTY, strict=True):
+            column[slot] = empty
+        self.edits.pop(slot, None)
+
+    def _columns(self) -> tuple[npt.NDArray[np.generic], ...]:
+        return (
+            self.occupied,
+            self.greedy,
+            self.unfiltered,
+            self.edited,
+            self.simple,
+            self.temperature,
+            self.top_p,
+            self.min_p,
+            self.top_k,
+            self.seed,
+            self.sample_index,
+            self.num_logprobs,
+        )
+
+
+_EMPTY = (False, False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS)
+"""What `_columns` hold in a free slot, in their order."""

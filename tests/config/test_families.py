@@ -1,0 +1,251 @@
+"""config.json of every family, in old and new spellings, becomes the right `ModelSpec`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import ModelSpec, read_model_spec
+from quire.config.model_spec import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LlamaTraits,
+    LongRopeScaling,
+    OPTTraits,
+    RopeSpec,
+    YarnScaling,
+)
+from quire.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 1000,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+
+
+def spec_of(folder: Path, **changes: Any) -> ModelSpec:
+    """The spec of LLAMA with `changes`; a value of ... removes its key."""
+    config = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model_spec(folder)
+
+
+def test_sizes_and_tokens(tmp_path: Path) -> None:
+    """Catches a size read from the wrong key."""
+    spec = spec_of(tmp_path)
+    assert (spec.hidden_size, spec.intermediate_size, spec.num_layers) == (64, 128, 4)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (8, 2, 8)
+    assert (spec.vocab_size, spec.max_context, spec.norm_eps) == (100, 1000, 1e-5)
+    assert (spec.dtype, spec.dtype_bytes, spec.tie_word_embeddings) == ("bfloat16", 2, False)
+    assert (spec.bos_token_id, spec.eos_token_ids, spec.pad_token_id) == (1, (2,), None)
+    assert spec.traits == LlamaTraits()
+    assert spec.windows == (None,) * 4
+    assert not spec.has_learned_positions
+    assert hash(spec) == hash(spec_of(tmp_path))
+
+
+def test_missing_values_take_the_family_defaults(tmp_path: Path) -> None:
+    """Catches null treated as a value: Hugging Face writes it for what is not set."""
+    spec = spec_of(
+        tmp_path, num_key_value_heads=None, head_dim=None, eos_token_id=..., dtype="float32"
+    )
+    assert (spec.num_kv_heads, spec.head_dim, spec.eos_token_ids) == (8, 8, ())
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_dtype_spellings(tmp_path: Path, key: str) -> None:
+    """Catches a reader that knows only one of the two names of the dtype."""
+    assert spec_of(tmp_path, **{"dtype": ..., key: "float16"}).dtype == "float16"
+    assert spec_of(tmp_path, **{"dtype": ..., key: "torch.float32"}).dtype == "float32"
+
+
+def test_eos_ids_of_both_files(tmp_path: Path) -> None:
+    """Catches Llama 3 that never stops: its chat stop token is only in generation_config.json."""
+    generation = {"eos_token_id": [7, 8, 9], "temperature": 0.6, "top_k": 20, "top_p": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    spec = spec_of(tmp_path, eos_token_id=[7, 5])
+    assert spec.eos_token_ids == (7, 5, 8, 9)
+    assert (spec.generation.temperature, spec.generation.top_k) == (0.6, 20)
+    assert spec.generation.top_p == 1.0
+    assert spec.generation.repetition_penalty is None
+
+
+ROPES = [
+    ({"rope_theta": 5000.0}, RopeSpec(8, 5000.0), 1000),
+    ({"rope_theta": 5000, "rope_scaling": None}, RopeSpec(8, 5000.0), 1000),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeSpec(8, 5e5), 1000),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        RopeSpec(8, 10000.0, LinearScaling(4.0)),
+        4000,
+    ),
+    (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2}},
+        RopeSpec(8, 10000.0, DynamicNTKScaling(2.0, 1000)),
+        2000,
+    ),
+    (
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "type": "ignored",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 100,
+            }
+        },
+        RopeSpec(8, 10000.0, Llama3Scaling(8.0, 1.0, 4.0, 100)),
+        1000,
+    ),
+    (
+        {
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 1000,
+                "attention_factor": 1.5,
+            }
+        },
+        RopeSpec(8, 10000.0, YarnScaling(4.0, 1000, 1.5, 32.0, 1.0, True)),
+        4000,
+    ),
+    (
+        {
+            "rope_scaling": {
+                "type": "su",
+                "short_factor": [1, 1, 1, 1],
+                "long_factor": [2, 2, 2, 2],
+                "attention_factor": 1.25,
+            },
+            "original_max_position_embeddings": 100,
+        },
+        RopeSpec(8, 10000.0, LongRopeScaling((1.0,) * 4, (2.0,) * 4, 100, 1.25)),
+        1000,
+    ),
+    ({"partial_rotary_factor": 0.5}, RopeSpec(4, 10000.0), 1000),
+    (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+        RopeSpec(2, 10000.0),
+        1000,
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "rope", "max_context"), ROPES)
+def test_rope_spellings(
+    tmp_path: Path, changes: dict[str, Any], rope: RopeSpec, max_context: int
+) -> None:
+    """Catches a rope setting that is silently dropped because it is spelled the other way."""
+    spec = spec_of(tmp_path, **changes)
+    assert spec.ropes == (rope,) * 4
+    assert spec.max_context == max_context
+
+
+def test_rope_by_layer_type(tmp_path: Path) -> None:
+    """Catches nested rope_parameters read as flat ones: every layer would get the default."""
+    spec = spec_of(
+        tmp_path,
+        architectures=["Qwen3ForCausalLM"],
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=16,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
+    full, sliding = RopeSpec(8, 1e6, LinearScaling(2.0)), RopeSpec(8, 1e4)
+    assert spec.ropes == (sliding, full, sliding, full)
+
+
+def test_windows(tmp_path: Path) -> None:
+    """Catches windows on the wrong layers."""
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert spec_of(tmp_path, **mistral, sliding_window=16).windows == (16,) * 4
+    assert spec_of(tmp_path, **mistral, sliding_window=None).windows == (None,) * 4
+    assert spec_of(tmp_path, **mistral, sliding_window=1000).windows == (None,) * 4
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 3}
+    assert spec_of(tmp_path, **qwen).windows == (None,) * 4
+    mixed = spec_of(tmp_path, **qwen, use_sliding_window=True)
+    assert mixed.windows == (None, None, None, 16)
+    assert mixed.traits == LlamaTraits(qkv_bias=True)
+
+
+def test_opt(tmp_path: Path) -> None:
+    """Catches OPT-350m's exceptions being lost, and positions taken for rotary ones."""
+    spec = spec_of(
+        tmp_path,
+        architectures=["OPTForCausalLM"],
+        ffn_dim=96,
+        do_layer_norm_before=False,
+        word_embed_proj_dim=32,
+    )
+    assert spec.traits == OPTTraits(
+        norm_before=False, final_norm=False, norm_affine=True, bias=True, embed_size=32
+    )
+    assert spec.has_learned_positions
+    assert spec.tie_word_embeddings
+
+
+REFUSED = [
+    ({"architectures": ["FooForCausalLM"]}, "FooForCausalLM.*LlamaForCausalLM"),
+    ({"architectures": ...}, "architecture not stated"),
+    ({"hidden_size": ...}, "'hidden_size' is missing"),
+    ({"hidden_size": "64"}, "hidden_size='64' must be of type int"),
+    ({"hidden_size": True}, "hidden_size=True must be of type int"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+    ({"num_key_value_heads": 3}, "num_attention_heads=8.*num_key_value_heads=3"),
+    ({"num_attention_heads": 7, "num_key_value_heads": 7}, "hidden_size=64.*=7"),
+    ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not supported.*'silu'"),
+    ({"dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn' is not supported.*'bfloat16'"),
+    ({"rope_scaling": {"type": "ntk"}}, "rope_scaling: type='ntk' is not supported.*'yarn'"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling: key 'factor' is missing"),
+    ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
+    ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor holds 1 numbers"),
+    ({"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq' is not supported"),
+    (
+        {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
+        "layer_types has 1 entries for 4 layers",
+    ),
+    (
+        {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["linear_attention"] * 4},
+        "layer_types='linear_attention' is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_refusals_name_key_and_value(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Catches an unsupported checkpoint that starts anyway, or dies without saying why."""
+    with pytest.raises(ConfigError, match=message):
+        spec_of(tmp_path, **changes)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    """Catches a bare FileNotFoundError."""
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_model_spec(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"hidden_size": 6', "[]", ""])
+def test_broken_config(tmp_path: Path, text: str) -> None:
+    """Catches a JSON error that does not name the file."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json: "):
+        read_model_spec(tmp_path)

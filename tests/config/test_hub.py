@@ -1,0 +1,100 @@
+"""A model's name becomes a folder; a local one without any network code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from quire.config import resolve_model_folder
+from quire.errors import ConfigError
+
+
+def test_local_folder_touches_no_network_code(tmp_path: Path) -> None:
+    """Catches a start that hangs on a machine without internet; also pins config's imports."""
+    (tmp_path / "config.json").write_text("{}")
+    code = (
+        "import sys; from quire.config import resolve_model_folder; "
+        f"print(resolve_model_folder({str(tmp_path)!r})); "
+        "print(sorted({'torch', 'huggingface_hub', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split("\n")[:2] == [str(tmp_path), "[]"]
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "~/nowhere"])
+def test_path_that_does_not_exist(name: str) -> None:
+    """Catches a mistyped path looked up on the hub."""
+    with pytest.raises(ConfigError, match="no such folder"):
+        resolve_model_folder(name)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    """Catches a wrong folder that is only noticed when reading fails."""
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        resolve_model_folder(str(tmp_path))
+
+
+def test_file_instead_of_folder(tmp_path: Path) -> None:
+    """Catches a weight file given as the model."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(ConfigError, match="is a file"):
+        resolve_model_folder(str(file))
+
+
+def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, "detail")
+    return error
+
+
+FAILURES = [
+    (hub_error(errors.GatedRepoError), "o/n: the repository is gated.*HF_TOKEN"),
+    (hub_error(errors.RevisionNotFoundError), "o/n: no such revision"),
+    (hub_error(errors.RepositoryNotFoundError), "o/n: neither a local folder nor"),
+    (errors.LocalEntryNotFoundError("no network\nat all"), r"not in the cache.*\(no network\)"),
+    (ConnectionError("refused"), r"could not be fetched \(refused\)"),
+]
+
+
+@pytest.mark.parametrize(("failure", "message"), FAILURES)
+def test_hub_failures_are_sentences(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, message: str
+) -> None:
+    """Catches a stack trace of the hub client as the answer to a mistyped name."""
+
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ConfigError, match=message):
+        resolve_model_folder("o/n")
+
+
+def test_hub_download_asks_only_for_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Catches fetching pickled or duplicate weights next to the safetensors ones."""
+    asked: dict[str, Any] = {}
+
+    def download(repo: str, **kwargs: Any) -> str:
+        asked.update(kwargs, repo=repo)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model_folder("o/n", revision="v1", download_dir="/d") == tmp_path
+    assert (asked["repo"], asked["revision"], asked["cache_dir"]) == ("o/n", "v1", "/d")
+    files = ["config.json", "model.safetensors", "tokenizer.model", "pytorch_model.bin"]
+    files += ["original/params.json", "consolidated.safetensors", "chat_template.jinja"]
+    kept = huggingface_hub.utils.filter_repo_objects(
+        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+    )
+    assert list(kept) == files[:3] + files[6:]

@@ -1,0 +1,106 @@
+"""The memory plan's parts, against what the engine allocates and what files say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.bundled import bundled_model_path
+from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spec
+from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.memory_plan import (
+    PROMPT_LOGPROB_ROWS,
+    activation_bytes,
+    format_bytes,
+    largest_context,
+    logits_bytes,
+    table_bytes,
+    weight_bytes,
+)
+from tests.config.specs import make_spec
+
+QWEN = Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b"
+
+
+def checkpoint_of(**shapes: tuple[int, ...]) -> Checkpoint:
+    tensors = {
+        name: TensorInfo(name, shape, "F32", Path("x.safetensors"), 0, 0)
+        for name, shape in shapes.items()
+    }
+    return Checkpoint((Path("x.safetensors"),), tensors)
+
+
+def test_weights_of_files_count_in_the_target_dtype_and_tied_ones_once() -> None:
+    """A float32 file loaded as bfloat16 takes half; a head stored twice is one matrix in memory."""
+    checkpoint = checkpoint_of(
+        **{
+            "model.embed_tokens.weight": (100, 8),
+            "lm_head.weight": (100, 8),
+            "model.layers.0.self_attn.rotary_emb.inv_freq": (32,),
+            "h.0.attn.bias": (1, 1, 1024, 1024),
+            "h.0.attn.c_attn.bias": (24,),
+        }
+    )
+    spec = make_spec()
+    assert weight_bytes(spec, checkpoint) == (100 * 8 + 24) * 2
+    untied = replace(spec, tie_word_embeddings=False, dtype="float32")
+    assert weight_bytes(untied, checkpoint) == (2 * 100 * 8 + 24) * 4
+
+
+def test_weights_without_files_are_the_parameters() -> None:
+    assert weight_bytes(make_spec(num_parameters=1000, dtype="float32"), None) == 4000
+
+
+def test_files_and_parameter_counts_of_the_bundled_model_agree() -> None:
+    """Two ways to the same number; a wrong count would plan a wrong pool for dummy weights."""
+    folder = bundled_model_path()
+    spec = read_model_spec(folder)
+    assert weight_bytes(spec, read_checkpoint(folder)) == weight_bytes(spec, None)
+
+
+def test_benchmark_shape_has_the_weights_that_the_targets_name() -> None:
+    """Figures are compared with engines that ran 474 M weights."""
+    spec = read_model_spec(QWEN)
+    assert round(spec.num_parameters / 1e6) == 474
+    assert (spec.vocab_size, spec.num_layers, spec.dtype) == (32768, 28, "bfloat16")
+
+
+def test_parts_grow_with_what_they_are_made_for() -> None:
+    """A part that ignores its argument would be right for one setting only."""
+    spec = make_spec()
+    layout = KVLayout(group_layers(spec.windows), 16, 2, 64, 2)
+    assert activation_bytes(spec, 200) == 2 * activation_bytes(spec, 100)
+    per_row = logits_bytes(spec, 11) - logits_bytes(spec, 10)
+    assert per_row == spec.vocab_size * (2 + 4 + 4)
+    assert table_bytes(spec, layout, 8, 512) > table_bytes(spec, layout, 8, 256)
+    assert table_bytes(spec, layout, 9, 512) > table_bytes(spec, layout, 8, 512)
+
+
+def test_the_runner_computes_prompt_logprobs_in_slices_of_the_planned_size() -> None:
+    """Larger slices would exceed the plan."""
+    source = Path(__file__).parents[2] / "src" / "quire" / "runner" / "runner.py"
+    stated = re.search(r"^PROMPT_LOGPROB_ROWS = (\d+)", source.read_text(), re.MULTILINE)
+    assert stated is None or int(stated[1]) == PROMPT_LOGPROB_ROWS
+
+
+@pytest.mark.parametrize("longest", [0, 1, 2, 63, 99, 100])
+def test_largest_context(longest: int) -> None:
+    """Off by one either way: a context that does not fit, or one wasted."""
+    assert largest_context(lambda length: length <= longest, 100) == longest
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10 * 2**30, "10.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_format_bytes(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -1,0 +1,212 @@
+"""Resolution: choices with reasons, and plans that never promise more than there is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.config.render_plan import render_plan
+from quire.config.resolve import Decision, Resolved, resolve
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from tests.config.specs import GIB, make_platform, make_spec
+
+
+def reason(plan: Resolved, name: str) -> str:
+    return next(decision.reason for decision in plan.decisions if decision.name == name)
+
+
+def test_nothing_is_left_open() -> None:
+    plan = resolve(EngineSettings(), make_spec(), None, make_platform())
+    open_values = {f.name for f in fields(plan.settings) if getattr(plan.settings, f.name) is None}
+    assert open_values <= {"attention_backend"}
+    assert all(decision.reason for decision in plan.decisions)
+
+
+def test_float16_becomes_bfloat16_where_the_cpu_has_no_float16() -> None:
+    """float16 without instructions is emulated, many times slower."""
+    spec = make_spec(dtype="float16")
+    plain = resolve(EngineSettings(), spec, None, make_platform())
+    assert (plain.settings.dtype, plain.spec.dtype) == ("bfloat16", "bfloat16")
+    assert "float16" in reason(plain, "dtype")
+    native = resolve(EngineSettings(), spec, None, make_platform(features=["avx512_fp16"]))
+    assert native.settings.dtype == "float16"
+    asked = resolve(EngineSettings(dtype="float16"), spec, None, make_platform())
+    assert asked.settings.dtype == "float16"
+
+
+def test_cache_follows_the_model_unless_told() -> None:
+    """The size of a page must be that of the dtype that the pool has."""
+    spec = make_spec(dtype="float32")
+    same = resolve(EngineSettings(), spec, None, make_platform())
+    half = resolve(EngineSettings(kv_cache_dtype="bfloat16"), spec, None, make_platform())
+    assert same.settings.kv_cache_dtype == "float32"
+    assert half.layout.page_bytes * 2 == same.layout.page_bytes
+    assert half.memory.kv_per_token * 2 == same.memory.kv_per_token
+
+
+def test_a_step_has_a_token_for_every_sequence() -> None:
+    """A running sequence without a token in a step starves."""
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=4 .* max_num_seqs=8"):
+        resolve(
+            EngineSettings(max_num_batched_tokens=4, max_num_seqs=8), make_spec(), None,
+            make_platform(),
+        )  # fmt: skip
+    few = resolve(EngineSettings(max_num_batched_tokens=4), make_spec(), None, make_platform())
+    assert few.settings.max_num_seqs == 4
+    many = resolve(EngineSettings(max_num_seqs=5000), make_spec(), None, make_platform(64 * GIB))
+    assert many.settings.max_num_batched_tokens == 5000
+
+
+def test_large_models_take_shorter_steps() -> None:
+    """A step of a large model on two cores would hold up all other requests for many seconds."""
+    small = resolve(EngineSettings(), make_spec(num_parameters=10**6), None, make_platform())
+    large = resolve(EngineSettings(), make_spec(num_parameters=10**9), None, make_platform())
+    assert small.settings.max_num_batched_tokens == 2048
+    assert large.settings.max_num_batched_tokens == 256
+
+
+def test_context_is_shortened_with_a_reason_when_it_does_not_fit() -> None:
+    """The peer refuses to start; here it starts within the memory."""
+    spec = make_spec(max_context=10**6)
+    plan = resolve(EngineSettings(kv_cache_memory=64 * 2**20), spec, None, make_platform())
+    assert plan.settings.max_model_len == 64 * 2**20 // plan.memory.kv_per_token
+    assert "1,000,000" in reason(plan, "max_model_len")
+
+
+def test_context_beyond_the_model() -> None:
+    """Learned positions end; rotary ones only get worse."""
+    wanted = EngineSettings(max_model_len=8192)
+    with pytest.raises(ConfigError, match="at most max_model_len=4096"):
+        resolve(wanted, make_spec(learned_positions=True), None, make_platform())
+    plan = resolve(wanted, make_spec(), None, make_platform())
+    assert plan.settings.max_model_len == 8192
+    assert "beyond" in reason(plan, "max_model_len")
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_loading() -> None:
+    spec = make_spec(num_parameters=10**10)
+    with pytest.raises(ConfigError, match=r"weights of 18\.6 GiB.*smaller model"):
+        resolve(EngineSettings(), spec, None, make_platform(8 * GIB))
+
+
+def test_a_pool_larger_than_the_memory_names_the_largest() -> None:
+    """The named value must work when it is given."""
+    with pytest.raises(ConfigError, match="at most num_kv_blocks=") as caught:
+        resolve(EngineSettings(num_kv_blocks=10**7), make_spec(), None, make_platform())
+    most = int(re.findall(r"num_kv_blocks=(\d+)", str(caught.value))[-1])
+    shortest = EngineSettings(num_kv_blocks=most, max_model_len=2)
+    assert resolve(shortest, make_spec(), None, make_platform()).settings.num_kv_blocks == most
+    with pytest.raises(ConfigError):
+        resolve(replace(shortest, num_kv_blocks=most + 1), make_spec(), None, make_platform())
+    with pytest.raises(ConfigError, match=r"at most kv_cache_memory=\d+MiB") as caught:
+        resolve(EngineSettings(kv_cache_memory=GIB * 99), make_spec(), None, make_platform())
+    size = re.findall(r"kv_cache_memory=(\d+MiB)", str(caught.value))[-1]
+    resolve(
+        EngineSettings.from_options({"kv_cache_memory": size, "max_model_len": 64}),
+        make_spec(), None, make_platform(),
+    )  # fmt: skip
+
+
+def test_a_pool_too_small_for_any_request() -> None:
+    with pytest.raises(ConfigError, match="too few for any request"):
+        resolve(EngineSettings(kv_cache_memory=10), make_spec(), None, make_platform())
+
+
+def test_default_pool_leaves_memory_to_others_but_holds_one_context() -> None:
+    """An idle laptop must not lose all its memory; a model must still get its context."""
+    spec = make_spec(num_layers=32, num_kv_heads=8, head_dim=128, max_context=2048)
+    plan = resolve(EngineSettings(), spec, None, make_platform(8 * GIB))
+    left = (plan.memory.budget or 0) - plan.memory.fixed.total
+    assert plan.memory.kv_cache <= left / 2
+    long = resolve(EngineSettings(), replace(spec, max_context=40000), None, make_platform(8 * GIB))
+    assert left / 2 < long.memory.kv_cache <= left
+    assert long.settings.max_model_len == 40000
+    all_of_it = resolve(EngineSettings(memory_utilization=0.9), spec, None, make_platform(8 * GIB))
+    assert left - plan.layout.page_bytes < all_of_it.memory.kv_cache <= left
+
+
+def test_unknown_memory_still_starts() -> None:
+    """Not every system says what is free."""
+    plan = resolve(EngineSettings(), make_spec(), None, make_platform(0))
+    assert plan.memory.budget is None
+    assert 0 < plan.memory.kv_cache <= GIB
+    assert "does not say" in render_plan(plan)
+
+
+def test_plan_is_a_short_aligned_block() -> None:
+    plan = resolve(
+        EngineSettings(), make_spec(windows=[512, None, 512, None]), None, make_platform()
+    )
+    extra = [Decision("attention", "cpu", "best that serves here")]
+    lines = render_plan(plan, extra).splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 120
+    assert any("attention" in line and "best that serves here" in line for line in lines)
+    starts = {
+        line.index(d.reason) for d in plan.decisions for line in lines[1:9] if d.reason in line
+    }
+    assert len(starts) == 1
+
+
+windows = st.sampled_from([None, [64, None, 64, None], [32] * 4, [16, 16, 16, None]])
+machines = st.integers(0, 10).map(lambda quarter: 700 * 2**20 + quarter * 300 * 2**20)
+
+
+@given(
+    windows=windows,
+    free=machines,
+    max_context=st.integers(2, 200_000),
+    block_size=st.sampled_from([1, 7, 16, 256]),
+    max_num_seqs=st.integers(1, 300),
+    pool=st.one_of(st.none(), st.integers(1, 5000)),
+    share=st.one_of(st.none(), st.floats(0.5, 1.0)),
+    asked=st.one_of(st.none(), st.integers(2, 200_000)),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_plan_fits_the_machine_and_its_context_fits_the_plan(
+    windows: list[int | None] | None,
+    free: int,
+    max_context: int,
+    block_size: int,
+    max_num_seqs: int,
+    pool: int | None,
+    share: float | None,
+    asked: int | None,
+) -> None:
+    """Whatever is asked: either one sentence, or an engine that fits and can serve its context.
+    The length that an error names fits, and one block more does not."""
+    spec = make_spec(windows=windows, max_context=max_context)
+    wanted = EngineSettings(
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        num_kv_blocks=pool,
+        memory_utilization=share,
+        max_model_len=asked,
+    )
+    platform = make_platform(free)
+    try:
+        plan = resolve(wanted, spec, None, platform)
+    except ConfigError as error:
+        named = re.search(r"at most max_model_len=(\d+)", str(error))
+        if named is not None:
+            longest = int(named[1])
+            resolve(replace(wanted, max_model_len=longest), spec, None, platform)
+            with pytest.raises(ConfigError, match="does not fit"):
+                longer = replace(wanted, max_model_len=longest + block_size)
+                resolve(longer, spec, None, platform)
+        return
+    memory, chosen = plan.memory, plan.settings
+    assert memory.budget is not None
+    assert memory.total <= memory.budget <= free
+    needed = plan.layout.blocks_for(chosen.max_model_len, chosen.max_num_batched_tokens)
+    assert needed <= chosen.num_kv_blocks
+    assert chosen.max_model_len <= memory.longest_context
+    assert memory.max_concurrency >= 1.0
+    if asked is None:
+        assert chosen.max_model_len <= max_context
+        assert plan == resolve(wanted, spec, None, platform)

@@ -1,0 +1,123 @@
+"""Settings: what is refused, and whether the sentence helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.config.settings import EngineSettings, parse_bytes, parse_count, setting_fields
+from quire.errors import ConfigError
+
+
+def test_unknown_name_is_an_error_that_names_the_nearest() -> None:
+    """A dropped misspelling would silently run with the default."""
+    with pytest.raises(ConfigError, match=r"no setting max_num_seq .*Did you mean max_num_seqs\?"):
+        EngineSettings.from_options({"max_num_seq": 8})
+    with pytest.raises(ConfigError, match="Use one of: .*block_size"):
+        EngineSettings.from_options({"zzzzzzzz": 8})
+
+
+def test_names_of_vllm_are_understood_or_explained() -> None:
+    """Users bring their settings with them."""
+    settings = EngineSettings.from_options(
+        {"gpu_memory_utilization": 1, "kv_cache_memory_bytes": "1g", "generation_config": "vllm"}
+    )
+    assert settings.memory_utilization == 1.0
+    assert settings.kv_cache_memory == 2**30
+    assert settings.generation_config == "none"
+    with pytest.raises(ConfigError, match=r"trust_remote_code=True does not exist: .*Remove it"):
+        EngineSettings.from_options({"trust_remote_code": True})
+
+
+def test_alias_and_name_together_are_refused() -> None:
+    """Whichever came last would win otherwise."""
+    both = {"gpu_memory_utilization": 0.5, "memory_utilization": 0.6}
+    with pytest.raises(ConfigError, match="are one setting; give it once"):
+        EngineSettings.from_options(both)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_num_seqs", 0, "at least 1"),
+        ("max_num_seqs", "many", "an integer"),
+        ("max_num_seqs", True, "an integer"),
+        ("max_num_seqs", 2.5, "an integer"),
+        ("max_model_len", 1, "at least 2"),
+        ("max_model_len", "long", "4096 or 32k"),
+        ("block_size", 5000, "from 1 to 4096"),
+        ("depth", 0, "from 1 to 16"),
+        ("dtype", "int8", "one of: auto, bfloat16"),
+        ("load_format", "gguf", "one of: auto, safetensors, dummy"),
+        ("scheduling_policy", "random", "one of: fcfs"),
+        ("memory_utilization", 1.5, "at most 1"),
+        ("memory_utilization", 0.0, "above 0"),
+        ("memory_utilization", float("nan"), "a number"),
+        ("kv_cache_memory", "4 parsecs", "4GiB"),
+        ("kv_cache_memory", -1, "at least 1"),
+        ("enable_prefix_caching", "yes", "True or False"),
+        ("quiet", 1, "True or False"),
+        ("model", 7, "text"),
+        ("seed", "0", "an integer"),
+    ],
+)
+def test_bad_value_names_setting_value_and_what_may_be(
+    name: str, value: object, allowed: str
+) -> None:
+    """A value that slips through fails later, far from its cause."""
+    with pytest.raises(ConfigError) as caught:
+        EngineSettings.from_options({name: value})
+    message = str(caught.value)
+    assert name in message
+    assert repr(value) in message
+    assert allowed in message
+
+
+def test_none_means_unset_even_where_there_is_a_default() -> None:
+    """Programs pass optional values through."""
+    nothing = {item.name: None for item in setting_fields()}
+    assert EngineSettings.from_options(nothing) == EngineSettings()
+
+
+def test_sizes_as_text_and_automatic_length() -> None:
+    settings = EngineSettings.from_options({"max_model_len": "32k", "model": Path("a") / "b"})
+    assert settings.max_model_len == 32000
+    assert settings.model == str(Path("a") / "b")
+    for automatic in (-1, "auto", "-1"):
+        assert EngineSettings.from_options({"max_model_len": automatic}).max_model_len is None
+
+
+def test_pool_is_sized_once() -> None:
+    """Which of two sizes holds would depend on the order of checks."""
+    with pytest.raises(ConfigError, match="both size the KV cache"):
+        EngineSettings(kv_cache_memory=2**20, num_kv_blocks=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1000", 1000),
+        ("4GiB", 4 * 2**30),
+        ("1.5 gib", 3 * 2**29),
+        ("2GB", 2 * 10**9),
+        ("3g", 3 * 2**30),
+    ],
+)
+def test_parse_bytes(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+def test_parse_count_tells_decimal_from_binary_thousands() -> None:
+    assert (parse_count("8k"), parse_count("8K"), parse_count("12")) == (8000, 8192, 12)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "GiB", "1 2"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number"):
+        parse_bytes(text)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    """The command line and the docs are made from it."""
+    assert all(item.metadata["help"] for item in setting_fields())

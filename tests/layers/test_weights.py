@@ -1,0 +1,71 @@
+"""Layers take their weights part by part, into the right place."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention import ReferenceAttention
+from quire.layers import LayerFactory
+from quire.ops import build_op_set, force_isa
+from quire.platform import detect_platform
+
+OPS = build_op_set(detect_platform(), force_isa("none"))
+
+
+def make(dtype: torch.dtype = torch.float32) -> LayerFactory:
+    return LayerFactory(OPS, ReferenceAttention(), dtype, torch.device("cpu"), 16)
+
+
+def test_merged_linear() -> None:
+    """Catches q, k and v in the wrong order or place."""
+    layer = make().qkv_linear(5, (4, 2, 3), bias=True)
+    assert layer.weights.shapes() == {
+        "q.weight": (12, 5),
+        "k.weight": (6, 5),
+        "v.weight": (6, 5),
+        "q.bias": (12,),
+        "k.bias": (6,),
+        "v.bias": (6,),
+    }
+    parts = {part: torch.randn(shape) for part, shape in layer.weights.shapes().items()}
+    for part in reversed(parts):
+        layer.weights.load(part, parts[part])
+    x = torch.randn(3, 5)
+    got = layer(x).split([12, 6, 6], dim=1)
+    for name, out in zip("qkv", got, strict=True):
+        expected = x @ parts[f"{name}.weight"].T + parts[f"{name}.bias"]
+        torch.testing.assert_close(out, expected)
+
+
+def test_transposed_linear() -> None:
+    """Catches GPT-2's weights used the wrong way round where they happen to be square."""
+    layer = make().linear(4, 4, bias=False, transposed=True)
+    weight, x = torch.randn(4, 4), torch.randn(2, 4)
+    layer.weights.load("weight", weight)
+    torch.testing.assert_close(layer(x), x @ weight)
+    assert layer.weight.is_contiguous()
+
+
+def test_tied_head_has_nothing_to_load() -> None:
+    """Catches a second copy of the largest matrix of a small model."""
+    embedding = make(torch.bfloat16).embedding(10, 4)
+    embedding.weights.load("weight", torch.randn(10, 4))
+    head = make(torch.bfloat16).lm_head(10, 4, tied=embedding)
+    assert head.weights.shapes() == {}
+    assert head.weight.data_ptr() == embedding.weight.data_ptr()
+    logits = head(torch.randn(2, 4, dtype=torch.bfloat16))
+    assert (logits.dtype, logits.shape) == (torch.float32, (2, 10))
+
+
+def test_norm_adds_before_it_norms() -> None:
+    """Catches a residual that is lost, or counted twice."""
+    for norm in (make().rms_norm(6, 1e-5), make().layer_norm(6, 1e-5)):
+        for part, shape in norm.weights.shapes().items():
+            norm.weights.load(part, torch.rand(shape))
+        x, residual = torch.randn(2, 3, 6)
+        normed, total = norm.add(x, residual)
+        torch.testing.assert_close(total, x + residual)
+        torch.testing.assert_close(normed, norm(x + residual))
+        first, same = norm.add(x, None)
+        torch.testing.assert_close(first, norm(x))
+        assert same is x

@@ -1,0 +1,213 @@
+"""Tiny random checkpoints of every supported family and variant, written by `transformers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LENGTHS = (23, 1, 37, 9)
+"""Tokens of the sequences that go through a model together, in blocks of 4."""
+
+VOCAB = 128
+_LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_OPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_BASES = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "sliding_window": None},
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, "head_dim": 16},
+    "opt": _OPT,
+    "gpt2": _GPT2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant. extra: config values beyond the family's base. max_positions: the context
+    that the engine is started with. lengths: of the sequences to compare."""
+
+    name: str
+    model_type: str
+    extra: dict[str, Any] = field(default_factory=dict)
+    shard_size: str = "1GB"
+    max_positions: int = 64
+    lengths: tuple[int, ...] = LENGTHS
+
+
+def _rope(name: str, rope: dict[str, Any], **more: Any) -> Case:
+    return Case(
+        f"llama-{name}", "llama", {"rope_parameters": {"rope_theta": 500.0, **rope}}, **more
+    )
+
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 6.0],
+    "original_max_position_embeddings": 40,
+}
+CASES = (
+    Case("llama", "llama"),
+    Case("llama-bias", "llama", {"attention_bias": True, "mlp_bias": True}),
+    Case("llama-tied", "llama", {"tie_word_embeddings": True}),
+    Case("llama-sharded", "llama", shard_size="10KB"),
+    Case("llama-head-dim", "llama", {"head_dim": 16}),
+    Case("llama-mqa", "llama", {"num_key_value_heads": 1}),
+    Case("llama-gelu", "llama", {"hidden_act": "gelu"}),
+    _rope("linear", {"rope_type": "linear", "factor": 4.0}),
+    _rope("dynamic", {"rope_type": "dynamic", "factor": 2.0}),
+    _rope(
+        "llama3",
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    Case(
+        "llama-yarn",
+        "llama",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 48,
+                "beta_fast": 2.0,
+                "beta_slow": 0.5,
+            },
+        },
+    ),
+    _rope(
+        "yarn-mscale",
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "beta_fast": 8.0,
+            "beta_slow": 0.5,
+            "truncate": False,
+        },
+    ),
+    _rope("longrope-short", _LONGROPE, max_positions=40),
+    _rope("longrope-long", _LONGROPE, max_positions=64, lengths=(41, 52)),
+    Case("mistral", "mistral"),
+    Case("mistral-window", "mistral", {"sliding_window": 6, "num_hidden_layers": 4}),
+    Case("qwen2", "qwen2"),
+    Case("qwen2-tied", "qwen2", {"tie_word_embeddings": True}),
+    Case(
+        "qwen2-mixed",
+        "qwen2",
+        {
+            "num_hidden_layers": 5,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+    ),
+    Case(
+        "qwen2-layer-types",
+        "qwen2",
+        {
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    Case("qwen3", "qwen3"),
+    Case("qwen3-bias", "qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    Case("opt", "opt"),
+    Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    Case(
+        "opt-plain",
+        "opt",
+        {
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "tie_word_embeddings": False,
+            "activation_function": "gelu",
+        },
+    ),
+    Case("gpt2", "gpt2"),
+    Case(
+        "gpt2-scales",
+        "gpt2",
+        {
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 40,
+            "activation_function": "relu",
+            "n_layer": 4,
+        },
+    ),
+    Case("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
+)
+
+
+def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Save a random model of `case` into `folder` and return the `transformers` model.
+
+    All parameters are random, biases and norms too: zeros and ones would hide a forgotten one.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = CONFIG_MAPPING[case.model_type](**{**_BASES[case.model_type], **case.extra})
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            is_norm = "norm" in name or ".ln_" in name
+            parameter.copy_(noise + 1.0 if is_norm and name.endswith("weight") else noise)
+    model = model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=case.shard_size)
+    return model
+
+
+def random_sequences(lengths: tuple[int, ...] = LENGTHS) -> dict[int, list[int]]:
+    """Token ids by sequence."""
+    generator = torch.Generator().manual_seed(11)
+    return {
+        seq: torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+        for seq, length in enumerate(lengths)
+    }

@@ -1,0 +1,141 @@
+"""Drives a model over a real paged KV pool: builds `StepInputs` from plain lists of tokens.
+
+The pool is hostile: it starts as NaN, block ids are shuffled, and blocks that have left a sliding
+window are overwritten with NaN, so reading anything that a query must not see shows in the logits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from quire.attention import (
+    AttentionBackend,
+    AttentionNeeds,
+    GroupInputs,
+    KVPool,
+    StepInputs,
+    select_backend,
+)
+from quire.config import ModelSpec, group_layers, read_model_spec
+from quire.layers import LayerFactory
+from quire.models import CausalLM, load_model
+from quire.ops import build_op_set, force_isa
+from quire.platform import detect_platform
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 256
+
+
+class PagedModel:
+    """A loaded model with its KV pool and the block tables of the sequences fed so far."""
+
+    def __init__(self, folder: Path, implementation: str, max_positions: int = 96) -> None:
+        """implementation: "reference" (plain torch only) or "best" (what this machine has)."""
+        self.spec = read_model_spec(folder)
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        self._backend = _new_backend(self.spec, implementation)
+        factory = new_factory(self.spec, implementation, self._backend, max_positions)
+        self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
+        self._pool = _new_pool(self.spec, dtype)
+        self._groups = group_layers(self.spec.windows)
+        self._free = list(range(NUM_BLOCKS))
+        random.Random(7).shuffle(self._free)
+        self._tables: dict[int, list[list[int]]] = {}
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def backend_name(self) -> str:
+        return self._backend.name
+
+    def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
+        """Feed each sequence its next tokens, all in one flat batch; logits [n, V] by sequence."""
+        starts = {seq: self._lengths.get(seq, 0) for seq in chunks}
+        for seq, tokens in chunks.items():
+            self._extend(seq, len(tokens))
+        token_ids = torch.tensor([token for tokens in chunks.values() for token in tokens])
+        positions = torch.tensor(
+            [starts[seq] + i for seq, tokens in chunks.items() for i in range(len(tokens))]
+        )
+        with torch.inference_mode():
+            hidden = self.model.forward(token_ids, positions, self._inputs(chunks, starts))
+            logits = self.model.logits(hidden)
+        self._forget_outside_windows(chunks)
+        pieces = logits.split([len(tokens) for tokens in chunks.values()])
+        return dict(zip(chunks, pieces, strict=True))
+
+    def _extend(self, seq: int, num_tokens: int) -> None:
+        tables = self._tables.setdefault(seq, [[] for _ in self._groups])
+        self._lengths[seq] = self._lengths.get(seq, 0) + num_tokens
+        for table in tables:
+            while len(table) * BLOCK_SIZE < self._lengths[seq]:
+                table.append(self._free.pop())
+
+    def _inputs(self, chunks: Mapping[int, Sequence[int]], starts: Mapping[int, int]) -> StepInputs:
+        sizes = [len(tokens) for tokens in chunks.values()]
+        lengths = [self._lengths[seq] for seq in chunks]
+        query_start_loc = torch.tensor([0, *sizes]).cumsum(0).int()
+        seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        groups: list[GroupInputs] = []
+        for index, group in enumerate(self._groups):
+            tables = [self._tables[seq][index] for seq in chunks]
+            width = max(len(table) for table in tables)
+            padded = [table + [0] * (width - len(table)) for table in tables]
+            block_table = torch.tensor(padded, dtype=torch.int32)
+            slots = [
+                table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                for seq, table in zip(chunks, tables, strict=True)
+                for position in range(starts[seq], self._lengths[seq])
+            ]
+            plan = self._backend.plan(query_start_loc, seq_lens, block_table, group.window)
+            groups.append(GroupInputs(block_table, torch.tensor(slots), group.window, plan))
+        return StepInputs(
+            query_start_loc, seq_lens, max(sizes), max(lengths), tuple(groups), self._pool
+        )
+
+    def _forget_outside_windows(self, chunks: Mapping[int, Sequence[int]]) -> None:
+        for seq in chunks:
+            for index, group in enumerate(self._groups):
+                if group.window is not None:
+                    unseen = max(0, self._lengths[seq] - group.window + 1) // BLOCK_SIZE
+                    dead = self._tables[seq][index][:unseen]
+                    self._pool.pages[:, :, dead] = float("nan")
+
+
+def new_factory(
+    spec: ModelSpec,
+    implementation: str = "reference",
+    backend: AttentionBackend | None = None,
+    max_positions: int = 64,
+) -> LayerFactory:
+    """What makes the layers of `spec` on this machine's CPU."""
+    isa = "none" if implementation == "reference" else None
+    return LayerFactory(
+        build_op_set(detect_platform(), force_isa(isa)),
+        backend or _new_backend(spec, implementation),
+        getattr(torch, spec.dtype),
+        torch.device("cpu"),
+        max_positions,
+    )
+
+
+def _new_backend(spec: ModelSpec, implementation: str) -> AttentionBackend:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    needs = AttentionNeeds(dtype, dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
+    forced = "reference" if implementation == "reference" else None
+    return select_backend(detect_platform(), needs, forced).backend
+
+
+def _new_pool(spec: ModelSpec, dtype: torch.dtype) -> KVPool:
+    groups = group_layers(spec.windows)
+    num_planes = max(len(group.layers) for group in groups)
+    shape = (num_planes, 2, NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    planes, group_of = [0] * spec.num_layers, [0] * spec.num_layers
+    for index, group in enumerate(groups):
+        for plane, layer in enumerate(group.layers):
+            planes[layer], group_of[layer] = plane, index
+    pages = torch.full(shape, float("nan"), dtype=dtype)
+    return KVPool(pages, tuple(planes), tuple(group_of))

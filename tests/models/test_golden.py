@@ -1,0 +1,137 @@
+"""Every supported family equals `transformers` in logits, however the tokens are fed.
+
+Catches: a wrong formula, a missing bias or norm, weights in the wrong place, positions or windows
+off by one, and anything in the paged cache that depends on how a prompt was cut into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.families import CASES, Case, random_sequences, write_checkpoint
+from tests.models.harness import PagedModel
+
+TOLERANCE = 1e-4
+"""Relative to the largest logit; float32 sums in another order differ by about 1e-6."""
+
+Logits = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A checkpoint, what to feed, and the logits of every token by `transformers`."""
+
+    case: Case
+    folder: Path
+    sequences: dict[int, list[int]]
+    logits: Logits
+
+
+@pytest.fixture(scope="session", params=CASES, ids=lambda case: case.name)
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    model = write_checkpoint(case, folder)
+    sequences = random_sequences(case.lengths)
+    with torch.inference_mode():
+        logits = {seq: model(torch.tensor([tokens])).logits[0] for seq, tokens in sequences.items()}
+    return Golden(case, folder, sequences, logits)
+
+
+@pytest.fixture(params=["reference", "best"])
+def paged(request: pytest.FixtureRequest, golden: Golden) -> PagedModel:
+    return PagedModel(golden.folder, request.param, golden.case.max_positions)
+
+
+def test_whole_prefill(golden: Golden, paged: PagedModel) -> None:
+    """All sequences at once, each in one chunk."""
+    assert_equal(paged.step(golden.sequences), golden.logits)
+
+
+def test_token_by_token(golden: Golden, paged: PagedModel) -> None:
+    """Half of each sequence as a prompt, then one token of every sequence per step."""
+    steps = [{seq: tokens[: len(tokens) // 2] for seq, tokens in golden.sequences.items()}]
+    for offset in range(max(golden.case.lengths)):
+        step = {}
+        for seq, tokens in golden.sequences.items():
+            position = len(tokens) // 2 + offset
+            step[seq] = tokens[position : position + 1]
+        steps.append(step)
+    assert_equal(run(paged, steps), golden.logits)
+
+
+def test_chunked_prefill(golden: Golden, paged: PagedModel) -> None:
+    """Chunks of uneven sizes, sequences at different stages in one batch."""
+    steps = chunks(golden.sequences, [5, 1, 8, 3, 1, 11])
+    assert_equal(run(paged, steps), golden.logits)
+
+
+def chunks(sequences: dict[int, list[int]], sizes: list[int]) -> Iterator[dict[int, list[int]]]:
+    """Sequence s starts s steps late and takes sizes[(step + s) % len(sizes)] tokens per step."""
+    done = dict.fromkeys(sequences, 0)
+    step = 0
+    while any(done[seq] < len(tokens) for seq, tokens in sequences.items()):
+        batch = {}
+        for seq, tokens in sequences.items():
+            if step >= seq:
+                size = sizes[(step + seq) % len(sizes)]
+                batch[seq] = tokens[done[seq] : done[seq] + size]
+                done[seq] += len(batch[seq])
+        step += 1
+        yield batch
+
+
+def run(paged: PagedModel, steps: Iterator[dict[int, list[int]]] | list) -> Logits:
+    pieces: dict[int, list[torch.Tensor]] = {}
+    for step in steps:
+        batch = {seq: tokens for seq, tokens in step.items() if tokens}
+        if batch:
+            for seq, logits in paged.step(batch).items():
+                pieces.setdefault(seq, []).append(logits)
+    return {seq: torch.cat(parts) for seq, parts in pieces.items()}
+
+
+def assert_equal(got: Logits, expected: Logits) -> None:
+    assert got.keys() == expected.keys()
+    for seq, reference in expected.items():
+        assert got[seq].shape == reference.shape
+        error = (got[seq] - reference).abs().max() / reference.abs().max()
+        assert error <= TOLERANCE, f"sequence {seq}: relative error {error:.2e}"
+
+
+def test_dynamic_rope_beyond_the_trained_length(tmp_path: Path) -> None:
+    """Catches a base that does not grow as in `transformers`, which takes each position's base
+    from the length at which that position is decoded."""
+    case = next(case for case in CASES if case.name == "llama-dynamic")
+    model = write_checkpoint(case, tmp_path)
+    tokens = random_sequences((90,))[0]
+    cache, expected = None, []
+    with torch.inference_mode():
+        for token in tokens:
+            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            expected.append(out.logits[0, 0])
+    paged = PagedModel(tmp_path, "reference", 128)
+    steps = chunks({0: tokens}, [40, 1, 30, 19])
+    assert_equal(run(paged, steps), {0: torch.stack(expected)})
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "opt", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("implementation", ["reference", "best"])
+def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype, implementation: str) -> None:
+    """Catches a cast that is missing or in the wrong place: errors stay near those of
+    `transformers` in the same dtype, both against float32."""
+    case = next(case for case in CASES if case.name == name)
+    tokens = random_sequences()[0]
+    model = write_checkpoint(case, tmp_path, dtype)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([tokens])).logits[0].float()
+        exact = model.float()(torch.tensor([tokens])).logits[0]
+    paged = PagedModel(tmp_path, implementation, 64)
+    got = run(paged, chunks({0: tokens}, [11, 1, 5]))[0]
+    assert (got - exact).norm() <= 1.5 * (theirs - exact).norm()

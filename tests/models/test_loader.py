@@ -1,0 +1,263 @@
+"""Loading: what a checkpoint may look like, and what it is refused for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.families import CASES, random_sequences, write_checkpoint
+from tests.models.harness import PagedModel, new_factory
+
+from quire.config import ModelSpec, read_checkpoint, read_model_spec
+from quire.errors import ConfigError
+from quire.models import ARCHITECTURES, CausalLM, find_model, load_model
+
+Tensors = dict[str, torch.Tensor]
+CASE_BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a case by its name, written once."""
+    folders: dict[str, Path] = {}
+
+    def write(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            write_checkpoint(CASE_BY_NAME[name], folders[name])
+        return folders[name]
+
+    return write
+
+
+def rewrite(
+    source: Path,
+    folder: Path,
+    change: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+    **config: Any,
+) -> Path:
+    """A copy of a checkpoint with its tensors and config.json changed."""
+    settings = json.loads((source / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(change(load_file(source / "model.safetensors")), folder / "model.safetensors")
+    return folder
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    return PagedModel(folder, "reference", 64).step({0: random_sequences()[0]})[0]
+
+
+def load(folder: Path, **options: Any) -> CausalLM:
+    spec = read_model_spec(folder)
+    return load_model(spec, folder, new_factory(spec), progress=False, **options)
+
+
+RENAMES = {
+    "no-prefix": lambda name: name.removeprefix("model."),
+    "compiled": lambda name: "_orig_mod." + name,
+    "compiled-inside": lambda name: name.replace("model.layers.", "model._orig_mod.layers."),
+}
+
+
+@pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
+def test_other_spellings_of_names(
+    originals: Callable[[str], Path], tmp_path: Path, rename: Callable[[str], str]
+) -> None:
+    """Catches checkpoints of base models, or saved from torch.compile, being refused."""
+    source = originals("llama")
+    folder = rewrite(source, tmp_path, lambda tensors: {rename(k): v for k, v in tensors.items()})
+    assert torch.equal(logits_of(folder), logits_of(source))
+
+
+def test_gpt2_as_first_published(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches GPT-2's own files being refused: no prefix, and mask buffers among the weights."""
+    source = originals("gpt2")
+
+    def old(tensors: Tensors) -> Tensors:
+        plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+        return plain | {
+            "h.0.attn.bias": torch.ones(1, 1, 8, 8),
+            "h.1.attn.masked_bias": torch.ones(1),
+        }
+
+    folder = rewrite(source, tmp_path, old)
+    assert torch.equal(logits_of(folder), logits_of(source))
+
+
+def test_old_llama_buffers_are_ignored(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches Llama 1 and 2 files with saved frequencies being refused."""
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    source = originals("llama")
+    folder = rewrite(source, tmp_path, lambda tensors: tensors | {name: torch.ones(4)})
+    assert torch.equal(logits_of(folder), logits_of(source))
+
+
+def test_tied_head(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches a tied checkpoint refused because it also stores the head, or only the head, and a
+    head that was trained on its own being replaced by the embedding."""
+    source = originals("llama-tied")
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"
+
+    def variant(name: str, change: Callable[[Tensors], Tensors]) -> torch.Tensor:
+        folder = tmp_path / name
+        folder.mkdir()
+        return logits_of(rewrite(source, folder, change))
+
+    expected = logits_of(source)
+    assert torch.equal(variant("both", lambda t: t | {head: t[embed].clone()}), expected)
+    moved = variant("moved", lambda t: {head if k == embed else k: v for k, v in t.items()})
+    assert torch.equal(moved, expected)
+    own = variant("own", lambda t: t | {head: 2 * t[embed]})
+    assert torch.allclose(own, 2 * expected)
+
+
+def test_weights_in_another_dtype(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches weights reinterpreted, not converted, when dtype differs from the files."""
+    source = originals("llama")
+    folder = rewrite(source, tmp_path, dtype="bfloat16")
+    got, expected = logits_of(folder), logits_of(source)
+    assert got.dtype == torch.float32
+    assert (got - expected).abs().max() / expected.abs().max() < 0.1
+
+
+def without(*names: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {k: v for k, v in tensors.items() if k not in names}
+
+
+O_PROJ = "model.layers.1.self_attn.o_proj.weight"
+REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, Any], str]] = {
+    "missing": (without(O_PROJ), {}, rf"1 tensor \('{O_PROJ}'\) is missing"),
+    "many missing": (
+        lambda tensors: {k: v for k, v in tensors.items() if "layers" not in k},
+        {},
+        r"18 tensors \('model\.layers\.0\.(.*?, ){5}\.\.\.\) are missing",
+    ),
+    "no head": (without("lm_head.weight"), {}, "'lm_head.weight'.* is missing"),
+    "unexpected": (
+        lambda tensors: tensors | {"model.layers.0.extra.weight": torch.ones(2)},
+        {},
+        r"'model\.layers\.0\.extra\.weight'\) is in the weight files",
+    ),
+    "bias not in config": (
+        lambda tensors: tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
+        {},
+        "q_proj.bias",
+    ),
+    "more layers": (lambda tensors: tensors, {"num_hidden_layers": 1}, "9 tensors .* are in"),
+    "shape": (
+        lambda tensors: tensors | {O_PROJ: torch.ones(32, 31)},
+        {},
+        rf"'{O_PROJ}' has shape \[32, 31\], but config.json asks for \[32, 32\]",
+    ),
+    "integers": (
+        lambda tensors: tensors | {O_PROJ: torch.ones(32, 32, dtype=torch.int8)},
+        {},
+        f"'{O_PROJ}' is stored as I8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "config", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(
+    originals: Callable[[str], Path],
+    tmp_path: Path,
+    change: Callable[[Tensors], Tensors],
+    config: dict[str, Any],
+    message: str,
+) -> None:
+    """Catches a model that runs with uninitialised or leftover weights."""
+    folder = rewrite(originals("llama"), tmp_path, change, **config)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_truncated_file(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches a crash of the process (bus error) on a file that was cut off."""
+    folder = rewrite(originals("llama"), tmp_path)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors: broken.*expected \d+ bytes"):
+        load(folder)
+
+
+def test_unknown_architecture_and_format(originals: Callable[[str], Path]) -> None:
+    """Catches a KeyError where the user needs the list of what is served."""
+    with pytest.raises(ConfigError, match=r"'Nope' is not supported.*Qwen3ForCausalLM"):
+        find_model("Nope")
+    with pytest.raises(ConfigError, match="load_format='bin'"):
+        load(originals("llama"), load_format="bin")
+
+
+def test_every_architecture_has_a_model() -> None:
+    """Catches a registry entry whose module or class was renamed."""
+    for architecture in ARCHITECTURES:
+        assert callable(find_model(architecture))
+
+
+@pytest.mark.parametrize("name", CASE_BY_NAME)
+def test_parameter_counts(originals: Callable[[str], Path], name: str) -> None:
+    """Catches a memory plan that is wrong where there are no files to measure."""
+    folder = originals(name)
+    spec, checkpoint = read_model_spec(folder), read_checkpoint(folder)
+    assert spec.num_parameters * spec.dtype_bytes == checkpoint.num_bytes
+
+
+def weights_of(spec: ModelSpec, seed: int) -> list[torch.Tensor]:
+    model: Any = load_model(spec, Path("nowhere"), new_factory(spec), "dummy", seed)
+    layers = [
+        layer for block in model.blocks for layer in (block.qkv, block.mlp_norm, block.mlp.up)
+    ]
+    return [layer.weight for layer in (*layers, model.embed, model.embed_positions)]
+
+
+def test_dummy_weights(originals: Callable[[str], Path]) -> None:
+    """Catches dummy weights that read files, differ between runs, or are not finite."""
+    spec = read_model_spec(originals("opt-350m"))
+    first, again, other = (weights_of(spec, seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    for weight in first:
+        assert weight.isfinite().all()
+        assert weight.dim() == 1 or 0.01 < weight.float().std() < 0.03
+        assert weight.dim() == 1 or weight.unique(dim=0).shape == weight.shape
+
+
+def test_progress(originals: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """Catches a log that fills with carriage returns, or misses the line scripts wait for."""
+    folder = originals("llama-sharded")
+    spec = read_model_spec(folder)
+    load_model(spec, folder, new_factory(spec), progress=True)
+    err = capfd.readouterr().err
+    assert err.startswith("Loading safetensors checkpoint shards: 100% | ")
+    assert err.count("\n") == 1
+    assert "\r" not in err
+    load_model(spec, folder, new_factory(spec), progress=False)
+    assert capfd.readouterr().err == ""
+
+
+def test_third_party_architecture(
+    originals: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a plug-in that is installed but not found by both registries."""
+    package = tmp_path / "plugin"
+    (package / "plugin-1.0.dist-info").mkdir(parents=True)
+    (package / "plugin-1.0.dist-info" / "METADATA").write_text("Name: plugin\nVersion: 1.0\n")
+    (package / "plugin-1.0.dist-info" / "entry_points.txt").write_text(
+        "[quire.model_specs]\nMyForCausalLM = quire_plugin_of_a_test:read\n"
+        "[quire.models]\nMyForCausalLM = quire.models.llama:LlamaModel\n"
+    )
+    (package / "quire_plugin_of_a_test.py").write_text(
+        "from quire.config import families\nread = families._read_llama\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    source, folder = originals("llama"), tmp_path / "model"
+    folder.mkdir()
+    rewrite(source, folder, architectures=["MyForCausalLM"])
+    assert torch.equal(logits_of(folder), logits_of(source))
+    with pytest.raises(ConfigError, match="MyForCausalLM, OPTForCausalLM"):
+        find_model("Nope")

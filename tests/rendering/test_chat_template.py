@@ -1,0 +1,397 @@
+"""Chat templates of many styles, compared with transformers; refusals and the sandbox's limits."""
+
+import datetime
+import enum
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import ConfigError, RequestError
+from quire.rendering import RESERVED_KWARGS, ChatTemplate
+from quire.rendering.template_sandbox import TemplateLimits
+
+SOURCES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))
+}
+SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+NOW = datetime.datetime(2025, 3, 9, 12, 30, tzinfo=datetime.UTC)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": 'The weather <now> & "later"',
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "städte": {"type": "array", "items": {"type": "string"}},
+                "unit": {"type": ["string", "null"], "enum": ["°C", "°F"]},
+                "days": {"type": "integer"},
+            },
+            "required": ["städte"],
+        },
+    },
+}
+SYSTEM = {"role": "system", "content": "Be kind.\n"}
+ASK = {"role": "user", "content": "  Hi, 你好 👋 <b>&amp;\n\nbye  "}
+ANSWER = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello! "}
+AGAIN = {"role": "user", "content": "And now?"}
+REASONED = {"role": "assistant", "content": "42", "reasoning_content": "six by seven"}
+ARGUMENTS = {"städte": ["Zürich", "东京"], "days": 3, "quoted": "it's"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "abc123def",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": ARGUMENTS},
+        }
+    ],
+}
+RESULT = {"role": "tool", "content": '{"°C": 21}', "tool_call_id": "abc123def", "name": "x"}
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one": [ASK],
+    "system": [SYSTEM, ASK],
+    "many": [SYSTEM, ASK, ANSWER, AGAIN],
+    "answered": [ASK, ANSWER, AGAIN, REASONED],
+    "not_alternating": [ASK, AGAIN],
+    "tools": [SYSTEM, ASK, CALL, RESULT],
+    "two_results": [ASK, CALL, RESULT, RESULT, ANSWER, AGAIN],
+    "short_id": [ASK, {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "1"}]}, RESULT],
+    "other_role": [ASK, {"role": "critic", "content": "no"}],
+}
+
+
+class FrozenClock(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return NOW
+
+
+@pytest.fixture(scope="session")
+def oracle(folders: dict[str, Path], transformers: Any) -> Any:
+    """A transformers tokenizer with the special tokens `SPECIAL`."""
+    return transformers.AutoTokenizer.from_pretrained(folders["llama3"])
+
+
+@pytest.fixture(autouse=True)
+def _frozen_clock(monkeypatch: pytest.MonkeyPatch, transformers: Any) -> None:
+    from transformers.utils import chat_template_utils
+
+    monkeypatch.setattr(chat_template_utils, "datetime", FrozenClock)
+
+
+def ours(name: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate(SOURCES[name], SPECIAL, now=lambda: NOW, **options)
+
+
+def outcome(render: Callable[..., str], *args: Any, **kwargs: Any) -> str | None:
+    """The rendered text, None for a refusal."""
+    try:
+        return render(*args, **kwargs)
+    except Exception:  # noqa: BLE001 (the oracle raises whatever the template raises)
+        return None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_render_equals_transformers(name: str, oracle: Any) -> None:
+    """Fault: a prompt that differs from the one the model was trained on, even by a space."""
+    template = ours(name)
+    num_rendered = 0
+    for (label, messages), tools, generate in itertools.product(
+        CONVERSATIONS.items(), (None, [TOOL, TOOL]), (True, False)
+    ):
+        if name == "deepseek" and any("tool_calls" in message for message in messages):
+            continue  # it takes arguments as text only, where the oracle fails on an object
+        given: list[dict[str, Any]] = messages
+        if name == "llava_parts":
+            given = [
+                {**m, "content": [{"type": "image"}, {"type": "text", "text": m["content"]}]}
+                for m in messages
+                if m["content"]
+            ]
+
+        text = outcome(
+            oracle.apply_chat_template,
+            given,
+            tools=tools,
+            chat_template=SOURCES[name],
+            tokenize=False,
+            add_generation_prompt=generate,
+        )
+        found = outcome(template.render, given, tools, add_generation_prompt=generate)
+        assert found == text, (label, tools is not None, generate)
+        num_rendered += text is not None
+    assert num_rendered >= 8
+
+
+# `nemotron` prints the length of the text, in which the end mark counts.
+@pytest.mark.parametrize("name", sorted(set(SOURCES) - {"nemotron"}))
+def test_continue_final_message_equals_transformers(name: str, oracle: Any) -> None:
+    """Fault: an end-of-turn token after the message that is to be continued."""
+    template = ours(name)
+    num_rendered = 0
+    for last in ("Sure, ", "Sure,", "a\n\n", " b "):
+        messages = [ASK, {"role": "assistant", "content": last}]
+        if name == "llava_parts":
+            messages = [
+                {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
+            ]
+
+        text = outcome(
+            oracle.apply_chat_template,
+            messages,
+            chat_template=SOURCES[name],
+            tokenize=False,
+            continue_final_message=True,
+        )
+        found = outcome(
+            template.render, messages, add_generation_prompt=False, continue_final_message=True
+        )
+        assert found == text, last
+        num_rendered += text is not None
+    assert num_rendered
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("qwen3", {"enable_thinking": False}),
+        ("qwen3", {"enable_thinking": True}),
+        ("glm", {"enable_thinking": False}),
+        ("gpt_oss", {"reasoning_effort": "high"}),
+        ("llama31_tools", {"date_string": "1 Jan 2000"}),
+        ("granite", {"controls": {"length": "short"}}),
+        ("chatml", {"unknown_to_the_template": [1, {"a": None}]}),
+    ],
+)
+def test_template_variables_equal_transformers(
+    name: str, kwargs: dict[str, Any], oracle: Any
+) -> None:
+    """Fault: `chat_template_kwargs` do not reach the template."""
+    expected = oracle.apply_chat_template(
+        [ASK], chat_template=SOURCES[name], tokenize=False, add_generation_prompt=True, **kwargs
+    )
+    assert ours(name).render([ASK], **kwargs) == expected
+
+
+@pytest.mark.parametrize("name", ["command_r", "granite"])
+def test_documents_equal_transformers(name: str, oracle: Any) -> None:
+    """Fault: retrieved documents are lost."""
+    documents = [{"title": "A", "text": "one"}, {"title": "B", "text": "zwei ü"}]
+    expected = oracle.apply_chat_template(
+        [ASK],
+        documents=documents,
+        chat_template=SOURCES[name],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert ours(name).render([ASK], documents=documents) == expected
+    assert "zwei ü" in expected
+
+
+def test_messages_are_left_as_they_are() -> None:
+    """Fault: rendering changes the caller's messages (the next turn is built on them)."""
+    messages = [ASK, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
+    copy = [dict(message) for message in messages]
+    ours("gemma3_parts").render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert messages == copy
+    assert messages[1]["content"] == [{"type": "text", "text": "x"}]
+
+
+def test_content_forms() -> None:
+    """Fault: a list of parts is printed as Python code, or text is spelled out letter by letter."""
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ]
+    text = [{"role": "user", "content": "a"}]
+    assert ours("chatml").content_form() == "string"
+    assert "user\na\nb<|im_end|>" in ours("chatml").render(parts)
+    assert ours("llava_parts").content_form() == "parts"
+    assert ours("llava_parts").render(text) == "USER: a ASSISTANT:"
+    assert ours("gemma3_parts").content_form() == "either"
+    assert ">user\nab<end" in ours("gemma3_parts").render(parts)
+    assert ours("llama31_tools").content_form() == "string"
+    with pytest.raises(RequestError, match=r"'image'.*takes text only"):
+        ours("chatml").render([{"role": "user", "content": [{"type": "image"}]}])
+
+
+def test_tool_arguments_in_both_forms() -> None:
+    """Fault: arguments as JSON text (what OpenAI clients send back) are encoded twice, or a
+    template that wants text fails on an object."""
+    import json
+
+    function = {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}
+    as_text = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    for name in ("qwen25", "qwen3", "hermes_tools", "glm", "gpt_oss"):
+        assert ours(name).render([ASK, as_text]) == ours(name).render([ASK, CALL])
+    shown = ours("deepseek").render([ASK, CALL])
+    assert "```json\n" + json.dumps(ARGUMENTS, ensure_ascii=False) + "\n```" in shown
+
+
+def test_reasoning_under_any_name() -> None:
+    """Fault: reasoning sent back under another API's name is dropped."""
+    for field in ("reasoning", "thinking", "reasoning_content"):
+        messages = [ASK, {"role": "assistant", "content": "42", field: "six by seven"}]
+        assert "<think>\nsix by seven\n</think>" in ours("qwen3").render(messages)
+        assert "analysis<|message|>six by seven" in ours("gpt_oss").render(messages)
+
+
+def test_tool_use_template_is_chosen() -> None:
+    """Fault: tools are ignored because the model keeps a template of its own for them."""
+    template = ChatTemplate({"default": "plain", "tool_use": "with tools", "rag": "rag"})
+    assert template.render([ASK]) == "plain"
+    assert template.render([ASK], [TOOL]) == "with tools"
+    assert template.render([ASK], [TOOL], template_name="rag") == "rag"
+    with pytest.raises(RequestError, match=r"'other'.*default, rag, tool_use"):
+        template.render([ASK], template_name="other")
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_KWARGS - {"self"}), "bos_token", "not a name"])
+def test_reserved_variables(name: str) -> None:
+    """Fault: a request changes the template, the tokens, or how the result is returned."""
+    with pytest.raises(RequestError, match="chat_template_kwargs"):
+        ours("chatml").check_kwargs({name: True})
+
+
+def test_refusals_carry_the_templates_words() -> None:
+    """Fault: the user gets a traceback, or no reason."""
+    with pytest.raises(RequestError, match="no system role"):
+        ours("gemma").render([SYSTEM, ASK])
+    with pytest.raises(RequestError, match="both true"):
+        ours("chatml").render([ASK], continue_final_message=True)
+    for template, words in (
+        ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ raise_exception(messages[0].content) }}", "Hi, 你好"),
+        ("{{ raise_exception('no' * 9999) }}", r"^.{1,600}$"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            ChatTemplate(template).render([ASK])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "text", {"role": "user"}, [3], [{"content": "x"}], [{"role": 3, "content": "x"}], None],
+)
+def test_malformed_messages(messages: Any) -> None:
+    """Fault: a malformed conversation is an internal error."""
+    with pytest.raises(RequestError):
+        ours("chatml").render(messages)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ x | no_such_filter }}", "{% if x %}", "{{ 'a }}", "{% unknown %}"]
+)
+def test_syntax_error_is_found_at_load(source: str) -> None:
+    """Fault: a broken template is found by the first user."""
+    with pytest.raises(ConfigError, match="'default' has an error"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__ }}",
+        "{{ (messages | attr('__class__')) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__['datetime'] }}",
+        "{{ namespace.__init__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages.append(1) }}",
+        "{% set messages[0] = 1 %}",
+        "{{ namespace(__class__=1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ self.__init__ }}",
+        "{{ dict.__base__ }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ (messages | map('attr', '__class__') | list)[0].__name__ }}",
+    ],
+)
+def test_sandbox_escapes_fail(source: str) -> None:
+    """Fault: a downloaded template reaches Python internals."""
+    try:
+        text = ChatTemplate(source).render([ASK])
+    except (RequestError, ConfigError):
+        return
+    assert "class" not in text and "function" not in text and "module" not in text
+
+
+DOUBLING = (
+    "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x STEP {% endfor %}{{ ns.x }}"
+)
+DOUBLING_STEPS = (
+    "= ns.x ~ ns.x %}",
+    "= ns.x + ns.x %}",
+    "= ns.x * 2 %}",
+    "= '%s%s' % (ns.x, ns.x) %}",
+    "= '{0}{0}'.format(ns.x) %}",
+    "= [ns.x, ns.x] | join %}",
+    "= ns.x | replace('x', 'xx') %}",
+    "= ns.x.replace('x', 'xx') %}",
+    "= ns.x.join(['', '', '']) %}",
+    "%}{{ ns.x }}{{ ns.x }}{% endset %}",
+)
+LIMITS = TemplateLimits(max_characters=200_000, max_steps=200_000, max_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ [1] * 1000000000 }}",
+        "{{ range(1000000000) | list }}",
+        "{{ 9 ** 999999999 }}",
+        "{{ 'x' | center(1000000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        *(DOUBLING.replace("STEP", step) for step in DOUBLING_STEPS),
+        "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(9999) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{{ loop(messages) }}{% endfor %}",
+    ],
+)
+def test_runaway_templates_are_stopped(source: str) -> None:
+    """Fault: a template holds a processor or the memory (each of these would, unlimited)."""
+    with pytest.raises(RequestError):
+        ChatTemplate(source, limits=LIMITS).render([ASK])
+
+
+def test_ordinary_templates_stay_far_below_the_limits() -> None:
+    """Fault: the limits refuse long, honest conversations."""
+    messages = [ASK, ANSWER] * 5000
+    for name in ("qwen3", "hermes_tools", "llama2", "mistral_v3"):
+        assert len(ours(name).render(messages)) > 100_000
+
+
+def test_plain_data_only() -> None:
+    """Fault: a template calls methods of the objects in a message."""
+
+    class Role(enum.StrEnum):
+        USER = "user"
+
+    class Danger:
+        def run(self) -> str:
+            return "ran"
+
+    text = ChatTemplate("{{ messages[0].role }} {{ messages[0].content }}").render(
+        [{"role": Role.USER, "content": Danger()}]
+    )
+    assert text == "user <Danger>"
+    with pytest.raises(RequestError):
+        ChatTemplate("{{ messages[0].content.run() }}").render(
+            [{"role": "user", "content": Danger()}]
+        )

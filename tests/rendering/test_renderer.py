@@ -1,0 +1,213 @@
+"""The front door: prompts, conversations and outputs of one model folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.errors import ConfigError, RequestError
+from quire.rendering import RenderedPrompt, Renderer
+
+from .conftest import gpt2_like, llama3_like, write_folder
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHAT = [{"role": "user", "content": "Hi 👋"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-3-like model folder with a chat template."""
+    path = write_folder(
+        tmp_path_factory.mktemp("model"),
+        llama3_like(),
+        tokenizer_config={"bos_token": "<|begin|>", "eos_token": "<|im_end|>"},
+    )
+    (path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def renderer(folder: Path) -> Renderer:
+    """The renderer of `folder`; the model has some more embeddings than tokens."""
+    return Renderer.from_folder(folder, vocab_size=512)
+
+
+def test_prompt_forms(renderer: Renderer) -> None:
+    """Fault: one of the ways to give a prompt is refused, or changes the ids."""
+    assert renderer.tokenizer is not None
+    ids = renderer.tokenizer.encode("hello")
+    assert renderer.render_prompt("hello") == RenderedPrompt(ids, "hello")
+    assert renderer.render_prompt({"prompt": "hello"}) == RenderedPrompt(ids, "hello")
+    for given in (ids, tuple(ids), np.array(ids), {"prompt_token_ids": ids}):
+        assert renderer.render_prompt(given) == RenderedPrompt(ids)  # type: ignore[arg-type]
+    both = {"prompt": "hello", "prompt_token_ids": ids}
+    assert renderer.render_prompt(both) == RenderedPrompt(ids, "hello")
+    assert renderer.render_prompt([511]).token_ids == [511]
+    assert renderer.render_prompt("hello", add_special_tokens=False).token_ids == ids[1:]
+    assert renderer.count("hello") == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "no tokens"),
+        ({"prompt_token_ids": []}, "no tokens"),
+        ([1, 2, 512, 3], "512 at index 2 .* 512 tokens"),
+        ([1, -1], "-1 at index 1"),
+        ([1, 10**30], "at index 1"),
+        ([1, True], "index 1 .* True"),
+        ([1, 2.0], "index 1 .* 2.0"),
+        ([1, "2"], "index 1 .* '2'"),
+        ([1, None], "index 1"),
+        ({"prompt": 3}, "must be a string"),
+        ({"prompt": "x", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
+        ({}, "neither"),
+        (None, "Send a string or a list"),
+        (3, "list of integers"),
+        (b"bytes", "list of integers"),
+        ("\ud83d", "lone surrogate"),
+    ],
+)
+def test_refused_prompts(renderer: Renderer, prompt: Any, words: str) -> None:
+    """Fault: a malformed prompt reaches the engine (an id outside the embeddings kills a GPU)."""
+    with pytest.raises(RequestError, match=words):
+        renderer.render_prompt(prompt)
+
+
+def test_empty_text(folder: Path, tmp_path: Path) -> None:
+    """Fault: a prompt without tokens reaches the engine."""
+    plain = Renderer.from_folder(write_folder(tmp_path, gpt2_like()))
+    with pytest.raises(RequestError, match="has no tokens"):
+        plain.render_prompt("")
+    # With BOS an empty text is a prompt of one token.
+    assert Renderer.from_folder(folder).render_prompt("").token_ids == [0]
+
+
+def test_tokenizer_larger_than_the_model(folder: Path) -> None:
+    """Fault: text tokenizes to an id that the model has no embedding for."""
+    small = Renderer.from_folder(folder, vocab_size=4)
+    with pytest.raises(RequestError, match="outside the vocabulary of 4"):
+        small.render_prompt("hello")
+
+
+def test_chat_has_one_bos(renderer: Renderer, folder: Path, transformers: Any) -> None:
+    """Fault: BOS twice, once from the template and once from the tokenizer."""
+    found = renderer.render_chat(CHAT)
+    assert found.token_ids.count(0) == 1
+    assert found.text == "<|begin|><|im_start|>user\nHi 👋<|im_end|>\n<|im_start|>assistant\n"
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = oracle.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert found.token_ids == expected
+
+
+def test_chat_options(renderer: Renderer) -> None:
+    """Fault: options do not reach the template, or a request replaces what the engine sets."""
+    ended = renderer.render_chat(CHAT, add_generation_prompt=False).text
+    assert ended is not None
+    assert ended.endswith("<|im_end|>\n")
+    open_chat = renderer.render_chat(
+        [*CHAT, {"role": "assistant", "content": "Sure"}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert open_chat.text is not None
+    assert open_chat.text.endswith("assistant\nSure")
+    for name in ("messages", "tools", "chat_template", "tokenize", "self", "bos_token"):
+        with pytest.raises(RequestError, match=name):
+            renderer.render_chat(CHAT, chat_template_kwargs={name: "x"})
+
+
+@pytest.mark.parametrize("form", ["string", "list", "dict", "json", "jinja", "named"])
+def test_sources_of_the_template(form: str, tmp_path: Path) -> None:
+    """Fault: a model that keeps its template in another place has none."""
+    config: dict[str, Any] = {"bos_token": "<|begin|>"}
+    tool_use = "{{ bos_token }}tools"
+    if form == "string":
+        config["chat_template"] = TEMPLATE
+    elif form == "list":
+        config["chat_template"] = [
+            {"name": "default", "template": TEMPLATE},
+            {"name": "tool_use", "template": tool_use},
+        ]
+    elif form == "dict":
+        config["chat_template"] = {"default": TEMPLATE, "tool_use": tool_use}
+    elif form in ("jinja", "named"):
+        config["chat_template"] = "{{ bos_token }}the file comes first"
+        (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    if form == "named":
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text(tool_use)
+    write_folder(tmp_path, llama3_like(), tokenizer_config=config)
+    if form == "json":
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    renderer = Renderer.from_folder(tmp_path)
+    assert "user\nHi" in str(renderer.render_chat(CHAT).text)
+    if form in ("list", "dict", "named"):
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        assert renderer.render_chat(CHAT, tools).text == "<|begin|>tools"
+
+
+def test_template_of_the_operator(folder: Path, tmp_path: Path) -> None:
+    """Fault: --chat-template is ignored, or a wrong path is found by the first user."""
+    (tmp_path / "mine.jinja").write_text("{{ bos_token }}mine")
+    for source in (tmp_path / "mine.jinja", str(tmp_path / "mine.jinja"), "{{ bos_token }}mine"):
+        renderer = Renderer.from_folder(folder, chat_template=source)
+        assert renderer.render_chat(CHAT).text == "<|begin|>mine"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Renderer.from_folder(folder, chat_template=tmp_path / "none.jinja")
+
+
+def test_template_of_the_request(renderer: Renderer) -> None:
+    """Fault: a request's own template is not used, or a broken one is an internal error."""
+    mine = renderer.request_template("{{ bos_token }}{{ messages[0].content | upper }}")
+    assert renderer.render_chat(CHAT, chat_template=mine).text == "<|begin|>HI 👋"
+    with pytest.raises(RequestError, match="has an error"):
+        renderer.request_template("{% if %}")
+
+
+def test_without_template(tmp_path: Path) -> None:
+    """Fault: a base model answers a chat with an internal error."""
+    renderer = Renderer.from_folder(write_folder(tmp_path, gpt2_like()))
+    assert renderer.chat_template is None
+    with pytest.raises(RequestError, match="no chat template"):
+        renderer.render_chat(CHAT)
+
+
+def test_malformed_template_entry(tmp_path: Path) -> None:
+    """Fault: a broken `chat_template` entry is a traceback at start."""
+    config = {"chat_template": [{"name": "default"}]}
+    write_folder(tmp_path, gpt2_like(), tokenizer_config=config)
+    with pytest.raises(ConfigError, match="unknown form"):
+        Renderer.from_folder(tmp_path)
+
+
+def test_without_tokenizer(tmp_path: Path) -> None:
+    """Fault: skip_tokenizer_init still wants the tokenizer, or takes text."""
+    renderer = Renderer.from_folder(tmp_path, vocab_size=100, skip_tokenizer_init=True)
+    assert renderer.render_prompt([1, 99]).token_ids == [1, 99]
+    for call in (lambda: renderer.render_prompt("x"), lambda: renderer.render_chat(CHAT)):
+        with pytest.raises(RequestError, match="without a tokenizer"):
+            call()
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        renderer.render_prompt([100])
+    output = renderer.output([1])
+    assert output.append([5, 6]).text == ""
+    with pytest.raises(ConfigError, match="vocab_size"):
+        Renderer.from_folder(tmp_path, skip_tokenizer_init=True)
+
+
+def test_output(renderer: Renderer) -> None:
+    """Fault: options of a request do not reach the output's text."""
+    assert renderer.tokenizer is not None
+    ids = renderer.tokenizer.encode("one two<|im_end|>", add_special_tokens=False)
+    assert renderer.output().append(ids).text == "one two"
+    shown = renderer.output(skip_special_tokens=False)
+    assert shown.append(ids).text == "one two<|im_end|>"
+    stopped = renderer.output(stop=["two"], include_stop_str_in_output=True)
+    assert stopped.append(ids).text == "one two"
+    assert renderer.output(detokenize=False).append(ids).text == ""
