@@ -96,20 +96,19 @@ def test_a_model_larger_than_the_memory_is_refused_before_loading() -> None:
 
 def test_a_pool_larger_than_the_memory_names_the_largest() -> None:
     """The named value must work when it is given."""
+    wanted, spec, platform = EngineSettings(num_kv_blocks=10**7), make_spec(), make_platform()
     with pytest.raises(ConfigError, match="at most num_kv_blocks=") as caught:
-        resolve(EngineSettings(num_kv_blocks=10**7), make_spec(), None, make_platform())
+        resolve(wanted, spec, None, platform)
     most = int(re.findall(r"num_kv_blocks=(\d+)", str(caught.value))[-1])
-    shortest = EngineSettings(num_kv_blocks=most, max_model_len=2)
-    assert resolve(shortest, make_spec(), None, make_platform()).settings.num_kv_blocks == most
-    with pytest.raises(ConfigError):
-        resolve(replace(shortest, num_kv_blocks=most + 1), make_spec(), None, make_platform())
-    with pytest.raises(ConfigError, match=r"at most kv_cache_memory=\d+MiB") as caught:
-        resolve(EngineSettings(kv_cache_memory=GIB * 99), make_spec(), None, make_platform())
-    size = re.findall(r"kv_cache_memory=(\d+MiB)", str(caught.value))[-1]
-    resolve(
-        EngineSettings.from_options({"kv_cache_memory": size, "max_model_len": 64}),
-        make_spec(), None, make_platform(),
-    )  # fmt: skip
+    full = EngineSettings(num_kv_blocks=most, max_model_len=spec.max_context)
+    assert resolve(full, spec, None, platform).settings.num_kv_blocks == most
+    with pytest.raises(ConfigError, match=f"at most num_kv_blocks={most}"):
+        resolve(replace(full, num_kv_blocks=most + 1), spec, None, platform)
+    with pytest.raises(ConfigError, match=r"at most kv_cache_memory=\d+KiB") as caught:
+        resolve(EngineSettings(kv_cache_memory=GIB * 99), spec, None, platform)
+    size = re.findall(r"kv_cache_memory=(\d+KiB)", str(caught.value))[-1]
+    plan = resolve(EngineSettings.from_options({"kv_cache_memory": size}), spec, None, platform)
+    assert plan.settings.max_model_len == spec.max_context
 
 
 def test_a_pool_too_small_for_any_request() -> None:

@@ -14,7 +14,7 @@ def test_unknown_name_is_an_error_that_names_the_nearest() -> None:
     """A dropped misspelling would silently run with the default."""
     with pytest.raises(ConfigError, match=r"no setting max_num_seq .*Did you mean max_num_seqs\?"):
         EngineSettings.from_options({"max_num_seq": 8})
-    with pytest.raises(ConfigError, match="Use one of: .*block_size"):
+    with pytest.raises(ConfigError, match=r"Use one of: .*block_size"):
         EngineSettings.from_options({"zzzzzzzz": 8})
 
 

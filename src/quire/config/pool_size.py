@@ -180,11 +180,13 @@ class PoolSizing:
                 "max_num_seqs, or use a smaller model."
             )
         if asked is not None and asked * page > left:
-            most = left // page
+            # With a length that is still open, name what fits beside the tables of the full one.
+            room = self._left(self._settings.max_model_len or self._spec.max_context) or 0
+            room = room if room >= page else left
             limit = (
-                f"num_kv_blocks={most}"
+                f"num_kv_blocks={room // page}"
                 if self._settings.num_kv_blocks is not None
-                else f"kv_cache_memory={left // 2**20}MiB"
+                else f"kv_cache_memory={room // 2**10}KiB"
             )
             raise ConfigError(
                 f"A KV cache of {self._pool_words()} does not fit: {format_bytes(left)} are left "

@@ -83,6 +83,7 @@ class FakeExecutor:
     and then everything given so far is.
 
     poison: a token id; a row that computes it fails, and what it writes in that step is garbage.
+    readers_fail: a row that reads garbage fails too, as NaN does it; else its tokens are wrong.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class FakeExecutor:
         max_num_seqs: int,
         max_model_len: int,
         poison: int | None = None,
+        readers_fail: bool = False,
     ) -> None:
         self._model = model
+        self._readers_fail = readers_fail
         self._block_size = block_size
         self._poison = poison
         self._rows = RowTable(max_num_seqs, max_model_len, block_size, len(model.windows))
@@ -103,6 +106,7 @@ class FakeExecutor:
         self._sample_index: dict[int, int] = {}
         self._rng = np.random.default_rng(0)
         self._cache = self._rng.integers(0, 2**63, (2, num_blocks, block_size)).astype(np.uint64)
+        self._garbage = np.zeros((num_blocks, block_size), np.bool_)
         self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
@@ -122,6 +126,7 @@ class FakeExecutor:
 
     def _step(self, plan: StepPlan) -> StepResult:
         self._cache[:, plan.copy_dst] = self._cache[:, plan.copy_src]
+        self._garbage[plan.copy_dst] = self._garbage[plan.copy_src]
         self._rows.apply(plan)
         for row in plan.enter:
             self._streams[row.slot] = row
@@ -151,6 +156,13 @@ class FakeExecutor:
         for slot, start, _ in spans:
             self._write(1, slot, start, np.array(reads[slot], np.uint64))
         failures = [self._fail(*span) for span in spans if self._is_poisoned(*span)]
+        while self._readers_fail and failures:
+            known = {failure.slot for failure in failures}
+            new = [s for s in spans if s[0] not in known and self._reads_garbage(*s)]
+            if not new:
+                break
+            failures += [self._fail(*span) for span in new]
+        failures.sort(key=lambda failure: failure.slot)
         failed = {failure.slot for failure in failures}
         hidden = {
             slot: self._model.read(self._contents(1, slot, end), end - 1)
@@ -166,8 +178,21 @@ class FakeExecutor:
         for layer in (0, 1):
             garbage = self._rng.integers(0, 2**63, end - start).astype(np.uint64)
             self._write(layer, slot, start, garbage)
+        positions = np.arange(start, end)
+        for table in self._rows.tables:
+            blocks = table[slot, positions // self._block_size]
+            self._garbage[blocks, positions % self._block_size] = True
         self._rows.failed[slot] = True
         return RowFailure(slot, f"token {self._poison} is poisoned: leave it out")
+
+    def _reads_garbage(self, slot: int, start: int, end: int) -> bool:
+        for window, table in zip(self._model.windows, self._rows.tables, strict=True):
+            first = 0 if window is None else max(start - window + 1, 0)
+            positions = np.arange(first, end)
+            blocks = table[slot, positions // self._block_size]
+            if self._garbage[blocks, positions % self._block_size].any():
+                return True
+        return False
 
     def _sample(
         self, plan: StepPlan, hidden: dict[int, int], failures: list[RowFailure]
@@ -195,6 +220,7 @@ class FakeExecutor:
         for table in self._rows.tables:
             blocks = table[slot, positions // self._block_size]
             self._cache[layer, blocks, positions % self._block_size] = values
+            self._garbage[blocks, positions % self._block_size] = False
 
     def _contents(self, layer: int, slot: int, end: int) -> list[Words]:
         num_blocks = -(-end // self._block_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from quire.kv_cache.pool import BlockPool
 from quire.protocol.step import IntArray
 
 __all__ = ["KVManager", "PrefixHit", "TableUpdates"]
+
+Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,15 @@ class TableUpdates:
     block: list[int]
     copy_src: list[int]
     copy_dst: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    serial: int
+    slot: int
+    index: int
+    block: int
+    name: bytes
 
 
 class KVManager:
@@ -62,63 +74,54 @@ class KVManager:
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
         self._updates = TableUpdates([], [], [], [], [], [])
+        self._log: deque[_Publication] = deque()  # those that may still be retracted
+        self._num_publications = 0
 
     # --- growing -------------------------------------------------------------------------------
 
-    def num_new_blocks(
-        self,
-        slots: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
-    ) -> int:
-        """Blocks that `grow` would take, copies on write included. Shapes [R]."""
-        lacking = np.maximum(-(-ends // self.block_size) - self._num_blocks[slots], 0)
-        total = int(lacking.sum()) * len(self._windows)
-        return total + self._num_copies(slots, starts)
+    def grow(self, slots: Slots, starts: Slots, ends: Slots) -> bool:
+        """Give each slot the blocks to hold tokens up to `ends`, of which the step writes those
+        from `starts` on. Shapes [R]. False, and nothing is given, when they do not all fit; blocks
+        that a window has left behind are released either way."""
+        self._slide(slots, starts)
+        lacking = -(-ends // self.block_size) - self._num_blocks[slots]
+        growing = np.flatnonzero(lacking > 0)
+        sharing = np.flatnonzero(self._shares_tail[slots])
+        if not len(growing) and not len(sharing):
+            return True
+        needed = int(lacking[growing].sum()) * len(self._windows)
+        if needed + self._num_copies(slots, starts, sharing) > self.pool.num_available:
+            return False
+        for i in sharing.tolist():
+            self._copy_on_write(int(slots[i]), int(starts[i]))
+        for slot, count in zip(slots[growing].tolist(), lacking[growing].tolist(), strict=True):
+            self._append_blocks(slot, count)
+        return True
 
-    def _num_copies(self, slots: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> int:
+    def _append_blocks(self, slot: int, count: int) -> None:
+        have = int(self._num_blocks[slot])
+        for group, table in enumerate(self._tables):
+            for index in range(have, have + count):
+                block = self.pool.allocate()
+                table[slot, index] = block
+                self._record(group, slot, index, block)
+        self._num_blocks[slot] = have + count
+
+    def _num_copies(self, slots: Slots, starts: Slots, sharing: Slots) -> int:
         """Of the owners of a shared tail block that write in one step, the last one of all owners
         writes in place; the others need a copy."""
         writers: dict[int, int] = {}
-        for i in np.flatnonzero(self._shares_tail[slots]):
+        for i in sharing.tolist():
             for _, _, block in self._shared_tails(int(slots[i]), int(starts[i])):
                 writers[block] = writers.get(block, 0) + 1
         return sum(min(count, self._num_owners(block) - 1) for block, count in writers.items())
 
-    def grow(
-        self,
-        slots: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
-    ) -> bool:
-        """Give each slot the blocks to hold tokens up to `ends`, of which the step writes those
-        from `starts` on. False, and nothing is given, when they do not all fit; blocks that a
-        window has left behind are released either way."""
-        self._slide(slots, starts)
-        if self.num_new_blocks(slots, starts, ends) > self.pool.num_available:
-            return False
-        for i in np.flatnonzero(self._shares_tail[slots]):
-            self._copy_on_write(int(slots[i]), int(starts[i]))
-        wanted = -(-ends // self.block_size)
-        for i in np.flatnonzero(wanted > self._num_blocks[slots]):
-            self._append_blocks(int(slots[i]), int(wanted[i]))
-        return True
-
-    def _append_blocks(self, slot: int, wanted: int) -> None:
-        have = int(self._num_blocks[slot])
-        for group, table in enumerate(self._tables):
-            for index in range(have, wanted):
-                block = self.pool.allocate()
-                table[slot, index] = block
-                self._record(group, slot, index, block)
-        self._num_blocks[slot] = wanted
-
-    def _slide(self, slots: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
+    def _slide(self, slots: Slots, starts: Slots) -> None:
         """Release blocks that lie wholly before the window of the step's first query."""
         for group, window in self._sliding:
             first = self._first[group]
             needed = np.maximum(starts - window + 1, 0) // self.block_size
-            for i in np.flatnonzero(needed > first[slots]):
+            for i in np.flatnonzero(needed > first[slots]).tolist():
                 slot = int(slots[i])
                 end = min(int(needed[i]), int(self._num_blocks[slot]))
                 for index in range(end - 1, int(first[slot]) - 1, -1):
@@ -183,25 +186,32 @@ class KVManager:
         that the next token's window reaches.
         """
         limit = min(len(names), max_tokens // self.block_size)
+        runs: dict[int, list[int]] = {}
         for group, window in enumerate(self._windows):
             if window is None:
-                hits = 0
-                while hits < limit and self.pool.find(group, names[hits]) is not None:
-                    hits += 1
-                limit = hits
+                runs[group] = self.pool.find_run(group, names[:limit])
+                limit = len(runs[group])
         while limit > 0:
             missing = self._last_missing(names, limit)
             if missing < 0:
                 break
             limit = missing
         blocks = tuple(
-            tuple(
+            tuple(runs[group][:limit])
+            if window is None
+            else tuple(
                 self.pool.find(group, names[i]) if i >= self._first_needed(window, limit) else None
                 for i in range(limit)
             )
             for group, window in enumerate(self._windows)
         )
         return PrefixHit(limit, blocks)
+
+    def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Available blocks that go when a sequence enters with `hit` and grows to `num_tokens`:
+        new ones, and those of the hit that nobody uses now."""
+        new = (-(-num_tokens // self.block_size) - hit.num_blocks) * len(self._windows)
+        return new + sum(self.pool.num_unused(blocks) for blocks in hit.blocks)
 
     def _first_needed(self, window: int | None, num_blocks: int) -> int:
         if window is None:
@@ -221,14 +231,13 @@ class KVManager:
     def enter(self, slot: int, hit: PrefixHit) -> None:
         """Start the tables of an empty slot with the blocks of a prefix hit."""
         for group, blocks in enumerate(hit.blocks):
-            first = next((i for i, b in enumerate(blocks) if b is not None), hit.num_blocks)
+            held = [block for block in blocks if block is not None]
+            first = hit.num_blocks - len(held)
+            if None in blocks[first:]:
+                raise EngineError(f"the prefix hit {blocks} has a hole: take it from lookup")
+            self.pool.share(held)
             self._first[group][slot] = first
-            for index in range(first, hit.num_blocks):
-                block = blocks[index]
-                if block is None:
-                    raise EngineError(f"prefix hit has a hole at block {index} of group {group}")
-                self.pool.share(block)
-                self._tables[group][slot, index] = block
+            self._tables[group][slot, first : hit.num_blocks] = held
         self._num_blocks[slot] = hit.num_blocks
         self._num_published[slot] = hit.num_blocks
         self._shares_tail[slot] = False
@@ -240,8 +249,7 @@ class KVManager:
             first = int(self._first[group][src])
             self._first[group][dst] = first
             table[dst, :length] = table[src, :length]
-            for index in range(first, length):
-                self.pool.share(int(table[src, index]))
+            self.pool.share(table[src, first:length].tolist())
         self._num_blocks[dst] = length
         self._num_published[dst] = self._num_published[src]
         self._shares_tail[src] = True
@@ -251,8 +259,8 @@ class KVManager:
         """Release a slot's blocks, last ones first, so that prefixes are evicted last."""
         length = int(self._num_blocks[slot])
         for group, table in enumerate(self._tables):
-            for index in range(length - 1, int(self._first[group][slot]) - 1, -1):
-                self.pool.release(int(table[slot, index]))
+            for block in reversed(table[slot, self._first[group][slot] : length].tolist()):
+                self.pool.release(block)
             table[slot, :length] = 0
             self._first[group][slot] = 0
         self._num_blocks[slot] = 0
@@ -266,43 +274,40 @@ class KVManager:
 
     # --- publishing ----------------------------------------------------------------------------
 
-    def num_published(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def num_published(self, slots: Slots) -> Slots:
         """Blocks already published or taken from the cache, by slot."""
         return self._num_published[slots]
 
-    def publish(self, slot: int, names: Sequence[bytes], num_blocks: int, root: bytes) -> None:
+    def publish(self, slot: int, names: Sequence[bytes], num_blocks: int) -> None:
         """Let others find this slot's blocks up to `num_blocks`, whose names are known."""
         for index in range(int(self._num_published[slot]), num_blocks):
-            parent = names[index - 1] if index else root
+            name = names[index]
             for group, table in enumerate(self._tables):
-                if index >= self._first[group][slot]:
-                    self.pool.publish(int(table[slot, index]), group, names[index], parent)
+                if index < self._first[group][slot]:
+                    continue
+                block = int(table[slot, index])
+                if self.pool.publish(block, group, name):
+                    self._log.append(_Publication(self._num_publications, slot, index, block, name))
+                    self._num_publications += 1
         self._num_published[slot] = num_blocks
 
-    def retract(self, slot: int, num_valid_tokens: int) -> set[int]:
-        """Unpublish this slot's blocks beyond `num_valid_tokens`, and all that depend on them."""
-        start = num_valid_tokens // self.block_size
-        blocks = [
-            int(table[slot, index])
-            for group, table in enumerate(self._tables)
-            for index in range(
-                max(start, int(self._first[group][slot])), int(self._num_published[slot])
-            )
-        ]
-        self._num_published[slot] = min(start, int(self._num_published[slot]))
-        return self.pool.retract(blocks)
+    @property
+    def num_publications(self) -> int:
+        """Blocks published so far: a mark for `retract` and `settle`."""
+        return self._num_publications
 
-    def holders(self, blocks: set[int], slots: Sequence[int]) -> list[int]:
-        """Those of `slots` whose tables name any of `blocks`."""
-        return [
-            slot
-            for slot in slots
-            if any(
-                block in blocks
-                for group, table in enumerate(self._tables)
-                for block in table[slot, self._first[group][slot] : self._num_blocks[slot]].tolist()
-            )
-        ]
+    def retract(self, mark: int) -> None:
+        """Unpublish all blocks that were published since `mark` was read; the slots that still
+        hold them may publish them again."""
+        while self._log and self._log[-1].serial >= mark:
+            entry = self._log.pop()
+            self.pool.retract(entry.block, entry.name)
+            self._num_published[entry.slot] = min(self._num_published[entry.slot], entry.index)
+
+    def settle(self, mark: int) -> None:
+        """What was published before `mark` is certain, and will not be retracted."""
+        while self._log and self._log[0].serial < mark:
+            self._log.popleft()
 
     # --- truths --------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from quire.errors import EngineError
 
 __all__ = ["BlockPool"]
@@ -19,7 +21,7 @@ class BlockPool:
         self._ref_count = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: dict[int, None] = {}  # insertion order is LRU order
-        self._name: list[tuple[int, bytes, bytes] | None] = [None] * num_blocks
+        self._name: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
     @property
@@ -58,11 +60,16 @@ class BlockPool:
         self._ref_count[block] = 1
         return block
 
-    def share(self, block: int) -> None:
-        """One more reference; a cached block becomes used again."""
-        if self._ref_count[block] == 0:
-            del self._cached[block]
-        self._ref_count[block] += 1
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reference to each; cached blocks become used again."""
+        for block in blocks:
+            if self._ref_count[block] == 0:
+                del self._cached[block]
+            self._ref_count[block] += 1
+
+    def num_unused(self, blocks: Iterable[int | None]) -> int:
+        """How many of these blocks nobody refers to."""
+        return sum(self._ref_count[block] == 0 for block in blocks if block is not None)
 
     def release(self, block: int) -> None:
         """One reference less; the last one makes the block cached if it has a name, else free."""
@@ -73,40 +80,36 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def publish(self, block: int, group: int, name: bytes, parent: bytes) -> None:
-        """Let others find a used block by its content. The first block of a name stays its one."""
-        if self._name[block] is None and name not in self._index[group]:
-            self._index[group][name] = block
-            self._name[block] = (group, name, parent)
+    def publish(self, block: int, group: int, name: bytes) -> bool:
+        """Let others find a used block by its content. The first block of a name stays its one:
+        False if this block was not needed."""
+        if self._name[block] is not None or name in self._index[group]:
+            return False
+        self._index[group][name] = block
+        self._name[block] = (group, name)
+        return True
 
     def find(self, group: int, name: bytes) -> int | None:
         return self._index[group].get(name)
 
-    def retract(self, blocks: list[int]) -> set[int]:
-        """Unpublish `blocks` and all published blocks whose chain of parents passes through them.
+    def find_run(self, group: int, names: Iterable[bytes]) -> list[int]:
+        """The blocks of `names` up to the first that nobody has published."""
+        blocks: list[int] = []
+        for found in map(self._index[group].get, names):
+            if found is None:
+                break
+            blocks.append(found)
+        return blocks
 
-        Returns all blocks that lost their names. Scans the whole pool: for failures only.
-        """
-        bad = {named[1] for block in blocks if (named := self._name[block]) is not None}
-        retracted = {block for block in blocks if self._name[block] is not None}
-        grown = bool(bad)
-        while grown:
-            grown = False
-            for block, named in enumerate(self._name):
-                if (
-                    named is not None
-                    and block not in retracted
-                    and (named[2] in bad or named[1] in bad)
-                ):
-                    bad.add(named[1])
-                    retracted.add(block)
-                    grown = True
-        for block in retracted:
-            self._forget(block)
-            if self._ref_count[block] == 0:
-                del self._cached[block]
-                self._free.append(block)
-        return retracted
+    def retract(self, block: int, name: bytes) -> None:
+        """Unpublish a block, if it still has this name."""
+        named = self._name[block]
+        if named is None or named[1] != name:
+            return
+        self._forget(block)
+        if self._ref_count[block] == 0:
+            del self._cached[block]
+            self._free.append(block)
 
     def drop_cached(self) -> None:
         """Forget every name: after a change of weights nothing cached is true any more."""

@@ -108,9 +108,9 @@ class Renderer:
                 f"The prompt is {_short(text)}. Send a string or a list of token ids."
             )
         found = self._require_tokenizer("a text prompt").encode(text, add_special_tokens)
-        if not found:
+        if not text or not found:
             raise RequestError(
-                f"The prompt {_short(text)} has no tokens. Send at least one character."
+                f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
             )
         return RenderedPrompt(self._within_vocabulary(found), text)
 

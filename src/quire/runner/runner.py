@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.errors import QuireError
 from quire.models import CausalLM
 from quire.protocol.step import (
     PromptLogprobs,
@@ -19,7 +20,7 @@ from quire.protocol.step import (
 )
 from quire.runner.inputs import InputBuilder, ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows
-from quire.sampling import Sampler, SamplingState, prompt_logprobs
+from quire.sampling import NO_TOKEN, SampleOutput, Sampler, SamplingState, prompt_logprobs
 
 __all__ = ["ModelRunner"]
 
@@ -74,15 +75,17 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's difference, compute its rows, sample, and commit."""
-        self._apply(plan)
+        refused = self._apply(plan)
         rows = _in_order_of_writing(self._rows.scheduled(), plan)
         forward = self._forward(rows)
+        forward.failed += refused
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
         sources = self._fork(plan, forward)
         return self._sample(plan.step_id, forward, sources)
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan) -> list[RowFailure]:
+        """Take over the difference; rows whose parameters the sampler refuses fail."""
         if len(plan.copy_src):
             src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
             self._copy_blocks(self._pages, torch.from_numpy(src), torch.from_numpy(dst))
@@ -90,12 +93,18 @@ class ModelRunner:
             self._sampling.leave(slot)
             self._prompt_logprobs.pop(slot, None)
         self._rows.apply(plan)
+        refused: list[RowFailure] = []
         for row in plan.enter:
-            self._sampling.enter(
-                row.slot, row.params, row.seed, row.sample_index, row.stop_token_ids
-            )
+            try:
+                self._sampling.enter(
+                    row.slot, row.params, row.seed, row.sample_index, row.stop_token_ids
+                )
+            except QuireError as error:
+                refused.append(RowFailure(row.slot, str(error)))
+                self._rows.failed[row.slot] = True
             if row.params.prompt_logprobs is not None:
                 self._prompt_logprobs[row.slot] = row.params.prompt_logprobs
+        return refused
 
     def _forward(self, rows: ScheduledRows) -> _Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -149,8 +158,8 @@ class ModelRunner:
         sources = {slot: i for i, slot in enumerate(forward.slots)}
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
-            self._sampling.fork(fork.src, fork.dst, fork.sample_index)
             if fork.src in sources:
+                self._sampling.fork(fork.src, fork.dst, fork.sample_index)
                 sources[fork.dst] = sources[fork.src]
             else:
                 message = "the prompt of this sample could not be computed: send it again"
@@ -164,14 +173,33 @@ class ModelRunner:
         logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
         if len(slots) != len(logits):
             logits = logits[torch.tensor(list(sources.values()))]
-        output = self._sampler.sample(logits, slots, self._rows.num_tokens[slots], self._rows)
+        output = self._draw(logits, slots)
         if output.failed:
             forward.failed += output.failed
             failed = [failure.slot for failure in output.failed]
             self._rows.failed[failed] = True
-        drawn = output.token_ids >= 0
+        drawn = output.token_ids != NO_TOKEN
         return self._result(
             step_id, slots[drawn], output.token_ids[drawn], output.logprobs, forward
+        )
+
+    def _draw(self, logits: torch.Tensor, slots: npt.NDArray[np.int64]) -> SampleOutput:
+        """Sample rows [N, V]; on an exception, in halves, so that only the row at fault fails."""
+        try:
+            positions = self._rows.num_tokens[slots]
+            return self._sampler.sample(logits, slots, positions, self._rows)
+        except Exception as error:  # noqa: BLE001  as in `_forward`
+            if len(slots) == 1:
+                message = f"the sampler could not draw for this request ({error}): send it again"
+                failure = RowFailure(int(slots[0]), message)
+                return SampleOutput(np.full(1, NO_TOKEN, np.int32), failed=(failure,))
+        middle = len(slots) // 2
+        first = self._draw(logits[:middle], slots[:middle])
+        second = self._draw(logits[middle:], slots[middle:])
+        return SampleOutput(
+            np.concatenate((first.token_ids, second.token_ids)),
+            {**first.logprobs, **second.logprobs},
+            (*first.failed, *second.failed),
         )
 
     def _result(

@@ -19,12 +19,16 @@ __all__ = ["InFlight", "PlanBuilder"]
 class InFlight:
     """A step that was planned and whose result has not been applied.
 
-    generation, starts: by slot, as of the plan; `starts` are the computed counts before the step.
+    generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
+        the step. A sequence whose results are not wanted any more is struck off `sequences`.
+    mark: publications before this plan (`KVManager.num_publications`).
     """
 
     step_id: int
     generation: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
+    sequences: list[Sequence | None]
+    mark: int
 
 
 def _ints(values: list[int]) -> IntArray:

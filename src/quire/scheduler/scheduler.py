@@ -17,6 +17,7 @@ from quire.scheduler.admission import Admission
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
+from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -67,12 +68,11 @@ class Scheduler:
         enable_prefix_caching: bool = True,
     ) -> None:
         self._kv = kv
-        self._hasher = hasher
         self._policy = policy
         self._admission = admission
         self._token_budget = max_num_batched_tokens
-        self._use_prefix_cache = enable_prefix_caching
         self._table = SequenceTable(max_num_seqs, max_model_len)
+        self._prefixes = PrefixCache(self._table, kv, hasher, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
         self._in_flight: deque[InFlight] = deque()
@@ -80,7 +80,6 @@ class Scheduler:
         self._running: list[SequenceGroup] = []  # sorted by key
         self._groups: dict[int, SequenceGroup] = {}  # by handle of each live sequence
         self._branching: list[SequenceGroup] = []  # admitted, with samples still to branch off
-        self._departed: dict[tuple[int, int], Sequence] = {}  # by slot and generation
         self._num_groups_added = 0
         self._preempted_total = 0
         self._prompt_tokens_total = 0
@@ -91,12 +90,10 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
-        root = self._hasher.root(request.salt)
-        names: list[bytes] = []
-        tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
-        self._hasher.extend(names, tokens, root)
         max_total = self._admission.max_total_tokens(request)
         self._check_resumable(request, max_total)
+        root, names = self._prefixes.name_prompt(request)
+        tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         for samples in self._admission.split(request, max_total):
             group = SequenceGroup(request, self._num_groups_added, root, max_total)
             self._num_groups_added += 1
@@ -108,16 +105,25 @@ class Scheduler:
             bisect.insort(self._waiting, group, key=lambda g: g.key)
 
     def _check_resumable(self, request: EngineRequest, max_total: int) -> None:
-        num_output = len(request.output_token_ids)
-        if num_output and request.params.n > 1:
+        output = request.output_token_ids
+        if len(output) and request.params.n > 1:
             raise RequestError(
                 f"a request that resumes has one sequence, not n = {request.params.n}"
             )
-        if len(request.prompt_token_ids) + num_output >= max_total:
+        if len(request.prompt_token_ids) + len(output) >= max_total:
             raise RequestError(
-                f"the request comes with {num_output} output tokens and may have "
+                f"the request comes with {len(output)} output tokens and may have "
                 f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
             )
+        if len(output) and self._is_stop(request, int(output[-1]), len(output)):
+            raise RequestError(
+                f"the request comes with output that ends in its stop token {int(output[-1])}: "
+                "nothing is left to generate"
+            )
+
+    def _is_stop(self, request: EngineRequest, token: int, num_output: int) -> bool:
+        """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+        return token in request.stop_token_ids and num_output >= request.params.min_tokens
 
     def _register(self, group: SequenceGroup) -> None:
         base = group.request.first_handle
@@ -157,8 +163,7 @@ class Scheduler:
         group = sequence.group
         if sequence.slot >= 0:
             self._vacate(sequence)
-        elif sequence.num_pending:
-            self._departed = {k: s for k, s in self._departed.items() if s is not sequence}
+        sequence.num_pending = 0
         group.sequences.remove(sequence)
         self._close(group, finish)
 
@@ -201,16 +206,18 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
         del now  # first come, first served needs no clock; deadlines and ageing will
+        table, mark = self._table, self._kv.num_publications
         slots, tokens = self._choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
         if not was_preempted:
             slots, tokens = self._admit_waiting(slots, tokens)
         if not len(slots):
             return None
-        starts = self._table.num_computed.copy()
+        starts = table.num_computed.copy()
         self._advance(slots, tokens)
         plan = self._builder.build(slots, tokens)
-        self._in_flight.append(InFlight(plan.step_id, self._table.generation.copy(), starts))
+        step = InFlight(plan.step_id, table.generation.copy(), starts, table.sequences.copy(), mark)
+        self._in_flight.append(step)
         self._steps_total += 1
         return plan
 
@@ -224,15 +231,17 @@ class Scheduler:
         )
         slots = np.flatnonzero(todo)
         tokens = todo[slots]
-        if (tokens > 1).any():
-            budget = self._token_budget - int((tokens == 1).sum())
-            prompts = np.flatnonzero(tokens > 1).tolist()
-            prompts.sort(key=lambda i: table.at(int(slots[i])).group.key)
-            for i in prompts:
-                tokens[i] = min(int(tokens[i]), budget)
-                budget -= int(tokens[i])
-            slots, tokens = slots[tokens > 0], tokens[tokens > 0]
-        return slots, tokens
+        if int(tokens.sum()) <= self._token_budget:
+            return slots, tokens
+        order = sorted(
+            range(len(slots)),
+            key=lambda i: (tokens[i] > 1, table.at(int(slots[i])).group.key),
+        )
+        budget = self._token_budget
+        for i in order:
+            tokens[i] = min(int(tokens[i]), budget)
+            budget -= int(tokens[i])
+        return slots[tokens > 0], tokens[tokens > 0]
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""
@@ -261,8 +270,6 @@ class Scheduler:
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])
-            if sequence.num_pending:
-                self._departed[slot, int(self._table.generation[slot])] = sequence
             self._vacate(sequence)
         group.state = GroupState.WAITING
         bisect.insort(self._waiting, group, key=lambda g: g.key)
@@ -296,17 +303,17 @@ class Scheduler:
         if any(sequence.num_pending for sequence in group.sequences):
             return []
         chunks: list[tuple[int, int]] = []
+        mark = self._kv.num_publications
         cached = 0
         for sequence in group.sequences:
-            num_cached = self._enter(sequence)
-            cached += num_cached
-            count = min(int(self._table.num_total[sequence.slot]) - num_cached, budget)
-            budget -= count
-            chunks.append((sequence.slot, count))
-            if not self._grow_new(sequence.slot, count):
-                self._undo_enter(group)
+            chunk = self._enter(sequence, budget)
+            if chunk is None:
+                self._undo_enter(group, mark)
                 return []
-            self._publish(sequence.slot, num_cached + count)
+            slot, count = chunk
+            budget -= count
+            cached += int(self._table.num_computed[slot])
+            chunks.append(chunk)
         self._note_admission(group, cached)
         return chunks
 
@@ -314,30 +321,26 @@ class Scheduler:
         reserved = sum(len(group.unborn) for group in self._branching)
         return self._table.num_free - reserved
 
-    def _enter(self, sequence: Sequence) -> int:
-        """Give the sequence a slot that starts with its cached prefix; its tokens there."""
-        group = sequence.group
-        self._hasher.extend(sequence.names, sequence.token_ids, group.root)
-        reads_cache = self._use_prefix_cache and group.request.params.prompt_logprobs is None
-        names = sequence.names if reads_cache else []
-        hit = self._kv.lookup(names, len(sequence.token_ids) - 1)
+    def _enter(self, sequence: Sequence, budget: int) -> tuple[int, int] | None:
+        """Give the sequence a slot that starts with its cached prefix, and blocks for as many
+        tokens as the budget allows. Its slot and these tokens, or None if there is no room."""
+        hit = self._prefixes.lookup(sequence)
         num_cached = hit.num_blocks * self._kv.block_size
-        self._kv.enter(self._table.enter(sequence, num_cached), hit)
-        return num_cached
-
-    def _grow_new(self, slot: int, count: int) -> bool:
-        slots = np.array([slot], np.int64)
-        starts = self._table.num_computed[slots]
+        end = min(len(sequence.token_ids), num_cached + budget)
         headroom = self._kv.pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._running else 0
-        needed = self._kv.num_new_blocks(slots, starts, starts + count)
-        if needed + headroom > self._kv.pool.num_available:
-            return False
-        return self._kv.grow(slots, starts, starts + count)
+        if self._kv.num_blocks_to_enter(hit, end) + headroom > self._kv.pool.num_available:
+            return None
+        slot = self._table.enter(sequence, num_cached)
+        slots = np.array([slot], np.int64)
+        self._kv.enter(slot, hit)
+        self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end)
+        self._prefixes.publish_to(slot, end)
+        return slot, end - num_cached
 
-    def _undo_enter(self, group: SequenceGroup) -> None:
+    def _undo_enter(self, group: SequenceGroup, mark: int) -> None:
+        self._kv.retract(mark)
         for sequence in group.sequences:
             if sequence.slot >= 0:
-                self._kv.retract(sequence.slot, int(self._table.num_computed[sequence.slot]))
                 self._kv.forget_updates(sequence.slot)
                 self._kv.free(sequence.slot)
                 self._table.leave(sequence)
@@ -355,7 +358,7 @@ class Scheduler:
         """Count the step as done: upper bounds from now on. Samples branch off here."""
         table = self._table
         table.num_computed[slots] += tokens
-        self._publish_full_blocks(slots)
+        self._prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += 1
         for group in self._branching:
@@ -378,24 +381,6 @@ class Scheduler:
             self._builder.fork(src, dst, sample)
         group.unborn = ()
 
-    def _publish_full_blocks(self, slots: Slots) -> None:
-        if not self._use_prefix_cache:
-            return
-        table = self._table
-        valid = np.minimum(table.num_known[slots], table.num_computed[slots])
-        full = valid // self._kv.block_size
-        for i in np.flatnonzero(full > self._kv.num_published(slots)):
-            self._publish(int(slots[i]), int(valid[i]))
-
-    def _publish(self, slot: int, num_tokens: int) -> None:
-        """Name the blocks that lie within the first `num_tokens`, all known and all planned."""
-        if not self._use_prefix_cache:
-            return
-        sequence = self._table.at(slot)
-        self._hasher.extend(sequence.names, self._table.known_tokens(slot), sequence.group.root)
-        full = num_tokens // self._kv.block_size
-        self._kv.publish(slot, sequence.names, full, sequence.group.root)
-
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> EngineOutput:
@@ -405,6 +390,7 @@ class Scheduler:
             raise EngineError(f"result of step {result.step_id} arrived, {step.step_id} was due")
         if result.failed:
             self._fail_rows(step, result)
+        self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.num_publications)
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(step, result)
         slots = result.slots.astype(np.int64)
@@ -420,7 +406,7 @@ class Scheduler:
         table.token_ids[slots, table.num_known[slots]] = tokens
         table.num_known[slots] += 1
         self._outputs.tokens(table.handle[slots], tokens)
-        self._publish_full_blocks(slots)
+        self._prefixes.publish(slots)
         stopped = table.stops(slots, tokens)
         ended = stopped | (table.num_known[slots] >= table.max_total[slots])
         for i in np.flatnonzero(ended):
@@ -445,57 +431,65 @@ class Scheduler:
         """Whose row this slot was in that step, if it is live or was preempted meanwhile."""
         if step.generation[slot] == self._table.generation[slot]:
             return int(self._table.handle[slot])
-        sequence = self._departed.get((slot, int(step.generation[slot])))
-        return None if sequence is None else sequence.handle
+        sequence = step.sequences[slot]
+        return sequence.handle if sequence is not None and sequence.num_pending else None
 
     def _append_departed(
         self, step: InFlight, result: StepResult, gone: npt.NDArray[np.bool_]
     ) -> None:
         """Tokens of sequences that were preempted while their step was in flight still count."""
         for i in np.flatnonzero(gone):
-            slot, token = int(result.slots[i]), int(result.token_ids[i])
-            sequence = self._departed.get((slot, int(step.generation[slot])))
-            if sequence is None:
-                continue
-            sequence.num_pending -= 1
-            if not sequence.num_pending:
-                del self._departed[slot, int(step.generation[slot])]
-            self._append_to(sequence, token)
+            sequence = step.sequences[int(result.slots[i])]
+            if sequence is not None and sequence.num_pending:
+                sequence.num_pending -= 1
+                self._append_to(sequence, int(result.token_ids[i]))
 
     def _append_to(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids = np.append(sequence.token_ids, np.int32(token))
         self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
         request = sequence.group.request
         num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
-        if token in request.stop_token_ids and num_output >= request.params.min_tokens:
+        if self._is_stop(request, token, num_output):
             self._finish(sequence, self._ended(sequence, token))
         elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
             self._finish(sequence, self._ended(sequence, None))
 
     def _fail_rows(self, step: InFlight, result: StepResult) -> None:
-        """Fail the requests of failed rows, and take back what they had published: whoever reads
-        such a block is computed again from the tokens that were known before this step."""
-        for failure in result.failed:
-            slot = failure.slot
-            if step.generation[slot] != self._table.generation[slot]:
-                departed = self._departed.get((slot, int(step.generation[slot])))
-                if departed is not None:
-                    self._fail(departed.group, failure.message)
-                continue
-            group = self._table.at(slot).group
-            retracted = self._kv.retract(slot, int(step.starts[slot]))
-            self._fail(group, failure.message)
-            live = np.flatnonzero(self._table.live).tolist()
-            for reader in self._kv.holders(retracted, live):
-                if self._table.live[reader]:
-                    self._recompute(self._table.at(reader).group)
+        """Fail the requests of failed rows. What was published since the step was planned may be
+        garbage and is taken back; sequences that may have read it are computed again."""
+        self._kv.retract(step.mark)
+        for failure in sorted(result.failed, key=lambda f: int(step.starts[f.slot])):
+            sequence = step.sequences[failure.slot]
+            if sequence is None:
+                continue  # it failed because it read the blocks of a row that failed before it
+            bad_block = int(step.starts[failure.slot]) // self._kv.block_size
+            if len(sequence.names) > bad_block:
+                self._distrust(step, sequence, bad_block)
+            if sequence in sequence.group.sequences:
+                self._fail(sequence.group, failure.message)
 
-    def _recompute(self, group: SequenceGroup) -> None:
-        """Preempt a group whose K/V cannot be trusted; tokens in flight are dropped."""
-        self._preempt(group)
-        for sequence in group.sequences:
-            sequence.num_pending = 0
-        self._departed = {k: s for k, s in self._departed.items() if s.group is not group}
+    def _distrust(self, step: InFlight, failed: Sequence, bad_block: int) -> None:
+        """Compute again whoever has the block at index `bad_block` of a failed sequence, by name:
+        a sliding group may have read and released it."""
+        steps = (step, *self._in_flight)
+        name = failed.names[bad_block]
+        readers = {
+            sequence.group.number: sequence.group
+            for each in steps
+            for sequence in each.sequences
+            if sequence is not None
+            and sequence.group is not failed.group
+            and sequence.names[bad_block : bad_block + 1] == [name]
+        }
+        for group in readers.values():
+            if group.state is GroupState.RUNNING:
+                self._preempt(group)
+            for sequence in group.sequences:
+                sequence.num_pending = 0
+            for each in steps:
+                each.sequences[:] = [
+                    None if s is not None and s.group is group else s for s in each.sequences
+                ]
 
     # --- readings -------------------------------------------------------------------------------
 

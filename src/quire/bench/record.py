@@ -1,0 +1,92 @@
+"""The record of a measurement: figures, their spread, and all that is needed to repeat it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quire.bench.machine import Limits, Machine, current_commit, describe_machine
+from quire.config.resolve import Resolved
+from quire.errors import ConfigError
+
+__all__ = ["BenchRecord", "Spread", "new_record", "percentile", "spread_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one figure over the repeats."""
+
+    median: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRecord:
+    """figures: by name with unit. limits: of the machine, measured in the same run, or None."""
+
+    benchmark: str
+    command: tuple[str, ...]
+    commit: str | None
+    time: str
+    machine: Machine
+    limits: Limits | None
+    seed: int
+    settings: dict[str, Any]
+    workload: dict[str, Any]
+    figures: dict[str, Spread]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises ConfigError if the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"Results cannot be written to {path} ({error.strerror}). Give another file."
+            ) from error
+
+
+def new_record(
+    benchmark: str,
+    command: Sequence[str],
+    resolved: Resolved,
+    limits: Limits | None,
+    *,
+    seed: int,
+    workload: dict[str, Any],
+    figures: dict[str, Spread],
+) -> BenchRecord:
+    """A record of what ran just now in this process."""
+    return BenchRecord(
+        benchmark=benchmark,
+        command=tuple(command),
+        commit=current_commit(),
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=describe_machine(),
+        limits=limits,
+        seed=seed,
+        settings=asdict(resolved.settings),
+        workload=workload,
+        figures=figures,
+    )
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median, smallest and largest of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values), tuple(values))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation between the closest ranks."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -1,0 +1,84 @@
+"""`quire demo`: a completion and a chat answer, printed as they are generated."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.parser import CommandParser
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+    from quire.rendering import Prompt
+
+__all__ = ["add_arguments", "run"]
+
+PROMPT = "import os\n\ndef "
+QUESTION = "What is your name?"
+TEMPERATURE = 0.5
+BATCH = 16
+"""Requests of the closing batch, which shows what batching is worth."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("--prompt", default=PROMPT, help="text to complete")
+    parser.add_argument("--question", default=QUESTION, help="message to answer")
+    parser.add_argument("--max-tokens", type=int, default=64, help="per answer (64)")
+    add_engine_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Generate with the bundled model, or the one that is named."""
+    from quire.llm import LLM
+
+    with LLM(**given_settings(options)) as llm:
+        print(f"\n--- completion of {options.prompt!r}")
+        _stream(llm, options.prompt, options.max_tokens, TEMPERATURE)
+        print(f"\n--- answer to {options.question!r}")
+        messages = [{"role": "user", "content": options.question}]
+        rendered = llm.engine.renderer.render_chat(messages)
+        _stream(llm, {"prompt_token_ids": rendered.token_ids}, options.max_tokens, 0.0)
+        _batch(llm, options.prompt, options.max_tokens)
+    return 0
+
+
+def _stream(llm: LLM, prompt: Prompt, max_tokens: int, temperature: float) -> None:
+    """Print text as it comes, then how fast it came."""
+    from quire.protocol.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
+    start, shown, first, num_tokens = time.perf_counter(), "", 0.0, 0
+    for output in llm.stream(prompt, params):
+        sample = output.outputs[0]
+        if num_tokens == 0 and sample.token_ids:
+            first = time.perf_counter() - start
+        num_tokens = len(sample.token_ids)
+        sys.stdout.write(sample.text[len(shown) :])
+        sys.stdout.flush()
+        shown = sample.text
+    seconds = time.perf_counter() - start
+    print(
+        f"\n    {num_tokens} tokens in {seconds:.2f} s, the first after {first * 1000:.0f} ms: "
+        f"{num_tokens / seconds:.0f} tokens/s"
+    )
+
+
+def _batch(llm: LLM, prompt: str, max_tokens: int) -> None:
+    """The same prompt with different seeds, all at once."""
+    from quire.protocol.sampling_params import SamplingParams
+
+    params = [
+        SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=max_tokens)
+        for seed in range(BATCH)
+    ]
+    start = time.perf_counter()
+    outputs = llm.generate([prompt] * BATCH, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    print(
+        f"\n--- {BATCH} completions at once\n"
+        f"    {num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.0f} tokens/s"
+    )

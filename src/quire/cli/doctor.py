@@ -1,0 +1,26 @@
+"""`quire doctor`: what this machine is, and whether its kernels agree with their references."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from quire.cli.parser import CommandParser
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs that are compared (0)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the diagnosis. Status 1 if a kernel disagrees with its reference."""
+    from quire.bench.diagnosis import diagnose, render_diagnosis
+
+    diagnosis = diagnose(seed=options.seed)
+    print(
+        json.dumps(diagnosis.as_json(), indent=2) if options.json else render_diagnosis(diagnosis)
+    )
+    return 0 if diagnosis.ok else 1

@@ -1,0 +1,82 @@
+"""`quire`: the list of commands. A command's module is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+import quire
+from quire.cli.parser import CommandParser, print_error
+from quire.errors import ConfigError, QuireError, RequestError
+
+__all__ = ["main"]
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "run the model that comes with quire: a completion and a chat answer",
+    "plan": "show what a model would use on this machine, without loading it",
+    "doctor": "check this machine and the kernels that it would run",
+    "bench": "measure throughput or latency",
+}
+"""Name and help; the module is `quire.cli.<name>`."""
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class Command(Protocol):
+    """A module of this package."""
+
+    def add_arguments(self, parser: CommandParser) -> None: ...
+
+    def run(self, options: object) -> int:
+        """Exit status."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 (it failed), 2 (it was asked wrongly).
+
+    An error that quire raises on purpose is one line, without a traceback.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((argument for argument in given if not argument.startswith("-")), None)
+    command = _load(chosen) if chosen is not None and chosen in COMMANDS else None
+    parser = CommandParser(prog="quire", description="LLM inference with a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="command")
+    for name, text in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        if command is not None and name == chosen:
+            command.add_arguments(subparser)
+    options = parser.parse_args(given)
+    if command is None:
+        parser.print_help()
+        return EXIT_USAGE
+    return _run(command, options)
+
+
+def _load(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"quire.cli.{name}"))
+
+
+def _run(command: Command, options: object) -> int:
+    try:
+        return command.run(options)
+    except (ConfigError, RequestError) as error:
+        print_error(str(error))
+        return EXIT_USAGE
+    except QuireError as error:
+        print_error(str(error))
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away; stdout must not be flushed into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`quire plan`: what a model would use here, from its config and file headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from quire.cli.engine_flags import add_engine_flags, read_settings
+from quire.cli.parser import CommandParser
+from quire.config.render_plan import render_plan
+from quire.config.startup import StartupPlan, plan_startup
+from quire.platform import detect_platform
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: CommandParser) -> None:
+    add_engine_flags(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the plan. ConfigError, and so status 2, if the model cannot run here as asked."""
+    plan = plan_startup(read_settings(options), detect_platform())
+    print(json.dumps(_as_json(plan), indent=2) if options.json else render_plan(plan.resolved))
+    return 0
+
+
+def _as_json(plan: StartupPlan) -> dict[str, object]:
+    resolved, memory = plan.resolved, plan.resolved.memory
+    return {
+        "model": str(plan.folder),
+        "architecture": resolved.spec.architecture,
+        "num_parameters": resolved.spec.num_parameters,
+        "settings": asdict(resolved.settings),
+        "decisions": [asdict(decision) for decision in resolved.decisions],
+        "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total},
+    }

@@ -1,0 +1,80 @@
+"""What the processor is: instruction sets, usable cores, cache sizes. Reads Linux's own files."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CpuFacts", "detect_cpu"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_FLAG_KEYS = ("flags", "Features")  # x86 and Arm name the same line differently
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFacts:
+    """architecture: as the kernel names it (x86_64, aarch64). features: the kernel's flag names.
+
+    num_cores: cores that this process may use (affinity and container quota respected).
+    cache_bytes: data or unified cache size by level, of the first core; empty when unknown.
+    """
+
+    architecture: str
+    model_name: str
+    features: frozenset[str]
+    num_cores: int
+    cache_bytes: tuple[tuple[int, int], ...]
+
+    def has(self, *features: str) -> bool:
+        """True when the processor has every named feature."""
+        return self.features.issuperset(features)
+
+
+def detect_cpu() -> CpuFacts:
+    """Read this machine's processor. Unknown facts are empty, never guessed."""
+    lines = _read(_CPUINFO).splitlines()
+    return CpuFacts(
+        architecture=host.machine(),
+        model_name=_cpuinfo_value(lines, ("model name", "Model")) or host.processor(),
+        features=frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split()),
+        num_cores=_usable_cores(),
+        cache_bytes=_caches(_CACHE),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""  # not Linux, or hidden by the container: the fact is unknown
+
+
+def _cpuinfo_value(lines: list[str], keys: tuple[str, ...]) -> str | None:
+    for line in lines:
+        key, separator, value = line.partition(":")
+        if separator and key.strip() in keys:
+            return value.strip()
+    return None
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota, _, period = _read(_CGROUP_QUOTA).partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _caches(root: Path) -> tuple[tuple[int, int], ...]:
+    found: dict[int, int] = {}
+    for index in sorted(root.glob("index*")):
+        if _read(index / "type") in ("Data", "Unified"):
+            level, size = _read(index / "level"), _read(index / "size")
+            if level.isdigit() and size.endswith("K") and size[:-1].isdigit():
+                found[int(level)] = int(size[:-1]) * 1024
+    return tuple(sorted(found.items()))

@@ -1,0 +1,63 @@
+"""What the machine is, as one frozen value that a composition root passes around."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.platform.cpu import CpuFacts, detect_cpu
+
+__all__ = ["Platform", "detect_platform"]
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """device: where tensors live and ops run ("cpu", "cuda").
+
+    memory_bytes: host memory this process may use in all. free_bytes: what is left of it now.
+    """
+
+    device: str
+    system: str
+    cpu: CpuFacts
+    memory_bytes: int
+    free_bytes: int
+
+
+def detect_platform(device: str = "cpu") -> Platform:
+    """Facts of this machine for a worker on `device`. Never imports torch."""
+    total, free = _memory()
+    return Platform(
+        device=device,
+        system=sys.platform,
+        cpu=detect_cpu(),
+        memory_bytes=total,
+        free_bytes=free,
+    )
+
+
+def _memory() -> tuple[int, int]:
+    """Total and available host memory in bytes; a container's limit counts where it is lower."""
+    kib = {
+        key: int(value.split()[0])
+        for key, _, value in (line.partition(":") for line in _text(_MEMINFO).splitlines())
+        if value.split() and value.split()[0].isdigit()
+    }
+    total, free = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024
+    limit, used = _text(_CGROUP_LIMIT), _text(_CGROUP_USED)
+    if limit.isdigit() and used.isdigit():
+        total = min(total, int(limit)) if total else int(limit)
+        free = min(free, max(0, int(limit) - int(used)))
+    return total, free
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""  # not Linux, or no such limit

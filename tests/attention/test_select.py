@@ -1,0 +1,113 @@
+"""Choosing an attention backend, and what each takes on trust."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.attention import (
+    AttentionBackend,
+    AttentionNeeds,
+    GroupInputs,
+    KVPool,
+    StepInputs,
+    backend_of_isa,
+    select_backend,
+)
+from quire.attention.select import BACKENDS
+from quire.errors import ConfigError, EngineError
+from quire.ops.inputs import paged_batch
+from quire.platform import detect_platform
+
+PLATFORM = detect_platform()
+BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))
+NEEDS = AttentionNeeds(torch.float32, torch.bfloat16, 64, 4, 2)
+
+
+def test_a_bare_processor_gets_the_reference_and_the_reason() -> None:
+    """Turns red when the start-up report does not say why the slow path was taken."""
+    choice = select_backend(BARE, NEEDS)
+    assert choice.backend.name == "reference"
+    assert "lacks avx512f" in choice.reason
+
+
+def test_a_dtype_that_kernels_lack_is_served_by_the_reference() -> None:
+    """Turns red when an 8-bit cache is read as something else."""
+    needs = replace(NEEDS, cache_dtype=torch.float8_e4m3fn)
+    assert select_backend(PLATFORM, needs).backend.name == "reference"
+
+
+def test_forcing_is_obeyed_or_refused() -> None:
+    """Turns red when a forced backend is silently replaced."""
+    assert select_backend(PLATFORM, NEEDS, "reference").backend.name == "reference"
+    with pytest.raises(ConfigError, match=r"'flash'.*Use one of"):
+        select_backend(PLATFORM, NEEDS, "flash")
+    with pytest.raises(ConfigError, match=r"'cpu_avx2' cannot serve here: .*lacks avx2"):
+        select_backend(BARE, NEEDS, "cpu_avx2")
+
+
+def test_isa_names_are_backend_names() -> None:
+    """Turns red when QUIRE_CPU_ISA moves the operations but not attention."""
+    assert backend_of_isa(None) is None
+    assert {backend_of_isa(isa) for isa in ("avx512", "avx2", "none")} == set(BACKENDS)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_plan_and_run_serve_a_layer_of_a_pool(name: str) -> None:
+    """Turns red when a backend mixes up planes, windows or the fields of the step."""
+    refusal = BACKENDS[name].refusal(PLATFORM, NEEDS)
+    if refusal is not None:
+        pytest.skip(f"{name}: {refusal}")
+    backend = BACKENDS[name].make()
+    step, group, q = one_step(backend, window=7)
+    k_cache, v_cache = step.kv.layer(1)
+    got = backend.run(q, k_cache, v_cache, 0.2, step, group)
+    reference = BACKENDS["reference"].make().run(q, k_cache, v_cache, 0.2, step, group)
+    torch.testing.assert_close(got, reference)
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "reference"])
+def test_metadata_that_a_kernel_cannot_read_are_refused(name: str) -> None:
+    """Turns red when int64 block tables are read as int32, which is somebody else's memory."""
+    refusal = BACKENDS[name].refusal(PLATFORM, NEEDS)
+    if refusal is not None:
+        pytest.skip(f"{name}: {refusal}")
+    backend = BACKENDS[name].make()
+    good = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(EngineError, match=r"seq_lens is torch\.int64.*Give int32"):
+        backend.plan(good, good.long(), good[None], None)
+
+
+def one_step(
+    backend: AttentionBackend, window: int | None
+) -> tuple[StepInputs, GroupInputs, torch.Tensor]:
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(1, 30), (4, 12)],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        block_size=8,
+        dtype=torch.float32,
+    )
+    pages = torch.full((2, 2, *batch.k_cache.shape), float("nan"))
+    pages[1, 0], pages[1, 1] = batch.k_cache, batch.v_cache
+    plan = backend.plan(batch.query_start_loc, batch.seq_lens, batch.block_table, window)
+    group = GroupInputs(
+        block_table=batch.block_table,
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        window=window,
+        plan=plan,
+    )
+    step = StepInputs(
+        query_start_loc=batch.query_start_loc,
+        seq_lens=batch.seq_lens,
+        max_query_len=4,
+        max_seq_len=30,
+        groups=(group,),
+        kv=KVPool(pages=pages, planes=(0, 1), groups=(0, 0)),
+    )
+    return step, group, batch.q

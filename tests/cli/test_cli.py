@@ -1,0 +1,131 @@
+"""The command line as users meet it: a process, its status, its two streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire import __version__
+from quire.cli.main import COMMANDS, main
+
+QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from quire.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
+    """An import that stopped being lazy costs every call of the program seconds."""
+    code = (
+        "import sys\n"
+        "from quire.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'jinja2', 'quire.config.settings'}\n"
+        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+def test_plan_loads_no_torch() -> None:
+    """A plan is for looking before the machine is touched."""
+    code = (
+        "import sys; from quire.cli.main import main\n"
+        f"status = main(['plan', {QWEN!r}, '--load-format', 'dummy', '--max-model-len', '64'])\n"
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "474.0 M parameters" in result.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"quire {__version__}\n"
+
+
+def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that lost its argument must not look successful."""
+    assert main([]) == 2
+    assert "doctor" in capsys.readouterr().out
+
+
+def test_errors_are_one_line_and_status_2() -> None:
+    """A traceback hides the sentence that helps."""
+    result = run("plan", "/nowhere/at/all")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("quire: error: ")
+    assert result.stderr.count("\n") == 1
+    assert "/nowhere/at/all" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plan", "--max-model-ln", "3"], "did you mean --max-model-len?"),
+        (["bench", "latency", "--batch-sise", "3"], "did you mean --batch-size?"),
+        (["bench", "latency", "--batch-size", "0"], "must be at least 1"),
+        (["bench"], "kind"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["plan", "--max-num-seqs", "few"], "invalid int value: 'few'"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2_and_help_on_the_nearest(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ")
+    assert sentence in error
+
+
+def test_values_are_checked_by_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--dtype", "int3"]) == 2
+    assert "Setting dtype cannot be 'int3'" in capsys.readouterr().err
+    assert main(["bench", "throughput", "--input-len", "9-3"]) == 2
+    assert "'9-3' is neither a number nor a range" in capsys.readouterr().err
+    assert main(["bench", "throughput", "--dataset-name", "alpaca", "--input-len", "3"]) == 2
+    assert "lengths of its own" in capsys.readouterr().err
+
+
+def test_plan_as_json_with_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    """Known command lines keep working: aliases count, what is not needed is said and ignored."""
+    arguments = [
+        "plan", "--model", QWEN, "--load-format", "dummy", "--max-model-len", "1k",
+        "--kv-cache-memory-bytes", "256MiB", "--no-enable-prefix-caching", "--enforce-eager",
+        "--tokenizer-mode", "auto", "--json",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    plan = json.loads(shown.out)
+    assert plan["settings"]["max_model_len"] == 1000
+    assert plan["settings"]["enable_prefix_caching"] is False
+    assert plan["memory"]["kv_cache"] <= 256 * 2**20
+    assert plan["num_parameters"] == 474_021_888
+    assert "--enforce-eager is not needed" in shown.err
+    assert "--tokenizer-mode is not needed" in shown.err
+
+
+def test_the_model_is_named_once_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a name it is the bundled one."""
+    assert main(["plan"]) == 0
+    assert "5.5 M parameters" in capsys.readouterr().out
+    assert main(["plan", QWEN, "--model", QWEN]) == 2
+    assert "twice" in capsys.readouterr().err

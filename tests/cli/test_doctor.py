@@ -1,0 +1,69 @@
+"""The doctor finds a kernel that computes something else."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from quire.bench import diagnosis
+from quire.bench.diagnosis import diagnose, render_diagnosis
+from quire.cli.main import main
+from quire.ops import ALL_OPS, Op, Provider
+
+NORM = ALL_OPS["rms_norm"]
+
+
+def with_provider(name: str, load: object, unavailable: str | None = None) -> Op:
+    """rms_norm with one provider of the test's own."""
+    provider = Provider(name, lambda platform: unavailable, lambda: load)  # type: ignore[arg-type]
+    return Op(NORM.name, NORM.reference, NORM.make_inputs, NORM.tolerance, (provider,))
+
+
+def examine(monkeypatch: pytest.MonkeyPatch, op: Op) -> diagnosis.Diagnosis:
+    monkeypatch.setattr(diagnosis, "ALL_OPS", MappingProxyType({op.name: op}))
+    return diagnose()
+
+
+def test_right_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examine(monkeypatch, with_provider("same", NORM.reference))
+    assert found.ok
+    assert found.ops[0].providers[0].num_cases > 0
+    assert render_diagnosis(found).endswith("all 1 kernels agree with their references")
+
+
+def test_wrong_kernel_fails_the_diagnosis(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A diagnosis that only prints would let a broken machine pass in a script."""
+
+    def doubled(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        return 2 * NORM.reference(*args, **kwargs)
+
+    found = examine(monkeypatch, with_provider("doubled", doubled))
+    assert not found.ok
+    assert "rms_norm by doubled" in render_diagnosis(found)
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["ops"][0]["providers"][0]["failures"]
+
+
+def test_kernel_that_raises_is_reported_and_the_others_are_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ValueError("no such luck")
+
+    found = examine(monkeypatch, with_provider("broken", broken))
+    assert not found.ok
+    assert "raised ValueError: no such luck" in render_diagnosis(found)
+
+
+def test_kernel_that_this_machine_lacks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examine(monkeypatch, with_provider("elsewhere", None, "the processor lacks it"))
+    assert found.ok
+    assert found.ops[0].chosen == "reference" or found.ops[0].chosen.startswith("cpu")
+    assert found.as_json()["ops"][0]["providers"][0]["unavailable"] == "the processor lacks it"

@@ -1,0 +1,156 @@
+"""A data side for `KVManager` alone: memory that remembers what was last written where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config.kv_layout import KVGroup, KVLayout
+from quire.kv_cache import BlockHasher, KVManager, PrefixHit
+
+MAX_SEQS = 5
+MAX_LEN = 24
+MAX_STEP = 7
+
+Content = tuple[int, ...]
+"""K/V of a token: a function of all tokens up to it."""
+
+
+@dataclass
+class Row:
+    """A live sequence. `plan` side: names; data side: its own tables, from updates alone."""
+
+    tokens: list[int]
+    num_computed: int
+    tables: list[dict[int, int]]
+    names: list[bytes] = field(default_factory=list)
+    unwritten: tuple[int, int] = (0, 0)
+
+
+class PagedModel:
+    def __init__(self, windows: tuple[int | None, ...], block_size: int, num_blocks: int) -> None:
+        self.windows, self.block_size = windows, block_size
+        self.kv = KVManager(windows, block_size, num_blocks, MAX_SEQS, MAX_LEN)
+        self.hasher = BlockHasher(block_size, b"key")
+        self.root = self.hasher.root()
+        groups = tuple(KVGroup((i,), window) for i, window in enumerate(windows))
+        self.layout = KVLayout(groups, block_size, 1, 1, 4)
+        self.rows: dict[int, Row] = {}
+        self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
+        self.entered: list[int] = []
+
+    @property
+    def free_slots(self) -> list[int]:
+        return [slot for slot in range(MAX_SEQS) if slot not in self.rows]
+
+    # --- the plan of a step --------------------------------------------------------------------
+
+    def grow(self, counts: dict[int, int]) -> bool:
+        """Plan `counts` more tokens, by slot."""
+        slots = np.array(list(counts), np.int64)
+        starts = np.array([self.rows[slot].num_computed for slot in counts], np.int64)
+        ends = starts + np.array(list(counts.values()), np.int64)
+        before = self.snapshot()
+        if not self.kv.grow(slots, starts, ends):
+            assert self.kv.pool.num_used < self.kv.pool.num_blocks or counts
+            self._check_only_released(before)
+            return False
+        for slot, end in zip(counts, ends.tolist(), strict=True):
+            row = self.rows[slot]
+            row.unwritten = (row.num_computed, end)
+            row.num_computed = end
+            bound = self.layout.blocks_for(end, MAX_STEP)
+            assert self.kv.num_held_blocks(slot) <= bound, "blocks_for is no upper bound"
+        return True
+
+    def snapshot(self) -> tuple[int, dict[int, list[list[int]]]]:
+        tables = {slot: [t.tolist() for t in self.kv.tables(slot)] for slot in self.rows}
+        return len(self.kv._updates.block), tables
+
+    def _check_only_released(self, before: tuple[int, dict[int, list[list[int]]]]) -> None:
+        num_updates, tables = before
+        assert len(self.kv._updates.block) == num_updates, "a refused growth left updates"
+        for slot, row in self.rows.items():
+            for group, (old, new) in enumerate(
+                zip(tables[slot], self.kv.tables(slot), strict=True)
+            ):
+                window = self.windows[group]
+                for index, (was, is_now) in enumerate(zip(old, new.tolist(), strict=True)):
+                    end = (index + 1) * self.block_size
+                    past = window is not None and end <= row.num_computed - window + 1
+                    assert was == is_now or past, "a refused growth changed a table"
+
+    def publish(self, slot: int) -> None:
+        row = self.rows[slot]
+        self.hasher.extend(row.names, np.array(row.tokens, np.int32), self.root)
+        num_full = min(row.num_computed, len(row.tokens)) // self.block_size
+        self.kv.publish(slot, row.names, num_full)
+
+    def enter(self, slot: int, tokens: list[int]) -> PrefixHit:
+        names: list[bytes] = []
+        self.hasher.extend(names, np.array(tokens, np.int32), self.root)
+        hit = self.kv.lookup(names, len(tokens) - 1)
+        available = self.kv.pool.num_available
+        needed = self.kv.num_blocks_to_enter(hit, hit.num_blocks * self.block_size)
+        self.kv.enter(slot, hit)
+        assert self.kv.pool.num_available == available - needed
+        tables = [
+            {i: int(block) for i, block in enumerate(table)} for table in self.kv.tables(slot)
+        ]
+        self.rows[slot] = Row(tokens, hit.num_blocks * self.block_size, tables, names)
+        self.entered.append(slot)
+        return hit
+
+    # --- its execution -------------------------------------------------------------------------
+
+    def execute(self, garbage: int | None = None) -> None:
+        """Copies, table updates, writes, reads: in the order of the contract. `garbage`: a slot
+        that writes nonsense."""
+        updates = self.kv.drain()
+        assert len(set(updates.copy_dst)) == len(updates.copy_dst)
+        assert not set(updates.copy_dst) & set(updates.copy_src)
+        copied = [dict(self.memory[block]) for block in updates.copy_src]
+        for block, content in zip(updates.copy_dst, copied, strict=True):
+            self.memory[block] = content
+        for group, slot, index, block in zip(
+            updates.group, updates.slot, updates.index, updates.block, strict=True
+        ):
+            self.rows[slot].tables[group][index] = block
+        for slot, row in self.rows.items():
+            for group in range(len(self.windows)):
+                self._write(row, group, is_garbage=slot == garbage)
+        for slot, row in self.rows.items():
+            if slot != garbage and garbage is None:
+                self._read(slot, row)
+            row.unwritten = (0, 0)
+        self.entered.clear()
+
+    def _write(self, row: Row, group: int, is_garbage: bool) -> None:
+        for position in range(*row.unwritten):
+            block = row.tables[group][position // self.block_size]
+            content = (-1,) if is_garbage else tuple(row.tokens[: position + 1])
+            self.memory[block][position % self.block_size] = content
+
+    def _read(self, slot: int, row: Row) -> None:
+        """Everything that the queries of this step, or else the next one's, may see."""
+        first_query = row.unwritten[0] if row.unwritten[1] else row.num_computed
+        for group, window in enumerate(self.windows):
+            start = 0 if window is None else max(first_query - window + 1, 0)
+            for position in range(start, row.num_computed):
+                block = row.tables[group][position // self.block_size]
+                content = self.memory[block].get(position % self.block_size)
+                assert content == tuple(row.tokens[: position + 1]), (
+                    f"slot {slot} group {group} position {position} reads {content}"
+                )
+
+    def fork(self, src: int, dst: int) -> None:
+        row = self.rows[src]
+        self.kv.fork(src, dst)
+        self.rows[dst] = Row(
+            list(row.tokens), row.num_computed, [dict(t) for t in row.tables], list(row.names)
+        )
+
+    def free(self, slot: int) -> None:
+        self.kv.free(slot)
+        del self.rows[slot]

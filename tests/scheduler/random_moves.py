@@ -1,0 +1,96 @@
+"""Random moves for a `Simulation`: the same generator drives the soak and the property test."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.scheduler.simulation import POISON_OUTSIDE, VOCAB, Setup, Simulation
+
+WINDOWS: tuple[tuple[int | None, ...], ...] = (
+    (None,),
+    (None,),
+    (3,),
+    (1,),
+    (None, 4),
+    (6, None, 2),
+    (2, 5),
+)
+
+
+def random_setup(rng: random.Random) -> Setup:
+    windows = rng.choice(WINDOWS)
+    max_num_seqs = rng.randint(1, 6)
+    setup = Setup(
+        depth=rng.randint(1, 3),
+        windows=windows,
+        block_size=rng.choice((1, 2, 3, 4)),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice((1, 2, 5, 8, 16, 64)),
+        max_model_len=rng.choice((12, 24, 36)),
+        # with a window of 1 nobody reads what is before, so a poisoned prefix can be skipped
+        poison=None if windows == (1,) else rng.choice((None, None, POISON_OUTSIDE, 3)),
+        readers_fail=rng.random() < 0.5,
+        enable_prefix_caching=rng.random() < 0.9,
+    )
+    tokens = rng.choice((8, 16, 30, 60, 200))
+    num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
+    return replace(setup, num_blocks=num_blocks)
+
+
+def random_prompt(rng: random.Random, setup: Setup) -> list[int]:
+    """A cut of one of three texts, sometimes with an own ending, so that prefixes are shared."""
+    text = [(rng.choice((1, 2, 5)) * i) % VOCAB for i in range(4, 40)]
+    prompt = text[: rng.randint(1, setup.max_model_len)]
+    if rng.random() < 0.4:
+        prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
+    if setup.poison is not None:
+        if rng.random() < 0.15:
+            prompt[rng.randrange(len(prompt))] = setup.poison
+        elif rng.random() < 0.8:
+            prompt = [(token + 1) % VOCAB if token == setup.poison else token for token in prompt]
+    return prompt
+
+
+def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
+    setup = simulation.setup
+    max_tokens = rng.choice((None, 1, 2, 5, 12, 30))
+    stop = frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 3, 7))))
+    return simulation.add(
+        random_prompt(rng, setup),
+        max_tokens=max_tokens,
+        n=rng.choice((1, 1, 1, 2, 3, 5)),
+        seed=rng.randrange(2),
+        stop=stop,
+        min_tokens=rng.choice((0, 0, min(3, max_tokens or 3))),
+        salt=rng.choice(("", "", "", "other")),
+        resume_at=rng.choice((0, 0, 0, 1, 4)),
+        lateness=rng.choice((0.0, 0.0, 0.0, 2.5, 10.0)),
+        prompt_logprobs=rng.choice((None, None, None, 0)),
+    )
+
+
+def random_move(rng: random.Random, simulation: Simulation) -> None:
+    move = rng.random()
+    if move < 0.15:
+        random_add(rng, simulation)
+    elif move < 0.19 and simulation.clients:
+        simulation.abort(rng.choice(list(simulation.clients)))
+    elif move < 0.21 and simulation.clients:
+        first = simulation.clients[rng.choice(list(simulation.clients))].first_handle
+        for handle, client in simulation.clients.items():
+            if client.first_handle == first:
+                simulation.abort(handle)
+    elif move < 0.62:
+        simulation.plan()
+    else:
+        simulation.apply()
+
+
+def run_random(seed: int, num_moves: int) -> Simulation:
+    rng = random.Random(seed)
+    simulation = Simulation(random_setup(rng))
+    for _ in range(num_moves):
+        random_move(rng, simulation)
+    simulation.drain()
+    return simulation

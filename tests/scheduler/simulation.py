@@ -1,0 +1,304 @@
+"""The scheduler over the fake executor, with a check after whatever happens to them.
+
+Plans and results are separate moves, so results arrive as late as a test wants them to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from quire.config.kv_layout import KVGroup, KVLayout
+from quire.errors import RequestError
+from quire.executor.fake import FakeExecutor, FakeModel
+from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol import (
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    SequenceFinish,
+    StepPlan,
+    StepResult,
+)
+from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler.sequence import GroupState
+
+VOCAB = 30
+POISON_OUTSIDE = VOCAB + 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a simulated engine is made of."""
+
+    depth: int = 2
+    windows: tuple[int | None, ...] = (None,)
+    block_size: int = 2
+    num_blocks: int = 24
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 8
+    max_model_len: int = 32
+    poison: int | None = None
+    readers_fail: bool = False
+    enable_prefix_caching: bool = True
+
+
+@dataclass
+class Client:
+    """What a client asked for and what it got."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    max_tokens: int
+    stop: frozenset[int]
+    min_tokens: int
+    seed: int
+    sample_index: int
+    first_handle: int
+    tokens: list[int] = field(default_factory=list)
+    finish: SequenceFinish | None = None
+
+
+@lru_cache(maxsize=20000)
+def expected_tokens(
+    windows: tuple[int | None, ...], prompt: tuple[int, ...], count: int, seed: int, sample: int
+) -> tuple[int, ...]:
+    return tuple(FakeModel(windows, VOCAB).expected_tokens(prompt, count, seed, sample))
+
+
+class Simulation:
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        groups = tuple(KVGroup((i,), window) for i, window in enumerate(setup.windows))
+        layout = KVLayout(groups, setup.block_size, 1, 1, 4)
+        self.kv = KVManager(
+            setup.windows,
+            setup.block_size,
+            setup.num_blocks,
+            setup.max_num_seqs,
+            setup.max_model_len,
+        )
+        self.scheduler = Scheduler(
+            kv=self.kv,
+            hasher=BlockHasher(setup.block_size, b"test"),
+            policy=Fcfs(),
+            admission=Admission(
+                layout,
+                setup.num_blocks,
+                setup.max_num_seqs,
+                setup.max_num_batched_tokens,
+                setup.max_model_len,
+            ),
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_model_len=setup.max_model_len,
+            enable_prefix_caching=setup.enable_prefix_caching,
+        )
+        self.executor = FakeExecutor(
+            FakeModel(setup.windows, VOCAB),
+            num_blocks=setup.num_blocks,
+            block_size=setup.block_size,
+            max_num_seqs=setup.max_num_seqs,
+            max_model_len=setup.max_model_len,
+            poison=setup.poison,
+            readers_fail=setup.readers_fail,
+        )
+        self.clients: dict[int, Client] = {}
+        self.in_flight: deque[Future[StepResult]] = deque()
+        self.standing = np.zeros(setup.max_num_seqs, np.int64)
+        self.num_steps = 0
+        self.num_refused = 0
+        self.now = 0.0
+
+    # --- moves ---------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = 4,
+        n: int = 1,
+        seed: int = 0,
+        stop: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        salt: str = "",
+        resume_at: int = 0,
+        lateness: float = 0.0,
+        prompt_logprobs: int | None = None,
+    ) -> list[int]:
+        """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
+        prompt = tuple(prompt)
+        self.now += 1
+        first = len(self.clients)
+        if n > 1 or max_tokens is None:
+            resume_at = 0
+        output = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)[:resume_at]
+        request = EngineRequest(
+            request_id=str(first),
+            first_handle=first,
+            prompt_token_ids=np.array(prompt, np.int32),
+            params=SamplingParams(
+                max_tokens=max_tokens, n=n, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
+            ),
+            seed=seed,
+            stop_token_ids=stop,
+            output_token_ids=np.array(output, np.int32),
+            arrival_time=self.now - lateness,
+            salt=salt,
+        )
+        try:
+            self.scheduler.add(request)
+        except RequestError:
+            self.num_refused += 1
+            self.check()
+            return []
+        self.check()
+        limit = self.scheduler._groups[first].max_total_tokens - len(prompt)
+        for sample in range(n):
+            self.clients[first + sample] = Client(
+                prompt, output, limit, stop, min_tokens, seed, sample, first, list(output)
+            )
+        return list(range(first, first + n))
+
+    def abort(self, handle: int) -> None:
+        self.scheduler.abort(handle)
+        self.check()
+
+    def plan(self) -> bool:
+        """Plan one more step, if the depth allows it; whether there was one."""
+        if len(self.in_flight) >= self.setup.depth:
+            return False
+        scheduler, table = self.scheduler, self.scheduler._table
+        oldest = scheduler._running[0] if scheduler._running else None
+        todo = np.where(table.num_total < table.max_total, table.num_total - table.num_computed, 0)
+        decoding = {
+            (slot, int(table.generation[slot])): int(table.num_computed[slot])
+            for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
+        }
+        plan = scheduler.plan(self.now)
+        self.check()
+        if oldest is not None:
+            assert oldest.state is GroupState.RUNNING, "the oldest group was preempted"
+        if plan is None:
+            assert self.in_flight or not scheduler._groups, "nothing is planned, nothing runs"
+            return False
+        self._check_plan(plan)
+        if len(decoding) <= self.setup.max_num_batched_tokens:
+            for (slot, generation), computed in decoding.items():
+                if table.generation[slot] == generation:
+                    assert table.num_computed[slot] == computed + 1, "a decode was starved"
+        self.in_flight.append(self.executor.execute(plan))
+        self.num_steps += 1
+        return True
+
+    def apply(self) -> bool:
+        """Take in the oldest result; whether there was one."""
+        if not self.in_flight:
+            self._take(self.scheduler.flush())
+            return False
+        self._take(self.scheduler.apply(self.in_flight.popleft().result()))
+        self.check()
+        return True
+
+    def drain(self) -> None:
+        """Run until every request has ended, then check everything that was promised."""
+        work = sum(
+            len(client.prompt) + client.max_tokens
+            for client in self.clients.values()
+            if client.finish is None
+        )
+        bound = self.num_steps + 50 + 2 * self.setup.depth * work
+        while self.scheduler.has_unfinished or self.in_flight:
+            while self.plan():
+                pass
+            self.apply()
+            assert self.num_steps <= bound, f"no end: {self.scheduler.stats()}"
+        for handle, client in self.clients.items():
+            self._check_client(handle, client)
+        assert self.scheduler.stats().num_used_blocks == 0
+        assert self.scheduler._table.num_free == self.setup.max_num_seqs
+        assert self.scheduler._branching == []
+
+    # --- checks --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        copied = plan.copy_dst.tolist()
+        assert len(set(copied)) == len(copied), "two copies into one block"
+        assert not set(copied) & set(plan.copy_src.tolist()), "a block is source and destination"
+        self.standing[plan.leave] = 0
+        for row in plan.enter:
+            assert row.num_computed_tokens < len(row.token_ids)
+            self.standing[row.slot] = 0
+        self.standing[plan.delta_slot] = plan.delta_tokens
+        assert 0 < self.standing.sum() <= self.setup.max_num_batched_tokens
+        for fork in plan.forks:
+            self.standing[fork.dst] = self.standing[fork.src]
+        assert int(self.scheduler._table.live.sum()) <= self.setup.max_num_seqs
+
+    def _take(self, output: EngineOutput) -> None:
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            client = self.clients[handle]
+            assert client.finish is None, "a token after the end"
+            client.tokens.append(token)
+        for finish in output.finished:
+            client = self.clients[finish.handle]
+            assert client.finish is None, "a sequence ended twice"
+            client.finish = finish
+
+    def _uncut(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        stop: frozenset[int],
+        min_tokens: int,
+        seed: int,
+        sample: int,
+    ) -> tuple[int, ...]:
+        tokens = expected_tokens(self.setup.windows, prompt, max_tokens, seed, sample)
+        for i, token in enumerate(tokens):
+            if token in stop and i + 1 >= min_tokens:
+                return tokens[: i + 1]
+        return tokens
+
+    def _expected(self, client: Client) -> tuple[tuple[int, ...], bool]:
+        """All tokens if nobody interferes, and whether poison ends them too early."""
+        whole = self._uncut(
+            client.prompt,
+            client.max_tokens,
+            client.stop,
+            client.min_tokens,
+            client.seed,
+            client.sample_index,
+        )
+        poison = self.setup.poison
+        if poison in client.prompt:
+            return client.output, True
+        if poison in whole[:-1]:
+            return whole[: max(whole.index(poison) + 1, len(client.output))], True
+        return whole, False
+
+    def _check_client(self, handle: int, client: Client) -> None:
+        tokens, finish = tuple(client.tokens), client.finish
+        assert finish is not None, f"sequence {handle} never ended"
+        whole, is_poisoned = self._expected(client)
+        assert whole[: len(tokens)] == tokens, f"{handle}: {tokens} is not a prefix of {whole}"
+        if finish.reason is FinishReason.ABORT:
+            return
+        if finish.reason is FinishReason.ERROR:
+            siblings = [c for c in self.clients.values() if c.first_handle == client.first_handle]
+            assert any(self._expected(sibling)[1] for sibling in siblings), "an innocent failed"
+            return
+        assert not is_poisoned, f"{handle} should have failed"
+        assert tokens == whole
+        is_stop = tokens[-1] in client.stop and len(tokens) >= client.min_tokens
+        assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+        assert finish.stop_token_id == (tokens[-1] if is_stop else None)

@@ -1,0 +1,287 @@
+"""`LLM` as its users see it, with the bundled model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, ConfigError, RequestError, SamplingParams
+from quire.bundled import bundled_model_path
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(quiet=True, num_kv_blocks=256, max_model_len=512) as engine:
+        yield engine
+
+
+def test_outputs_have_the_shape_that_users_know(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, n=2, logprobs=3, prompt_logprobs=2)
+    (output,) = llm.generate("import os\n", params)
+    assert output.finished
+    assert output.prompt == "import os\n"
+    assert llm.get_tokenizer().decode(output.prompt_token_ids) == "import os\n"
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token, position in zip(
+        output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+    ):
+        assert token in position
+        assert 2 <= len(position) <= 3
+    assert [sample.index for sample in output.outputs] == [0, 1]
+    for sample in output.outputs:
+        assert len(sample.token_ids) == len(sample.logprobs) == 6
+        assert sample.finish_reason == "length"
+        chosen = [p[t] for p, t in zip(sample.logprobs, sample.token_ids, strict=True)]
+        assert all(entry.rank == 1 for entry in chosen)
+        assert sample.cumulative_logprob == pytest.approx(sum(e.logprob for e in chosen))
+        assert sample.text == llm.get_tokenizer().decode(sample.token_ids)
+
+
+def test_prompts_of_every_form(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("import os")
+    forms = ["import os", {"prompt": "import os"}, ids, {"prompt_token_ids": ids}]
+    texts = [llm.generate(form, GREEDY)[0].outputs[0].text for form in forms]
+    texts += [output.outputs[0].text for output in llm.generate(forms, GREEDY)]
+    assert len(set(texts)) == 1
+
+
+def test_each_prompt_has_its_own_parameters(llm: LLM) -> None:
+    lengths = [3, 1, 7]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    with pytest.raises(RequestError, match="3 prompts but 2 sampling_params"):
+        llm.generate(["a", "b", "c"], params[:2])
+
+
+def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "Hello!"}]
+    (one,) = llm.chat(conversation, GREEDY)
+    many = llm.chat([conversation, conversation], GREEDY)
+    assert [output.outputs[0].text for output in many] == [one.outputs[0].text] * 2
+    assert one.prompt != "Hello!"
+
+
+def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
+    vocab = llm.engine.spec.vocab_size
+    outputs = llm.generate(
+        ["import os", [1, vocab], "", [3] * 512, {"text": "x"}, "import os"], GREEDY
+    )
+    assert [output.error is None for output in outputs] == [True, False, False, False, False, True]
+    assert f"Token id {vocab} at index 1" in outputs[1].error
+    assert "''" in outputs[2].error
+    assert "512 tokens" in outputs[3].error
+    assert "text" in outputs[4].error
+    assert outputs[0].outputs[0].text == outputs[5].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [("", "no tokens"), ([], "no tokens"), ([-1], "-1"), ([True], "True")]
+)
+def test_a_single_bad_prompt_raises(llm: LLM, prompt: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, GREEDY)
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    with LLM(quiet=True, num_kv_blocks=4, block_size=16, max_model_len=64) as llm:
+        ok, bad = llm.generate([[5] * 30, [5] * 60], SamplingParams(max_tokens=30, temperature=0))
+        assert ok.error is None
+        assert bad.error is None or "blocks" in bad.error
+
+
+def test_a_failing_logits_processor_fails_its_request_only(llm: LLM) -> None:
+    def broken(token_ids, logits):
+        if len(token_ids) == 2:
+            raise ValueError("no more")
+        return logits
+
+    def poisonous(token_ids, logits):
+        logits[:] = float("nan")
+        return logits
+
+    alone = llm.generate("import os", GREEDY)[0].outputs[0].text
+    params = [
+        SamplingParams(temperature=0, max_tokens=12, logits_processors=[broken]),
+        GREEDY,
+        SamplingParams(temperature=0, max_tokens=12, logits_processors=[poisonous]),
+    ]
+    first, second, third = llm.generate(["import os"] * 3, params)
+    assert "no more" in first.error
+    assert len(first.outputs[0].token_ids) == 2
+    assert second.error is None
+    assert second.outputs[0].text == alone
+    assert third.error is not None
+
+
+def test_logits_processors_choose_tokens(llm: LLM) -> None:
+    def always(token_ids, logits):
+        logits[77] = 1e4
+        return logits
+
+    params = SamplingParams(temperature=0.7, max_tokens=4, logits_processors=[always])
+    assert llm.generate("x", params)[0].outputs[0].token_ids == [77] * 4
+
+
+def test_stop_strings_end_a_sequence_across_tokens(llm: LLM) -> None:
+    whole = llm.generate("import os\n", SamplingParams(temperature=0, max_tokens=24))[0].outputs[0]
+    text = whole.text
+    stop = text[5:9]
+    cut = text.index(stop)
+    for include in (False, True):
+        params = SamplingParams(
+            temperature=0, max_tokens=24, stop=[stop], include_stop_str_in_output=include
+        )
+        output = llm.generate("import os\n", params)[0].outputs[0]
+        assert output.text == text[: cut + len(stop) * include]
+        assert output.finish_reason == "stop"
+        assert output.stop_reason == stop
+    assert llm.engine.client.stats().num_used_blocks == 0
+
+
+def test_stop_tokens_and_min_tokens(llm: LLM) -> None:
+    base = llm.generate("import os\n", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
+    stop = base.token_ids[2]
+    first = base.token_ids.index(stop)
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[stop])
+    output = llm.generate("import os\n", params)[0].outputs[0]
+    assert output.token_ids == base.token_ids[: first + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=6, stop_token_ids=[stop])
+    output = llm.generate("import os\n", params)[0].outputs[0]
+    assert len(output.token_ids) >= 6
+    assert stop not in output.token_ids[:6]
+
+
+def test_bad_words_do_not_appear(llm: LLM) -> None:
+    text = llm.generate("import os\n", SamplingParams(temperature=0, max_tokens=16))[0].outputs[0]
+    word = "import"
+    assert word in text.text, "the test needs a word that the model would write"
+    params = SamplingParams(temperature=0, max_tokens=16, bad_words=[word])
+    assert word not in llm.generate("import os\n", params)[0].outputs[0].text
+
+
+def test_seeded_requests_repeat_in_any_batch(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=10)
+    (alone,) = llm.generate("def f(", params)
+    crowd = llm.generate(
+        ["x = 1", "def f(", "class A"], [SamplingParams(), params, SamplingParams(n=3)]
+    )
+    assert crowd[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_prefix_cache_serves_a_repeated_prompt(llm: LLM) -> None:
+    prompt = [9] * 70
+    first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 64
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+
+
+def test_two_engines_in_one_process() -> None:
+    with LLM(quiet=True, num_kv_blocks=64) as one, LLM(quiet=True, num_kv_blocks=64) as two:
+        texts = {engine.generate("import", GREEDY)[0].outputs[0].text for engine in (one, two)}
+        assert len(texts) == 1
+    with pytest.raises(Exception, match="shut down"):
+        one.generate("import", GREEDY)
+
+
+def test_an_engine_ends_its_threads() -> None:
+    before = threading.active_count()
+    with LLM(quiet=True, num_kv_blocks=64) as engine:
+        engine.generate("import", GREEDY)
+    assert threading.active_count() == before
+
+
+def test_an_abandoned_stream_frees_its_request(llm: LLM) -> None:
+    stream = llm.stream("import os\n", SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+    stream.close()
+    stats = llm.engine.client.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+
+
+def test_without_a_tokenizer_token_ids_work() -> None:
+    with LLM(quiet=True, num_kv_blocks=64, skip_tokenizer_init=True) as engine:
+        (output,) = engine.generate({"prompt_token_ids": [5, 6, 7]}, GREEDY)
+        assert output.outputs[0].token_ids
+        assert output.outputs[0].text == ""
+        with pytest.raises(RequestError, match="tokenizer"):
+            engine.generate("text", GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "/no/such/folder"}, "/no/such/folder"),
+        ({"max_num_seq": 8}, "max_num_seqs"),
+        ({"max_model_len": 10**9}, "max_model_len"),
+        ({"dtype": "float8"}, "float8"),
+        ({"num_kv_blocks": 1, "max_model_len": 512}, "512"),
+    ],
+)
+def test_settings_that_cannot_work_say_what_would(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(**{"quiet": True, **settings})
+
+
+def test_local_folders_need_no_network(tmp_path: Path) -> None:
+    """A socket opened while a local model loads and answers would fail this."""
+    code = f"""
+import socket
+def refuse(*a, **k): raise AssertionError("network")
+socket.socket.connect = refuse; socket.getaddrinfo = refuse
+from quire import LLM, SamplingParams
+llm = LLM({str(bundled_model_path())!r}, quiet=True, num_kv_blocks=64)
+assert llm.generate("import", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+import sys
+assert "transformers" not in sys.modules and "huggingface_hub" not in sys.modules
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A script without a `__main__` guard, interrupted in `generate`: it can go on at once, and
+    ends by itself."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, threading\n"
+        "from quire import LLM, SamplingParams\n"
+        "llm = LLM(quiet=True, num_kv_blocks=256)\n"
+        "step = llm.engine.client.step\n"
+        "count = []\n"
+        "class Client:\n"
+        "    def __getattr__(self, name): return getattr(inner, name)\n"
+        "    def step(self):\n"
+        "        count.append(1)\n"
+        "        if len(count) == 5: signal.raise_signal(signal.SIGINT)\n"
+        "        return inner.step()\n"
+        "inner = llm.engine.client\n"
+        "object.__setattr__(llm.engine, 'client', Client())\n"
+        "try:\n"
+        "    llm.generate(['import os'] * 4, SamplingParams(max_tokens=200, ignore_eos=True))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "stats = inner.stats()\n"
+        "assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)\n"
+        "print(len(llm.generate('import', SamplingParams(max_tokens=3))[0].outputs[0].token_ids))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["interrupted", "3"]
+
+
+def test_import_loads_no_torch() -> None:
+    code = "import sys; from quire import LLM; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
