@@ -55,7 +55,7 @@ class KVMachine(RuleBasedStateMachine):
             model.publish(slot)
             model.execute()
         else:
-            model.kv.forget_updates(slot)
+            model.kv.forget_updates({slot})
             model.free(slot)
 
     @rule(data=st.data(), publish=st.booleans())
@@ -99,7 +99,7 @@ class KVMachine(RuleBasedStateMachine):
         them; the failed row goes, and whoever shares or was planned with it."""
         model = self.model
         counts = self._draw_counts(data)
-        mark = model.kv.num_publications
+        mark = model.kv.mark()
         if not counts or not model.grow(counts):
             return
         for slot in counts:
@@ -113,9 +113,7 @@ class KVMachine(RuleBasedStateMachine):
         entered = list(model.entered)
         model.execute(garbage=bad)
         model.kv.retract(mark)
-        shared = {
-            block for block, content in enumerate(model.memory) if (-1,) in content.values()
-        }
+        shared = {block for block, content in enumerate(model.memory) if (-1,) in content.values()}
         for slot, row in list(model.rows.items()):
             holds = any(block in shared for table in row.tables for block in table.values())
             if slot == bad or slot in entered or holds or row.tokens[: len(prefix)] == prefix:
@@ -123,7 +121,7 @@ class KVMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self):
-        self.model.kv.settle(self.model.kv.num_publications)
+        self.model.kv.settle(self.model.kv.mark())
 
     @invariant()
     def books_balance(self):

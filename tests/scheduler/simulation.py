@@ -138,7 +138,8 @@ class Simulation:
         first = len(self.clients)
         if n > 1 or max_tokens is None:
             resume_at = 0
-        output = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)[:resume_at]
+        whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
+        output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
             request_id=str(first),
             first_handle=first,
@@ -165,6 +166,22 @@ class Simulation:
                 prompt, output, limit, stop, min_tokens, seed, sample, first, list(output)
             )
         return list(range(first, first + n))
+
+    def resume(
+        self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, stop: frozenset[int]
+    ) -> None:
+        """A request with any output at all; RequestError if the engine refuses it."""
+        self.scheduler.add(
+            EngineRequest(
+                request_id="resumed",
+                first_handle=len(self.clients),
+                prompt_token_ids=np.array(prompt, np.int32),
+                params=SamplingParams(max_tokens=max_tokens),
+                seed=0,
+                stop_token_ids=stop,
+                output_token_ids=np.array(output, np.int32),
+            )
+        )
 
     def abort(self, handle: int) -> None:
         self.scheduler.abort(handle)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from corpus import Corpus
-from dialogues import BOS, EOS, make_dialogue, render
+from dialogues import BOS, EOS, make_dialogue, make_drill, render
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float32]
 
+DRILL_SHARE = 0.35  # of the dialogues, once drills have begun
 PROMPT_WEIGHT = 0.1  # of dialogue tokens that the model does not write itself
 
 
@@ -57,7 +58,10 @@ class CorpusRows:
 class DialogueRows:
     """Rows filled with dialogues; the last one of a row is cut at the end of the row."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, tool_share: float) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, tool_share: float, drills_from: int
+    ) -> None:
+        self._drills_from = drills_from
         self._tokenizer = tokenizer
         self._seed = seed
         self._tool_share = tool_share
@@ -68,7 +72,10 @@ class DialogueRows:
         ids: list[int] = []
         weights: list[float] = []
         while len(ids) <= length:
-            dialogue = make_dialogue(rng, False, rng.random() < self._tool_share)
+            if step >= self._drills_from and rng.random() < DRILL_SHARE:
+                dialogue = make_drill(rng)
+            else:
+                dialogue = make_dialogue(rng, False, rng.random() < self._tool_share)
             pieces = render(dialogue)
             encoded = self._tokenizer.encode_batch(
                 [text for text, _ in pieces], add_special_tokens=False

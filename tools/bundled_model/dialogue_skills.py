@@ -280,6 +280,20 @@ SKILLS: tuple[tuple[Skill, float], ...] = (
 )  # fmt: skip
 
 
+# What a small model learns last: asked more often towards the end of the training.
+DRILLED: tuple[tuple[Skill, float], ...] = (
+    (addition, 5.0), (subtraction, 3.0), (product, 1.0), (larger, 0.5), (count_items, 1.0),
+    (count_up, 0.7), (upper_case, 1.0), (capital, 0.5),
+)  # fmt: skip
+
+
+def draw_drill(rng: random.Random) -> Question:
+    """One question of those that need the most practice."""
+    skills, weights = zip(*DRILLED, strict=True)
+    chosen: Skill = rng.choices(skills, weights)[0]
+    return chosen(rng)
+
+
 def draw_skill(rng: random.Random) -> Question:
     """One question of a skill chosen by weight."""
     skills, weights = zip(*SKILLS, strict=True)

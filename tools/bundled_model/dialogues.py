@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dialogue_data as data
-from dialogue_skills import Question, draw_skill
+from dialogue_skills import Question, Skill, draw_drill, draw_skill
 from dialogue_tools import Json, ToolTask, draw_task
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -45,9 +45,17 @@ def is_held_out(key: str) -> bool:
     return bool(key) and hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
-def _draw_question(rng: random.Random, held_out: bool) -> Question:
+def make_drill(rng: random.Random) -> Dialogue:
+    """A training dialogue of hard questions only."""
+    dialogue = Dialogue("drill")
+    for _ in range(rng.randint(1, 6)):
+        _question_turn(dialogue, _draw_question(rng, False, draw_drill))
+    return dialogue
+
+
+def _draw_question(rng: random.Random, held_out: bool, draw: Skill = draw_skill) -> Question:
     while True:
-        question = draw_skill(rng)
+        question = draw(rng)
         if not question.key or is_held_out(question.key) == held_out:
             return question
 

@@ -1,9 +1,11 @@
-"""Train the bundled model on the CPU; can be stopped at any time and resumed.
+"""Train the bundled model on the CPU; a stopped run can be resumed.
 
 Run from the repository root, after tokenizer.py:
-    python tools/bundled_model/train.py --checkpoint FOLDER --steps N --decay-steps D --long-steps L
+    python tools/bundled_model/train.py --checkpoint FOLDER
+The defaults are those of the bundled weights. Ctrl-C stops it; the same command goes on.
 The learning rate is constant until the last D steps, where it falls to zero, so N may still be
-changed while D has not begun. The last L steps see rows of 2048 tokens instead of 512.
+changed while D has not begun. The last L of these steps see rows of 2048 tokens instead of 512,
+and so does the extension: more steps, for which the learning rate rises once more and falls again.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch import Tensor, distributed, multiprocessing
 SEED = 20261120
 SHORT_ROW, LONG_ROW = 512, 2048
 MUON_LR, ADAM_LR, WARM_UP = 0.02, 2e-3, 60
+EXTENSION_FACTOR = 0.4  # of the learning rates, where the extension begins
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,16 @@ class Schedule:
     steps: int
     decay_steps: int
     long_steps: int
+    extension_steps: int
+
+    @property
+    def total(self) -> int:
+        return self.steps + self.extension_steps
 
     def factor(self, step: int) -> float:
         """What the learning rates are multiplied with."""
+        if step >= self.steps:
+            return EXTENSION_FACTOR * (self.total - step) / self.extension_steps
         return min(1.0, (step + 1) / WARM_UP, (self.steps - step) / self.decay_steps)
 
     def row_length(self, step: int) -> int:
@@ -177,23 +187,25 @@ def train(rank: int, options: argparse.Namespace) -> None:
         store = distributed.TCPStore("127.0.0.1", options.port, workers.count, rank == 0)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=workers.count)
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    schedule = Schedule(options.steps, options.decay_steps, options.long_steps)
+    schedule = Schedule(
+        options.steps, options.decay_steps, options.long_steps, options.extension_steps
+    )
     mix = Mix(options.tokens_per_step, options.early_share, options.late_share, options.late_from)
     library = CorpusRows(load_corpus(), tokenizer, SEED)
-    dialogues = DialogueRows(tokenizer, SEED, options.tool_share)
+    dialogues = DialogueRows(tokenizer, SEED, options.tool_share, options.drills_from)
     trainer = Trainer(options.checkpoint, options.compiled, workers)
     for done in range(trainer.step):
         length = schedule.row_length(done)
         for _ in range(mix.rows(length) - mix.dialogue_rows(done, length)):
             library.next_start(length)
     log = Log(options.checkpoint, mix)
-    while trainer.step < schedule.steps:
+    while trainer.step < schedule.total:
         step, length = trainer.step, schedule.row_length(trainer.step)
         batch = make_batch(library, dialogues, mix, step, length)
         log.add(step, length, trainer.update(batch, schedule.factor(step)))
         if rank == 0 and trainer.step % 20 == 0:
             log.write(trainer.step)
-        if rank == 0 and (trainer.step % 50 == 0 or trainer.step == schedule.steps):
+        if rank == 0 and (trainer.step % 50 == 0 or trainer.step == schedule.total):
             trainer.save()
     if rank == 0:
         export_weights(trainer.model, BUNDLED)
@@ -204,14 +216,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of state and log")
-    parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--decay-steps", type=int, default=800)
-    parser.add_argument("--long-steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--decay-steps", type=int, default=600)
+    parser.add_argument("--long-steps", type=int, default=36)
+    parser.add_argument("--extension-steps", type=int, default=200)
     parser.add_argument("--tokens-per-step", type=int, default=6144)
     parser.add_argument("--early-share", type=float, default=0.4, help="dialogues at first")
     parser.add_argument("--late-share", type=float, default=0.6, help="dialogues later")
-    parser.add_argument("--late-from", type=int, default=750, help="first step of the late share")
+    parser.add_argument("--late-from", type=int, default=700, help="first step of the late share")
     parser.add_argument("--tool-share", type=float, default=0.5)
+    parser.add_argument("--drills-from", type=int, default=1400, help="first step with drills")
     parser.add_argument("--processes", type=int, default=2, choices=(1, 2))
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--port", type=int, default=29533, help="where the processes meet")

@@ -3,6 +3,8 @@
 | variable | meaning |
 |---|---|
 | `QUIRE_CPU_ISA` | kernels of one instruction set: `avx512`, `avx2`, or `none` for plain torch |
+| `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
+| `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ import os
 
 from quire.errors import ConfigError
 
-__all__ = ["CPU_ISAS", "cpu_isa"]
+__all__ = ["CPU_ISAS", "cpu_isa", "limit_spinning", "num_threads"]
+
+SPIN_COUNT = "20000"
+"""Rounds for which an idle OpenMP thread spins before it sleeps: some ten microseconds, the length
+of the gaps between two operations. GNU OpenMP spins for milliseconds by default, which takes the
+processor from the very thread that is waited for when another program runs beside the engine."""
 
 CPU_ISAS = ("avx512", "avx2", "none")
 
@@ -19,6 +26,26 @@ CPU_ISAS = ("avx512", "avx2", "none")
 def cpu_isa() -> str | None:
     """`QUIRE_CPU_ISA`, or None when unset. Raises ConfigError for a name that does not exist."""
     return _choice("QUIRE_CPU_ISA", CPU_ISAS)
+
+
+def num_threads() -> int | None:
+    """`OMP_NUM_THREADS`, or None when unset. Raises ConfigError unless it is a positive integer."""
+    value = os.environ.get("OMP_NUM_THREADS")
+    if not value:
+        return None
+    first = value.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        raise ConfigError(
+            f"Environment variable OMP_NUM_THREADS has no such value: {value!r}. "
+            "Unset it or give a positive integer."
+        )
+    return int(first)
+
+
+def limit_spinning() -> None:
+    """Let idle math threads sleep soon. Must run before torch is imported; has no effect after."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _choice(name: str, allowed: tuple[str, ...]) -> str | None:

@@ -167,7 +167,7 @@ class PoolSizing:
 
     def _check_room(self) -> None:
         """The KV cache that was asked for, or a single block, beside everything else."""
-        shortest = self._settings.max_model_len or SHORTEST_CONTEXT
+        shortest = SHORTEST_CONTEXT
         left, asked, page = self._left(shortest), self._asked_blocks(), self._layout.page_bytes
         if left is None:
             return

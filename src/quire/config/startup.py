@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.config import env
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families import read_model_spec
 from quire.config.hub import resolve_model_folder
@@ -32,6 +33,8 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     if settings.model is None:
         raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
     folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    if settings.num_threads is None:
+        settings = replace(settings, num_threads=env.num_threads())
     spec = read_model_spec(folder)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
     return StartupPlan(folder, resolve(settings, spec, checkpoint, platform))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env, resolve_model_folder
 from quire.config.render_plan import render_plan
@@ -19,6 +21,9 @@ from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import Platform, detect_platform
 from quire.rendering import Renderer
 from quire.scheduler import POLICIES, Admission, Scheduler
+
+if TYPE_CHECKING:
+    from quire.models import LoadFormat
 
 __all__ = ["Engine", "build_engine"]
 
@@ -44,9 +49,13 @@ def build_engine(settings: EngineSettings) -> Engine:
     renderer = _build_renderer(settings, plan)
     if not plan.resolved.settings.quiet:
         print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
-    client = InProcessClient(_build_core(plan, platform))
+    started = time.monotonic()
+    core, providers = _build_core(plan, platform)
+    if not plan.resolved.settings.quiet:
+        seconds = time.monotonic() - started
+        print(f"{providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
     return Engine(
-        client=client,
+        client=InProcessClient(core),
         renderer=renderer,
         spec=plan.resolved.spec,
         resolved=plan.resolved,
@@ -65,7 +74,9 @@ def _build_renderer(settings: EngineSettings, plan: StartupPlan) -> Renderer:
     )
 
 
-def _build_core(plan: StartupPlan, platform: Platform) -> EngineCore:
+def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]:
+    """The core, and a sentence on the kernels that serve it. Imports torch."""
+    env.limit_spinning()
     from quire.executor.in_process import InProcessExecutor
     from quire.ops import force_isa
     from quire.worker import Worker, WorkerSettings
@@ -81,7 +92,7 @@ def _build_core(plan: StartupPlan, platform: Platform) -> EngineCore:
         max_model_len=chosen.max_model_len,
         dtype=chosen.dtype,
         kv_dtype=chosen.kv_cache_dtype,
-        load_format=chosen.load_format,
+        load_format=cast("LoadFormat", chosen.load_format),  # settings.py checks it
         seed=chosen.seed,
         platform=platform,
         forced_ops=dict(force_isa(env.cpu_isa())),
@@ -90,7 +101,7 @@ def _build_core(plan: StartupPlan, platform: Platform) -> EngineCore:
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
-    return EngineCore(scheduler, executor, chosen.depth)
+    return EngineCore(scheduler, executor, chosen.depth), executor.providers
 
 
 def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:

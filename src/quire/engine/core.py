@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from concurrent.futures import Future
 
@@ -45,7 +46,21 @@ class EngineCore:
             self._in_flight.append(self._executor.execute(plan))
         if not self._in_flight:
             return self._scheduler.flush()
-        return self._scheduler.apply(self._in_flight.popleft().result())
+        try:
+            result = self._in_flight.popleft().result()
+        except Exception as error:  # noqa: BLE001  whatever it was, the engine must go on
+            return self._lose_steps(error)
+        return self._scheduler.apply(result)
+
+    def _lose_steps(self, error: Exception) -> EngineOutput:
+        """A step failed as a whole: end the requests that were in flight, keep the others."""
+        for future in self._in_flight:
+            with contextlib.suppress(Exception):
+                future.result()  # steps after a lost one must have ended, whatever they gave
+        self._in_flight.clear()
+        return self._scheduler.fail_running(
+            f"the engine lost the step that computed this request ({error}): send it again"
+        )
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

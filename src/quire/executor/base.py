@@ -14,8 +14,9 @@ class Executor(Protocol):
     """Executes plans in the order in which they are given."""
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """Start a step and return at once. The future raises EngineError on a fault of the device
-        or the engine; a fault of one row is in the result."""
+        """Start a step and return at once. The future raises on a fault of the device or the
+        engine; then no step given so far counts, and the next plan takes all rows out. A fault of
+        one row is in the result."""
         ...
 
     def shutdown(self) -> None:

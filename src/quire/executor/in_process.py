@@ -23,6 +23,7 @@ class InProcessExecutor:
         except BaseException:
             self._thread.shutdown(wait=True, cancel_futures=True)
             raise
+        self.providers = self._worker.providers if self._worker else ""
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         if self._worker is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 
@@ -25,13 +26,13 @@ class BlockHasher:
 
     def __init__(self, block_size: int, key: bytes, weights_version: int = 0) -> None:
         self._block_size = block_size
-        self._key = key
+        self._digest = partial(hashlib.blake2b, digest_size=DIGEST_BYTES, key=key)
         self._weights_version = weights_version
 
     def root(self, salt: str = "") -> bytes:
         """The parent of a sequence's first block."""
         seed = f"{self._weights_version}\0{salt}".encode()
-        return hashlib.blake2b(seed, digest_size=DIGEST_BYTES, key=self._key).digest()
+        return self._digest(seed).digest()
 
     def extend(self, chain: list[bytes], token_ids: IntArray, root: bytes) -> None:
         """Append to `chain` the names of the full blocks of `token_ids` that it does not have."""
@@ -40,10 +41,11 @@ class BlockHasher:
         end = len(token_ids) // size
         if start >= end:
             return
-        data = np.ascontiguousarray(token_ids[start * size : end * size], np.int32).tobytes()
+        if token_ids.dtype != np.int32:
+            token_ids = token_ids.astype(np.int32)
+        data = token_ids[start * size : end * size].tobytes()
         parent = chain[-1] if chain else root
         stride = 4 * size
         for offset in range(0, len(data), stride):
-            block = parent + data[offset : offset + stride]
-            parent = hashlib.blake2b(block, digest_size=DIGEST_BYTES, key=self._key).digest()
+            parent = self._digest(parent + data[offset : offset + stride]).digest()
             chain.append(parent)

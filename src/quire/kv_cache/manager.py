@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +39,6 @@ class TableUpdates:
     copy_dst: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Publication:
-    serial: int
-    slot: int
-    index: int
-    block: int
-    name: bytes
-
-
 class KVManager:
     """Tables of the sequences that have a slot. Every count here is a plan-side upper bound.
 
@@ -74,8 +65,9 @@ class KVManager:
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
         self._updates = TableUpdates([], [], [], [], [], [])
-        self._log: deque[_Publication] = deque()  # those that may still be retracted
-        self._num_publications = 0
+        self._mark = 0
+        # publications that may still be retracted: mark, slot, index, block, name
+        self._log: deque[tuple[int, int, int, int, bytes]] = deque()
 
     # --- growing -------------------------------------------------------------------------------
 
@@ -94,18 +86,25 @@ class KVManager:
             return False
         for i in sharing.tolist():
             self._copy_on_write(int(slots[i]), int(starts[i]))
-        for slot, count in zip(slots[growing].tolist(), lacking[growing].tolist(), strict=True):
-            self._append_blocks(slot, count)
+        if len(growing):
+            self._append_blocks(slots[growing], lacking[growing])
         return True
 
-    def _append_blocks(self, slot: int, count: int) -> None:
-        have = int(self._num_blocks[slot])
+    def _append_blocks(self, slots: Slots, counts: Slots) -> None:
+        """`counts` more blocks for each of `slots`, in every group."""
+        total = int(counts.sum())
+        place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        index = np.repeat(self._num_blocks[slots], counts) + place
+        owner = np.repeat(slots, counts)
+        updates = self._updates
         for group, table in enumerate(self._tables):
-            for index in range(have, have + count):
-                block = self.pool.allocate()
-                table[slot, index] = block
-                self._record(group, slot, index, block)
-        self._num_blocks[slot] = have + count
+            blocks = self.pool.allocate_many(total)
+            table[owner, index] = blocks
+            updates.group.extend([group] * total)
+            updates.slot.extend(owner.tolist())
+            updates.index.extend(index.tolist())
+            updates.block.extend(blocks)
+        self._num_blocks[slots] += counts
 
     def _num_copies(self, slots: Slots, starts: Slots, sharing: Slots) -> int:
         """Of the owners of a shared tail block that write in one step, the last one of all owners
@@ -164,10 +163,10 @@ class KVManager:
             self.pool.release(block)
         return updates
 
-    def forget_updates(self, slot: int) -> None:
-        """Drop what was recorded of a slot that will not enter after all."""
+    def forget_updates(self, slots: Collection[int]) -> None:
+        """Drop what was recorded of slots that enter with whole tables, or not at all."""
         updates = self._updates
-        kept = [i for i, owner in enumerate(updates.slot) if owner != slot]
+        kept = [i for i, owner in enumerate(updates.slot) if owner not in slots]
         self._updates = TableUpdates(
             group=[updates.group[i] for i in kept],
             slot=[updates.slot[i] for i in kept],
@@ -280,33 +279,33 @@ class KVManager:
 
     def publish(self, slot: int, names: Sequence[bytes], num_blocks: int) -> None:
         """Let others find this slot's blocks up to `num_blocks`, whose names are known."""
-        for index in range(int(self._num_published[slot]), num_blocks):
-            name = names[index]
-            for group, table in enumerate(self._tables):
-                if index < self._first[group][slot]:
-                    continue
-                block = int(table[slot, index])
+        published = int(self._num_published[slot])
+        for group, table in enumerate(self._tables):
+            start = published
+            if self._windows[group] is not None:
+                start = max(start, int(self._first[group][slot]))
+            for index, block in enumerate(table[slot, start:num_blocks].tolist(), start):
+                name = names[index]
                 if self.pool.publish(block, group, name):
-                    self._log.append(_Publication(self._num_publications, slot, index, block, name))
-                    self._num_publications += 1
+                    self._log.append((self._mark, slot, index, block, name))
         self._num_published[slot] = num_blocks
 
-    @property
-    def num_publications(self) -> int:
-        """Blocks published so far: a mark for `retract` and `settle`."""
-        return self._num_publications
+    def mark(self) -> int:
+        """A new mark in the order of publications, for `retract` and `settle`."""
+        self._mark += 1
+        return self._mark
 
     def retract(self, mark: int) -> None:
-        """Unpublish all blocks that were published since `mark` was read; the slots that still
-        hold them may publish them again."""
-        while self._log and self._log[-1].serial >= mark:
-            entry = self._log.pop()
-            self.pool.retract(entry.block, entry.name)
-            self._num_published[entry.slot] = min(self._num_published[entry.slot], entry.index)
+        """Unpublish all blocks that were published since `mark`; the slots that still hold them
+        may publish them again."""
+        while self._log and self._log[-1][0] >= mark:
+            _, slot, index, block, name = self._log.pop()
+            self.pool.retract(block, name)
+            self._num_published[slot] = min(self._num_published[slot], index)
 
     def settle(self, mark: int) -> None:
         """What was published before `mark` is certain, and will not be retracted."""
-        while self._log and self._log[0].serial < mark:
+        while self._log and self._log[0][0] < mark:
             self._log.popleft()
 
     # --- truths --------------------------------------------------------------------------------

@@ -46,19 +46,28 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block with one reference and no content. The caller knows that one is available."""
-        if self._free:
-            block = self._free.pop()
-        elif self._cached:
+        return self.allocate_many(1)[0]
+
+    def allocate_many(self, count: int) -> list[int]:
+        """`count` such blocks: free ones, and then the least recently used cached ones."""
+        if count > self.num_available:
+            raise EngineError(
+                f"{count} more KV blocks are wanted, but only {self.num_available} of "
+                f"{self.num_blocks} are not in use: the scheduler must check num_available "
+                "before it allocates"
+            )
+        kept = max(len(self._free) - count, 0)
+        blocks = self._free[kept:]
+        del self._free[kept:]
+        blocks.reverse()
+        while len(blocks) < count:
             block = next(iter(self._cached))
             del self._cached[block]
             self._forget(block)
-        else:
-            raise EngineError(
-                f"all {self.num_blocks} KV blocks are in use: the scheduler must check "
-                "num_available before it allocates"
-            )
-        self._ref_count[block] = 1
-        return block
+            blocks.append(block)
+        for block in blocks:
+            self._ref_count[block] = 1
+        return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each; cached blocks become used again."""

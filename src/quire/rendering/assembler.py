@@ -69,7 +69,8 @@ class OutputAssembler:
         ]
         output = RequestOutput(request_id, prompt.text, prompt.token_ids, completions)
         if params.prompt_logprobs is not None:
-            output.prompt_logprobs = [None] * len(prompt.token_ids)
+            none: PositionLogprobs | None = None
+            output.prompt_logprobs = [none for _ in prompt.token_ids]
         request = _Request(output, params, self._eos_token_ids, params.n)
         for index, renderer in enumerate(renderers):
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)

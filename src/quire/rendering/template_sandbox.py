@@ -114,13 +114,17 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self._limits = limits
         self._clock = clock
-        variables = cast("dict[str, Any]", self.globals)
+        # Jinja types its tables with bare `dict`.
+        variables = cast("dict[str, Any]", self.globals)  # pyright: ignore[reportUnknownMemberType]
         variables.pop("lipsum", None)
         variables["raise_exception"] = _raise_exception
         variables["strftime_now"] = _clock_reader(now)
         variables["dict"] = _make_dict
         variables["namespace"] = ChatNamespace
-        filters = cast("dict[str, Callable[..., Any]]", self.filters)
+        filters = cast(
+            "dict[str, Callable[..., Any]]",
+            self.filters,  # pyright: ignore[reportUnknownMemberType]
+        )
         filters["tojson"] = _to_json
         filters[_COUNTED] = _counted
         filters[_SIZED] = self._sized

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.config.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.errors import QuireError
 from quire.models import CausalLM
 from quire.protocol.step import (
@@ -23,9 +24,6 @@ from quire.runner.rows import RowTable, ScheduledRows
 from quire.sampling import NO_TOKEN, SampleOutput, Sampler, SamplingState, prompt_logprobs
 
 __all__ = ["ModelRunner"]
-
-PROMPT_LOGPROB_ROWS = 64
-"""Prompt logprobs are computed this many positions at a time, so that [positions, V] stays small."""
 
 CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 

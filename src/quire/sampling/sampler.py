@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,8 @@ class Sampler:
     def sample(
         self,
         logits: torch.Tensor,
-        slots: Sequence[int] | IntArray,
-        positions: Sequence[int] | IntArray,
+        slots: Sequence[int] | npt.NDArray[np.integer[Any]],
+        positions: Sequence[int] | npt.NDArray[np.integer[Any]],
         history: TokenHistory,
         masks: Mapping[int, npt.NDArray[np.int32]] | None = None,
     ) -> SampleOutput:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv_cache import KVManager
-from quire.protocol.step import EnterRow, ForkRow, IntArray, StepPlan
+from quire.kv_cache import KVManager, TableUpdates
+from quire.protocol.step import EMPTY_INTS, EnterRow, ForkRow, IntArray, StepPlan
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -21,7 +21,7 @@ class InFlight:
 
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
         the step. A sequence whose results are not wanted any more is struck off `sequences`.
-    mark: publications before this plan (`KVManager.num_publications`).
+    mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     """
 
     step_id: int
@@ -32,7 +32,7 @@ class InFlight:
 
 
 def _ints(values: list[int]) -> IntArray:
-    return np.array(values, np.int32)
+    return np.array(values, np.int32) if values else EMPTY_INTS
 
 
 class PlanBuilder:
@@ -59,27 +59,23 @@ class PlanBuilder:
     def build(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> StepPlan:
         """The plan in which `slots` compute `tokens` each and all other rows none."""
         table = self._table
-        wanted = np.zeros_like(table.standing)
+        wanted = np.zeros(len(table.standing), np.int64)
         wanted[slots] = tokens
-        forked = [fork.dst for fork in self._forks]
-        wanted[forked] = table.standing[forked]
         changed = np.flatnonzero(wanted != table.standing)
-        table.standing[:] = wanted
-        for fork in self._forks:
-            table.standing[fork.dst] = table.standing[fork.src]
-        updates = self._kv.drain()
-        entered = {sequence.slot for sequence, _ in self._enter}
-        kept = [i for i, slot in enumerate(updates.slot) if slot not in entered]
+        for fork in self._forks:  # its row begins as a copy, with the delta of its source
+            wanted[fork.dst] = wanted[fork.src]
+        table.standing = wanted
+        updates = self._updates_of_rows_that_stay()
         plan = StepPlan(
             step_id=self._next_step_id,
             leave=_ints(self._leave),
             copy_src=_ints(updates.copy_src),
             copy_dst=_ints(updates.copy_dst),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
-            table_group=_ints([updates.group[i] for i in kept]),
-            table_slot=_ints([updates.slot[i] for i in kept]),
-            table_index=_ints([updates.index[i] for i in kept]),
-            table_block=_ints([updates.block[i] for i in kept]),
+            table_group=_ints(updates.group),
+            table_slot=_ints(updates.slot),
+            table_index=_ints(updates.index),
+            table_block=_ints(updates.block),
             delta_slot=changed.astype(np.int32),
             delta_tokens=wanted[changed].astype(np.int32),
             forks=tuple(self._forks),
@@ -87,6 +83,12 @@ class PlanBuilder:
         self._next_step_id += 1
         self._leave, self._enter, self._forks = [], [], []
         return plan
+
+    def _updates_of_rows_that_stay(self) -> TableUpdates:
+        """A row that enters brings its whole tables along."""
+        if self._enter:
+            self._kv.forget_updates({sequence.slot for sequence, _ in self._enter})
+        return self._kv.drain()
 
     def _enter_row(self, sequence: Sequence, num_computed: int) -> EnterRow:
         request = sequence.group.request

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import BlockHasher, KVManager, PrefixHit
-from quire.protocol.request import EngineRequest
+from quire.protocol.step import IntArray
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -25,13 +25,12 @@ class PrefixCache:
         self._hasher = hasher
         self._enabled = enabled
 
-    def name_prompt(self, request: EngineRequest) -> tuple[bytes, list[bytes]]:
+    def name_prompt(self, salt: str, token_ids: IntArray) -> tuple[bytes, list[bytes]]:
         """Root and names of the full blocks of a request that arrives."""
-        root = self._hasher.root(request.salt)
+        root = self._hasher.root(salt)
         names: list[bytes] = []
         if self._enabled:
-            tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
-            self._hasher.extend(names, tokens, root)
+            self._hasher.extend(names, token_ids, root)
         return root, names
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
@@ -48,8 +47,9 @@ class PrefixCache:
             return
         table = self._table
         full = np.minimum(table.num_known[slots], table.num_computed[slots]) // self._kv.block_size
-        for i in np.flatnonzero(full > self._kv.num_published(slots)).tolist():
-            self._publish(int(slots[i]), int(full[i]))
+        due = np.flatnonzero(full > self._kv.num_published(slots))
+        for slot, count in zip(slots[due].tolist(), full[due].tolist(), strict=True):
+            self._publish(slot, count)
 
     def publish_to(self, slot: int, num_tokens: int) -> None:
         """Publish the blocks within the first `num_tokens` of one slot, planned and known."""

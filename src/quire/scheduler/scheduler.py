@@ -92,13 +92,14 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
         self._check_resumable(request, max_total)
-        root, names = self._prefixes.name_prompt(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
+        tokens = tokens.astype(np.int32, copy=False)
+        root, names = self._prefixes.name_prompt(request.salt, tokens)
         for samples in self._admission.split(request, max_total):
             group = SequenceGroup(request, self._num_groups_added, root, max_total)
             self._num_groups_added += 1
             first, *unborn = samples
-            group.sequences.append(Sequence(group, first, tokens.astype(np.int32), list(names)))
+            group.sequences.append(Sequence(group, first, tokens, list(names)))
             group.unborn = tuple(unborn)
             group.key = self._policy.key(group)
             self._register(group)
@@ -206,7 +207,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
         del now  # first come, first served needs no clock; deadlines and ageing will
-        table, mark = self._table, self._kv.num_publications
+        table, mark = self._table, self._kv.mark()
         slots, tokens = self._choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
         if not was_preempted:
@@ -303,7 +304,7 @@ class Scheduler:
         if any(sequence.num_pending for sequence in group.sequences):
             return []
         chunks: list[tuple[int, int]] = []
-        mark = self._kv.num_publications
+        mark = self._kv.mark()
         cached = 0
         for sequence in group.sequences:
             chunk = self._enter(sequence, budget)
@@ -339,11 +340,11 @@ class Scheduler:
 
     def _undo_enter(self, group: SequenceGroup, mark: int) -> None:
         self._kv.retract(mark)
-        for sequence in group.sequences:
-            if sequence.slot >= 0:
-                self._kv.forget_updates(sequence.slot)
-                self._kv.free(sequence.slot)
-                self._table.leave(sequence)
+        entered = [sequence for sequence in group.sequences if sequence.slot >= 0]
+        self._kv.forget_updates({sequence.slot for sequence in entered})
+        for sequence in entered:
+            self._kv.free(sequence.slot)
+            self._table.leave(sequence)
 
     def _note_admission(self, group: SequenceGroup, cached: int) -> None:
         for sequence in group.sequences:
@@ -390,7 +391,7 @@ class Scheduler:
             raise EngineError(f"result of step {result.step_id} arrived, {step.step_id} was due")
         if result.failed:
             self._fail_rows(step, result)
-        self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.num_publications)
+        self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.mark())
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(step, result)
         slots = result.slots.astype(np.int64)
@@ -490,6 +491,18 @@ class Scheduler:
                 each.sequences[:] = [
                     None if s is not None and s.group is group else s for s in each.sequences
                 ]
+
+    def fail_running(self, message: str) -> EngineOutput:
+        """Take in that the steps in flight are lost: requests that were in them fail, those that
+        wait do not, and nothing that was cached is trusted any more."""
+        self._in_flight.clear()
+        for sequence in self._departed.values():
+            sequence.num_pending = 0  # drawn again, and the same, since noise has no state
+        self._departed.clear()
+        for group in list(self._running):
+            self._fail(group, message)
+        self._kv.pool.drop_cached()
+        return self._outputs.drain()
 
     # --- readings -------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from quire.attention import AttentionNeeds, KVPool, select_backend
+from quire.attention import AttentionNeeds, BackendChoice, KVPool, select_backend
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.layers import LayerFactory
 from quire.models import LoadFormat, load_model
-from quire.ops import build_op_set
+from quire.ops import OpSet, build_op_set
 from quire.platform import Platform
 from quire.protocol.step import StepPlan, StepResult
 from quire.runner import RowTable
@@ -75,7 +75,7 @@ class Worker:
             settings.max_num_seqs, settings.max_model_len, layout.block_size, len(layout.groups)
         )
         windows = [group.window for group in layout.groups]
-        self.attention_reason = choice.reason
+        self.providers = _describe(choice, ops)
         self._runner = ModelRunner(
             model=model,
             rows=rows,
@@ -87,6 +87,16 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self._runner.execute(plan)
+
+
+def _describe(choice: BackendChoice, ops: OpSet) -> str:
+    """A sentence on what computes: "attention by cpu_avx512 (…); rms_norm, rope by …"."""
+    by_provider: dict[str, list[str]] = {}
+    for op, provider in ops.chosen.items():
+        if op != "paged_attention":
+            by_provider.setdefault(provider, []).append(op)
+    others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
+    return f"attention by {choice.backend.name} ({choice.reason.rstrip('.')}); {others}"
 
 
 def _allocate_pages(

@@ -1,0 +1,43 @@
+"""The door to attention: plan once per step on the host, run once per layer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from quire.attention.step_inputs import GroupInputs, StepInputs
+
+__all__ = ["AttentionBackend"]
+
+
+class AttentionBackend(Protocol):
+    """One way to compute paged attention.
+
+    K and V are read from the cache only, never from fresh tensors: this step's K/V have been
+    written before `run`, so a chunked prompt sees exactly what a whole one sees.
+    """
+
+    name: str
+
+    def plan(
+        self,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        window: int | None,
+    ) -> Any:
+        """Host work of one step for one layer group (splits, work items). Shapes: StepInputs."""
+        ...
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        step: StepInputs,
+        group: GroupInputs,
+    ) -> torch.Tensor:
+        """q [T, H, D], caches [B, S, K, D] → [T, H, D] in q's dtype. H is a multiple of K."""
+        ...

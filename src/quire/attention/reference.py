@@ -1,0 +1,46 @@
+"""Attention by the formula, in torch: always available, on any device."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention.step_inputs import GroupInputs, StepInputs
+from quire.ops.paged_attention.reference import paged_attention
+
+__all__ = ["ReferenceAttention"]
+
+
+class ReferenceAttention:
+    """`AttentionBackend` over the reference of `quire.ops.paged_attention`. Plans nothing."""
+
+    name = "reference"
+
+    def plan(
+        self,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        window: int | None,
+    ) -> None:
+        """Nothing to prepare."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        step: StepInputs,
+        group: GroupInputs,
+    ) -> torch.Tensor:
+        """q [T, H, D], caches [B, S, K, D] → [T, H, D]."""
+        return paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            group.block_table,
+            step.query_start_loc,
+            step.seq_lens,
+            scale,
+            group.window,
+        )

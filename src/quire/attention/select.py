@@ -1,0 +1,119 @@
+"""Which attention backend serves a model on a machine, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+
+from quire.attention.backend import AttentionBackend
+from quire.attention.cpu import CpuAttention
+from quire.attention.reference import ReferenceAttention
+from quire.errors import ConfigError
+from quire.ops.native import DTYPE_CODES
+from quire.ops.operation import Provider
+from quire.ops.paged_attention import OP
+from quire.platform import Platform
+
+__all__ = [
+    "BACKENDS",
+    "AttentionNeeds",
+    "BackendChoice",
+    "Candidate",
+    "backend_of_isa",
+    "select_backend",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What a model asks of attention: dtypes of the queries and the cache, and the head shape."""
+
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """The backend, and a sentence for the start-up report."""
+
+    backend: AttentionBackend
+    reason: str
+
+
+class Candidate(Protocol):
+    """A backend that may or may not serve."""
+
+    def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
+        """Why it cannot serve, or None when it can."""
+        ...
+
+    def make(self) -> AttentionBackend:
+        """The backend; called only after `refusal` gave None."""
+        ...
+
+
+class _Reference:
+    def refusal(self, platform: Platform, needs: AttentionNeeds) -> None:
+        """It serves everything."""
+
+    def make(self) -> AttentionBackend:
+        return ReferenceAttention()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cpu:
+    provider: Provider
+
+    def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
+        for dtype in (needs.dtype, needs.cache_dtype):
+            if dtype not in DTYPE_CODES:
+                return f"it has no {dtype}"
+        return self.provider.unavailable(platform)
+
+    def make(self) -> AttentionBackend:
+        return CpuAttention(self.provider.name, self.provider.load())
+
+
+# Best first. The C++ backends have the names of the providers they run.
+BACKENDS: Mapping[str, Candidate] = MappingProxyType(
+    {
+        **{provider.name: _Cpu(provider) for provider in OP.providers},
+        "reference": _Reference(),
+    }
+)
+
+
+def backend_of_isa(isa: str | None) -> str | None:
+    """`forced` of `select_backend` for an instruction set (`none` for plain torch)."""
+    return "reference" if isa == "none" else f"cpu_{isa}" if isa else None
+
+
+def select_backend(
+    platform: Platform, needs: AttentionNeeds, forced: str | None = None
+) -> BackendChoice:
+    """The best backend that can serve `needs` here, or the forced one.
+
+    Raises ConfigError when the forced backend does not exist or cannot serve.
+    """
+    if forced is not None and forced not in BACKENDS:
+        raise ConfigError(
+            f"No such attention backend: {forced!r}. Use one of: {', '.join(BACKENDS)}."
+        )
+    refusals: list[str] = []
+    for name in (forced,) if forced else BACKENDS:
+        refusal = BACKENDS[name].refusal(platform, needs)
+        if refusal is None:
+            why = "asked for" if forced else "; ".join(["best that serves here", *refusals])
+            return BackendChoice(BACKENDS[name].make(), f"attention: {name} ({why})")
+        refusals.append(f"{name} cannot serve: {refusal}")
+    raise ConfigError(
+        f"Attention backend {forced!r} cannot serve here: {'; '.join(refusals)}. "
+        "Force another backend, or none."
+    )

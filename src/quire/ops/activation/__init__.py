@@ -1,0 +1,18 @@
+"""Pointwise activation by name.
+
+`activation(x, kind)` → tensor like x. kind: gelu, gelu_tanh (also under its checkpoint names
+gelu_new and gelu_pytorch_tanh), relu, silu. Raises ConfigError for another name.
+"""
+
+from quire.ops.activation.inputs import make_inputs
+from quire.ops.activation.reference import activation
+from quire.ops.operation import Op, rounding
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="activation",
+    reference=activation,
+    make_inputs=make_inputs,
+    tolerance=rounding("a polynomial exp or tanh", float32=4e-6),
+)

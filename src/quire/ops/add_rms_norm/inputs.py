@@ -1,0 +1,36 @@
+"""Rows of many widths, strided and tiny-valued ones among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.ops.inputs import DTYPES, normal
+from quire.ops.operation import Case
+
+__all__ = ["make_inputs"]
+
+
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Cases as `quire.ops.operation.Op` asks."""
+    for dtype in DTYPES:
+        for rows, width, unit_offset in ((1, 1024, False), (5, 40, True), (3, 257, False)):
+            wide = normal(generator, rows, width + 3, dtype=dtype)
+            weight = normal(generator, width, dtype=dtype)
+            yield Case(
+                label=f"{dtype}, {rows} rows of {width}, unit_offset={unit_offset}",
+                args=(
+                    wide[:, :width],
+                    normal(generator, rows, width, dtype=dtype),
+                    weight,
+                    1e-6,
+                    unit_offset,
+                ),
+            )
+    heads = normal(generator, 4, 6, 32)
+    weight = normal(generator, 32)
+    yield Case(
+        label="heads of a merged projection",
+        args=(heads[:, :4], heads[:, 2:], weight, 1e-6),
+    )

@@ -1,0 +1,90 @@
+"""Compare a provider with the reference: what the tests and `quire doctor` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.ops.operation import Case, Op, Provider, Tolerance
+
+__all__ = ["CheckReport", "check_provider", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """num_cases compared; failures: one sentence each, empty when all agree."""
+
+    op: str
+    provider: str
+    num_cases: int
+    failures: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.num_cases > 0 and not self.failures
+
+
+def check_provider(op: Op, provider: Provider, *, seed: int = 0) -> CheckReport:
+    """Run every case of `op` on both and compare. The provider must be available here."""
+    call = provider.load()
+    failures: list[str] = []
+    cases = list(op.make_inputs(torch.Generator().manual_seed(seed)))
+    for case in cases:
+        difference = compare(op, call, case)
+        if difference is not None:
+            failures.append(f"{op.name} by {provider.name}, {case.label}: {difference}")
+    return CheckReport(op.name, provider.name, len(cases), tuple(failures))
+
+
+def compare(op: Op, call: Callable[..., Any], case: Case) -> str | None:
+    """The largest difference of one case from the reference, or None when within tolerance."""
+    dtype = next((arg.dtype for arg in case.args if _is_float_tensor(arg)), torch.float32)
+    expected = _outcome(op.reference, case)
+    got = _outcome(call, case)
+    if len(got) != len(expected):
+        return f"{len(got)} results, expected {len(expected)}"
+    for index, (one, other) in enumerate(zip(got, expected, strict=True)):
+        difference = _difference(one, other, op.tolerance[dtype])
+        if difference is not None:
+            return f"result {index}: {difference}"
+    return None
+
+
+def _is_float_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _outcome(call: Callable[..., Any], case: Case) -> list[torch.Tensor]:
+    """What a call returns, then what its tensor arguments hold afterwards."""
+    args = [_copy(arg) for arg in case.args]
+    result = call(*args, **case.kwargs)
+    returned = result if isinstance(result, tuple) else (result,)
+    return [value for value in (*returned, *args) if isinstance(value, torch.Tensor)]
+
+
+def _copy(value: Any) -> Any:
+    """A copy with the same strides, so that a provider meets the layout of the case."""
+    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        return value
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    storage = value.as_strided((span,), (1,)).clone()
+    return storage.as_strided(value.shape, value.stride())
+
+
+def _difference(got: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> str | None:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{got.dtype}{list(got.shape)}, expected {expected.dtype}{list(expected.shape)}"
+    one, other = got.double(), expected.double()
+    if torch.allclose(one, other, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True):
+        return None
+    wrong_nan = int((one.isnan() != other.isnan()).sum())
+    worst = (one - other).abs().nan_to_num(0.0).max().item()
+    return (
+        f"largest difference {worst:.3g}, {wrong_nan} NaN on one side only "
+        f"(tolerance {tolerance.rtol:.3g} relative, {tolerance.atol:.3g} absolute)"
+    )

@@ -1,0 +1,23 @@
+"""Compile the C++ kernels and know what was compiled. Never imports torch."""
+
+from quire.ops.compile.build import (
+    ISAS,
+    LIBRARY_FOLDER,
+    SOURCE_FOLDER,
+    CompileError,
+    Isa,
+    build_hash,
+    compile_kernels,
+    library_path,
+)
+
+__all__ = [
+    "ISAS",
+    "LIBRARY_FOLDER",
+    "SOURCE_FOLDER",
+    "CompileError",
+    "Isa",
+    "build_hash",
+    "compile_kernels",
+    "library_path",
+]

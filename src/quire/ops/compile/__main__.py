@@ -1,0 +1,30 @@
+"""`python -m quire.ops.compile`: compile the C++ kernels of this checkout by hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.ops.compile.build import ISAS, LIBRARY_FOLDER, CompileError, compile_kernels
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, and print the libraries one per line. 1 when that is not possible."""
+    parser = argparse.ArgumentParser(prog="python -m quire.ops.compile", description=__doc__)
+    parser.add_argument("--output", type=Path, default=LIBRARY_FOLDER)
+    parser.add_argument("--isa", action="append", choices=[isa.name for isa in ISAS])
+    parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour")
+    options = parser.parse_args(arguments)
+    try:
+        libraries = compile_kernels(options.output, isas=options.isa, sanitize=options.sanitize)
+    except CompileError as error:
+        sys.stderr.write(f"kernels not compiled: {error}\n")
+        return 1
+    sys.stdout.writelines(f"{path}\n" for path in libraries)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""Copy whole blocks of every layer within the pool (copy-on-write, forks).
+
+`copy_blocks(pages, src, dst) → None`
+
+pages: [L, 2, B, S, K, D], each block contiguous. src, dst: int64 [N] block ids. All sources are
+read before any destination is written; destinations are distinct.
+"""
+
+from quire.ops.copy_blocks.cpu import bind
+from quire.ops.copy_blocks.inputs import make_inputs
+from quire.ops.copy_blocks.reference import copy_blocks
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, exact
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="copy_blocks",
+    reference=copy_blocks,
+    make_inputs=make_inputs,
+    tolerance=exact(),
+    providers=cpu_providers(bind),
+)

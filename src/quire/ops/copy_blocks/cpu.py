@@ -1,0 +1,35 @@
+"""`copy_blocks` by the C++ kernel (csrc/cache.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.cpu_provider import num_threads
+from quire.ops.native import NativeLibrary
+
+__all__ = ["bind"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., None]:
+    """The operation on `library`; contract in `quire.ops.copy_blocks`."""
+    call = library.call
+
+    def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
+        if src.numel() == 0:
+            return
+        num_layers, halves, num_blocks = pages.shape[:3]
+        call(
+            "copy_blocks",
+            pages.data_ptr(),
+            num_layers * halves,
+            num_blocks,
+            pages[0, 0, 0].numel() * pages.element_size(),
+            src.data_ptr(),
+            dst.data_ptr(),
+            src.numel(),
+            num_threads(),
+        )
+
+    return copy_blocks

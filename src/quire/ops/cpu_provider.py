@@ -1,0 +1,41 @@
+"""Providers over the C++ kernels: one per instruction set, for each operation with a binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from quire.ops.compile import ISAS
+from quire.ops.native import NativeLibrary, load_native, native_unavailable
+from quire.ops.operation import Provider
+
+__all__ = ["cpu_providers", "num_threads", "token_rows"]
+
+
+def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[Provider, ...]:
+    """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library."""
+    return tuple(
+        Provider(
+            name=f"cpu_{isa.name}",
+            unavailable=partial(native_unavailable, isa.name),
+            load=partial(_load, isa.name, bind),
+        )
+        for isa in ISAS
+    )
+
+
+def num_threads() -> int:
+    """Threads of a kernel: torch's, so that OMP_NUM_THREADS and set_num_threads hold for both."""
+    return torch.get_num_threads()
+
+
+def token_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
+    return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+
+
+def _load(isa: str, bind: Callable[[NativeLibrary], Callable[..., Any]]) -> Callable[..., Any]:
+    return bind(load_native(isa))

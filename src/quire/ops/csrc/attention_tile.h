@@ -1,0 +1,376 @@
+// Attention of one tile: some queries of one row, all query heads of some adjacent kv heads.
+//
+// What a query computes depends on its own keys alone. Keys come in blocks of kKeyBlock at absolute
+// positions, and blocks in spans of kSpan tokens. Within a span the softmax is online (Milakov &
+// Gimelshein 2018, arXiv:1805.02867), over keys in order; spans are merged in order. Neither the
+// number of queries in a tile, nor the number of threads, nor where a span is computed changes a
+// single operation of a query, so batched = alone and chunked = whole hold bit for bit.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace quire {
+
+constexpr int kKeyBlock = 64;
+constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see attend_block
+constexpr int kSpan = 512;
+constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
+constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
+static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
+
+// Where one row's keys live, from one kv head on.
+template <class E>
+struct Keys {
+  const E* cache;
+  const int32_t* table;
+  int64_t block_stride, token_stride;  // elements
+  int64_t block_size;
+
+  // Addresses of tokens low <= t < high of the key block that starts at `first`. The other entries
+  // repeat a valid one, so that they can be read; what they give is never used.
+  void rows(int64_t first, int64_t low, int64_t high, const E** out) const {
+    int64_t block = low / block_size, offset = low % block_size;
+    for (int64_t t = low; t < high; ++t) {
+      out[t - first] = cache + table[block] * block_stride + offset * token_stride;
+      if (++offset == block_size) {
+        offset = 0;
+        ++block;
+      }
+    }
+    for (int64_t t = first; t < low; ++t) out[t - first] = out[low - first];
+    for (int64_t t = high; t < first + kKeyBlock; ++t) out[t - first] = out[low - first];
+  }
+};
+
+// Softmax state of the rows of a tile: acc / sum is the output, scaled by 2^-max.
+struct State {
+  float* acc;  // [kv_heads, rows, width]
+  float* max;  // [kv_heads, rows]
+  float* sum;  // [kv_heads, rows]
+};
+
+struct Scratch {
+  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e)
+  float* scores;  // [kv_heads, rows, kKeyBlock]
+  float* wide;    // [kKeyBlock, width]
+  State span;
+};
+
+struct Tile {
+  int64_t first_position;  // of the first query
+  int kv_heads;            // adjacent ones, computed block by block in turn
+  int rows;                // num_tokens · group: query rows of one kv head
+  int group;
+  int head_dim;
+  int width;       // head_dim rounded up to whole vectors
+  int64_t window;  // 0: none
+
+  int64_t position(int row) const { return first_position + row / group; }
+  int64_t low(int row) const {
+    const int64_t from = position(row) - window + 1;
+    return window > 0 && from > 0 ? from : 0;
+  }
+};
+
+// Asks for the cache line at p + d when d is the first element of one.
+template <class E>
+QUIRE_INLINE void prefetch(const E* p, int d) {
+  constexpr int kLine = 64 / sizeof(E);
+  if (d % kLine < kLanes) _mm_prefetch(reinterpret_cast<const char*>(p + d), _MM_HINT_T0);
+}
+
+// scores[i][j] = q[i] · k[j] for NQ rows of q and NK = kLanes / NQ keys. `next`, unless null, is
+// what to prefetch meanwhile, NK rows like those of k: spread between the products, since a burst
+// of prefetches waits for the memory as a load does.
+template <int NQ, class E>
+QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, const E* const* next,
+                            int head_dim, float* scores) {
+  constexpr int NK = kLanes / NQ;
+  vf dots[kLanes];
+  for (int i = 0; i < kLanes; ++i) dots[i] = zero();
+  int d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    vf keys[NK];
+    for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + d);
+    if (next != nullptr)
+      for (int j = 0; j < NK; ++j) prefetch(next[j], d);
+    for (int i = 0; i < NQ; ++i) {
+      const vf query = load(q + i * width + d);
+      for (int j = 0; j < NK; ++j) dots[i * NK + j] = fma(query, keys[j], dots[i * NK + j]);
+    }
+  }
+  if (d < head_dim) {
+    for (int j = 0; j < NK; ++j) {
+      const vf key = load_part(k[j] + d, head_dim - d);
+      for (int i = 0; i < NQ; ++i)
+        dots[i * NK + j] = fma(load(q + i * width + d), key, dots[i * NK + j]);
+    }
+  }
+  float all[kLanes];
+  store(all, sums(dots));
+  for (int i = 0; i < NQ; ++i)
+    std::memcpy(scores + i * kKeyBlock, all + i * NK, NK * sizeof(float));
+}
+
+// acc[i] += Σ_k weights[i][k] · v[k] over first <= k < last, dims d … d + ND · kLanes - 1.
+template <int NQ, int ND, class E>
+QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const E* const* v,
+                              const E* const* next, int d, int first, int last) {
+  vf sums[NQ][ND];
+  for (int i = 0; i < NQ; ++i)
+    for (int j = 0; j < ND; ++j) sums[i][j] = load(acc + i * width + d + j * kLanes);
+  for (int k = first; k < last; ++k) {
+    vf value[ND];
+    for (int j = 0; j < ND; ++j) value[j] = load(v[k] + d + j * kLanes);
+    if (next != nullptr)
+      for (int j = 0; j < ND; ++j) prefetch(next[k], d + j * kLanes);
+    for (int i = 0; i < NQ; ++i) {
+      const vf weight = set1(weights[i * kKeyBlock + k]);
+      for (int j = 0; j < ND; ++j) sums[i][j] = fma(weight, value[j], sums[i][j]);
+    }
+  }
+  for (int i = 0; i < NQ; ++i)
+    for (int j = 0; j < ND; ++j) store(acc + i * width + d + j * kLanes, sums[i][j]);
+}
+
+template <int NQ, class E>
+QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* weights,
+                             const E* const* v, const E* const* next, int first, int last) {
+  constexpr int ND = kLanes / NQ < 8 ? kLanes / NQ : 8;
+  int d = 0;
+  for (; d + ND * kLanes <= head_dim; d += ND * kLanes)
+    weigh_block<NQ, ND>(acc, width, weights, v, next, d, first, last);
+  for (; d + kLanes <= head_dim; d += kLanes)
+    weigh_block<NQ, 1>(acc, width, weights, v, next, d, first, last);
+  if (d < head_dim) {
+    for (int i = 0; i < NQ; ++i) {
+      vf total = load(acc + i * width + d);
+      for (int k = first; k < last; ++k)
+        total = fma(set1(weights[i * kKeyBlock + k]), load_part(v[k] + d, head_dim - d), total);
+      store(acc + i * width + d, total);
+    }
+  }
+}
+
+// One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
+// Keys outside low <= key < high get weight 0 whatever their score is.
+inline void soften(const Tile& tile, float* scores, int row, int low, int high,
+                   const State& state) {
+  float* s = scores + row * kKeyBlock;
+  if (low >= high) {
+    std::memset(s, 0, kKeyBlock * sizeof(float));
+    return;
+  }
+  vf top = set1(kNegativeInfinity);
+  for (int k = 0; k < kKeyBlock; k += kLanes) {
+    const vf x = select(lanes(low - k, high - k), load(s + k), set1(kNegativeInfinity));
+    top = max(x, top);
+  }
+  const float before = state.max[row], best = maximum(top);
+  const float now = best > before ? best : before;
+  const vf base = set1(now == kNegativeInfinity ? 0.0f : now);
+  vf total = zero();
+  for (int k = 0; k < kKeyBlock; k += kLanes) {
+    const vf weight = exp2_negative(sub(load(s + k), base));
+    const vf kept = select(lanes(low - k, high - k), weight, zero());
+    store(s + k, kept);
+    total = add(total, kept);
+  }
+  state.max[row] = now;
+  if (now > before && before > kNegativeInfinity) {
+    float factor[kLanes];
+    store(factor, exp2_negative(set1(before - now)));
+    const vf shrink = set1(factor[0]);
+    float* acc = state.acc + row * tile.width;
+    for (int d = 0; d < tile.width; d += kLanes) store(acc + d, mul(load(acc + d), shrink));
+    state.sum[row] = state.sum[row] * factor[0];
+  }
+  state.sum[row] = state.sum[row] + sum(total);
+}
+
+// Part of one key block, in positions relative to its first key.
+struct Range {
+  int64_t block;  // position of the block's first key
+  int from, to;
+
+  int low(const Tile& tile, int row) const {
+    return static_cast<int>(std::max<int64_t>(tile.low(row) - block, from));
+  }
+  int high(const Tile& tile, int row) const {
+    return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
+  }
+  // The keys of one chunk; empty when there are none.
+  Range chunk(int first) const {
+    return Range{block, std::max(from, first), std::min(to, first + kChunk)};
+  }
+};
+
+// Calls body(row, count) over all rows, 4, 2 or 1 at a time.
+template <class F>
+QUIRE_INLINE void each_rows(int rows, F&& body) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>());
+  if (row + 2 <= rows) {
+    body(row, std::integral_constant<int, 2>());
+    row += 2;
+  }
+  if (row < rows) body(row, std::integral_constant<int, 1>());
+}
+
+// Scores of all rows of one kv head with the keys of a range. q: the head's; k, next: by key.
+template <class E>
+inline void score_keys(const Tile& tile, const Range& range, const float* q, const E* const* k,
+                       const E* const* next, float* scores) {
+  each_rows(tile.rows, [&](int row, auto count) {
+    constexpr int NQ = count, NK = kLanes / NQ;
+    const int first = range.low(tile, row), last = range.high(tile, row + NQ - 1);
+    for (int key = first / NK * NK; key < last; key += NK)
+      dot_block<NQ>(q + row * tile.width, tile.width, k + key,
+                    next != nullptr && row == 0 ? next + key : nullptr, tile.head_dim,
+                    scores + row * kKeyBlock + key);
+  });
+}
+
+// acc += weights · values over the keys of a range, for all rows of one kv head.
+template <class E>
+inline void weigh_keys(const Tile& tile, const Range& range, const float* weights,
+                       const E* const* v, const E* const* next, float* acc) {
+  each_rows(tile.rows, [&](int row, auto count) {
+    constexpr int NQ = count;
+    weigh_rows<NQ>(acc + row * tile.width, tile.width, tile.head_dim, weights + row * kKeyBlock, v,
+                   row == 0 ? next : nullptr, range.low(tile, row),
+                   range.high(tile, row + NQ - 1));
+  });
+}
+
+// One key block of a tile of few rows, which is bound by memory. The heads take a chunk of keys in
+// turn, and meanwhile the next chunk is prefetched in the order of its addresses: K, then V, then
+// `after`, the next block's K. (Merely touching a 16-bit cache of 8 heads of 128, one Zen 5 core
+// gets 30 GB/s in this order, 21 a head at a time with prefetches in the order of use, 14 without
+// them, and 37 token by token.)
+template <class E>
+inline void attend_block(const Tile& tile, const Range& range, const E* const* k,
+                         const E* const* v, const E* const* after, Scratch& scratch) {
+  const E* rows[kKeyBlock];
+  const E* next[kKeyBlock];
+  auto each_chunk = [&](const E* const* source, const E* const* follow, auto&& body) {
+    for (int first = 0; first < kKeyBlock; first += kChunk) {
+      const Range chunk = range.chunk(first);
+      if (chunk.from >= chunk.to) continue;
+      const E* const* ahead = first + kChunk < range.to ? source + first + kChunk : follow;
+      for (int head = 0; head < tile.kv_heads; ++head) {
+        for (int i = 0; i < kChunk; ++i) {
+          const int share = head * kChunk + i;
+          rows[first + i] = source[first + i] + int64_t{head} * tile.head_dim;
+          if (ahead != nullptr)
+            next[first + i] = ahead[share / tile.kv_heads] +
+                              int64_t{share % tile.kv_heads} * tile.head_dim;
+        }
+        body(chunk, head * tile.rows, ahead != nullptr ? next : nullptr);
+      }
+    }
+  };
+  each_chunk(k, v + range.from / kChunk * kChunk,
+             [&](const Range& chunk, int row, const E* const* ahead) {
+               score_keys(tile, chunk, scratch.q + row * tile.width, rows, ahead,
+                          scratch.scores + row * kKeyBlock);
+             });
+  for (int row = 0; row < tile.kv_heads * tile.rows; ++row)
+    soften(tile, scratch.scores, row, range.low(tile, row % tile.rows),
+           range.high(tile, row % tile.rows), scratch.span);
+  each_chunk(v, after, [&](const Range& chunk, int row, const E* const* ahead) {
+    weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, rows, ahead,
+               scratch.span.acc + row * tile.width);
+  });
+}
+
+template <class E>
+inline void widen_rows(const E* const* rows, int first, int last, int head_dim, int width,
+                       float* out, const float** out_rows) {
+  for (int k = 0; k < kKeyBlock; ++k) {
+    const int source = k < first || k >= last ? first : k;
+    out_rows[k] = out + source * width;
+    if (source != k) continue;
+    float* to = out + k * width;
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(rows[k] + d));
+    if (d < head_dim) store(to + d, load_part(rows[k] + d, head_dim - d));
+  }
+}
+
+// One key block of a tile of many rows and one kv head, which is bound by arithmetic.
+template <class E>
+inline void attend_wide_block(const Tile& tile, const Range& range, const E* const* k,
+                              const E* const* v, Scratch& scratch) {
+  const float* rows[kKeyBlock];
+  const float* const* none = nullptr;
+  widen_rows(k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  score_keys<float>(tile, range, scratch.q, rows, none, scratch.scores);
+  for (int row = 0; row < tile.rows; ++row)
+    soften(tile, scratch.scores, row, range.low(tile, row), range.high(tile, row), scratch.span);
+  widen_rows(v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  weigh_keys<float>(tile, range, scratch.scores, rows, none, scratch.span.acc);
+}
+
+// The tile over one span of tokens, into scratch.span.
+template <class E>
+inline void attend_span(const Tile& tile, const Keys<E>& k, const Keys<E>& v, int64_t span,
+                        Scratch& scratch) {
+  const int num_states = tile.kv_heads * tile.rows;
+  std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
+  std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
+  for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
+  const int64_t low = std::max(tile.low(0), span * kSpan);
+  const int64_t high = std::min(tile.position(tile.rows - 1) + 1, (span + 1) * kSpan);
+  const E* k_rows[2][kKeyBlock];
+  const E* v_rows[2][kKeyBlock];
+  auto locate = [&](int64_t block, int at) {
+    const int64_t from = std::max(low, block), to = std::min(high, block + kKeyBlock);
+    k.rows(block, from, to, k_rows[at]);
+    v.rows(block, from, to, v_rows[at]);
+    return Range{block, static_cast<int>(from - block), static_cast<int>(to - block)};
+  };
+  int at = 0;
+  Range range = locate(low / kKeyBlock * kKeyBlock, at);
+  for (;;) {
+    const bool more = range.block + kKeyBlock < high;
+    const Range next = more ? locate(range.block + kKeyBlock, at ^ 1) : range;
+    if (tile.rows < kCopyRows) {
+      attend_block(tile, range, k_rows[at], v_rows[at], more ? k_rows[at ^ 1] : nullptr, scratch);
+    } else {
+      attend_wide_block(tile, range, k_rows[at], v_rows[at], scratch);
+    }
+    if (!more) return;
+    range = next;
+    at ^= 1;
+  }
+}
+
+// total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section 3.1).
+inline void merge(const Tile& tile, const State& part, State& total) {
+  for (int row = 0; row < tile.kv_heads * tile.rows; ++row) {
+    if (part.sum[row] == 0.0f) continue;  // the row sees no key of this span
+    float* acc = total.acc + row * tile.width;
+    const float* other = part.acc + row * tile.width;
+    if (total.sum[row] == 0.0f) {
+      std::memcpy(acc, other, sizeof(float) * tile.width);
+      total.max[row] = part.max[row];
+      total.sum[row] = part.sum[row];
+      continue;
+    }
+    const float top = std::max(total.max[row], part.max[row]);
+    float ours[kLanes], theirs[kLanes];
+    store(ours, exp2_negative(set1(total.max[row] - top)));
+    store(theirs, exp2_negative(set1(part.max[row] - top)));
+    const vf a = set1(ours[0]), b = set1(theirs[0]);
+    for (int d = 0; d < tile.width; d += kLanes)
+      store(acc + d, fma(load(acc + d), a, mul(load(other + d), b)));
+    total.sum[row] = total.sum[row] * ours[0] + part.sum[row] * theirs[0];
+    total.max[row] = top;
+  }
+}
+
+}  // namespace quire

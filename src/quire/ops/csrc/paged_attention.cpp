@@ -1,0 +1,327 @@
+// Attention of a flat batch over the paged cache: cuts the work into tiles and spans for the team.
+#include <algorithm>
+#include <cstdlib>
+#include <type_traits>
+
+#include "attention_tile.h"
+#include "parallel.h"
+
+namespace quire {
+namespace {
+
+// Memory that grows and is kept by its thread: no allocation in a steady step.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() { std::free(data_); }
+
+  // `count` floats, or null when memory is exhausted. Contents are undefined.
+  float* reserve(int64_t count) {
+    if (count > size_) {
+      std::free(data_);
+      const size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+      data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+      size_ = data_ == nullptr ? 0 : count;
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+struct Batch {
+  const void* q;
+  void* out;
+  int64_t q_stride, out_stride;  // elements per token
+  DType q_dtype;
+  const void* k_cache;
+  const void* v_cache;
+  int64_t block_stride, token_stride, block_size;
+  const int32_t* block_table;
+  int64_t table_stride;
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;
+  int num_rows, num_heads, num_kv_heads, head_dim, width, group;
+  float scale;
+  int64_t window;
+
+  int tile_tokens() const { return std::max(1, kMaxTileRows / group); }
+  int tile_rows() const { return tile_tokens() * group; }
+};
+
+// Some queries of one row, for some adjacent kv heads.
+struct Work {
+  int row, token, num_tokens;  // token: of the row's queries, the first of this tile
+  int kv_head, num_kv_heads;
+};
+
+int64_t state_size(const Batch& b) { return int64_t{b.tile_rows()} * (b.width + 2); }
+
+State carve_state(const Batch& b, float*& at) {
+  State state{at, at + int64_t{b.tile_rows()} * b.width, nullptr};
+  state.sum = state.max + b.tile_rows();
+  at += state_size(b);
+  return state;
+}
+
+int64_t scratch_size(const Batch& b) {
+  return int64_t{b.tile_rows()} * (b.width + kKeyBlock) + int64_t{kKeyBlock} * b.width +
+         2 * state_size(b);
+}
+
+Scratch carve(const Batch& b, float*& at) {
+  Scratch s;
+  s.q = at;
+  s.scores = s.q + int64_t{b.tile_rows()} * b.width;
+  s.wide = s.scores + int64_t{b.tile_rows()} * kKeyBlock;
+  at = s.wide + int64_t{kKeyBlock} * b.width;
+  s.span = carve_state(b, at);
+  return s;
+}
+
+Tile make_tile(const Batch& b, const Work& work) {
+  const int queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
+  return Tile{b.seq_lens[work.row] - queries + work.token,
+              work.num_kv_heads,
+              work.num_tokens * b.group,
+              b.group,
+              b.head_dim,
+              b.width,
+              b.window};
+}
+
+template <class E>
+Keys<E> make_keys(const Batch& b, const void* cache, const Work& work) {
+  return Keys<E>{static_cast<const E*>(cache) + int64_t{work.kv_head} * b.head_dim,
+                 b.block_table + work.row * b.table_stride, b.block_stride, b.token_stride,
+                 b.block_size};
+}
+
+// Calls f(offset of the query row's first element in q or out, its row in the tile's state).
+template <class F>
+void each_query_row(const Batch& b, const Work& work, int64_t stride, F&& f) {
+  const int64_t first = b.query_start_loc[work.row] + work.token;
+  int row = 0;
+  for (int head = work.kv_head; head < work.kv_head + work.num_kv_heads; ++head)
+    for (int t = 0; t < work.num_tokens; ++t)
+      for (int g = 0; g < b.group; ++g)
+        f((first + t) * stride + int64_t{head * b.group + g} * b.head_dim, row++);
+}
+
+void load_queries(const Batch& b, const Work& work, float* q) {
+  const vf scale = set1(b.scale * kLog2E);
+  dispatch(b.q_dtype, [&](auto* tag) {
+    using Q = std::remove_pointer_t<decltype(tag)>;
+    each_query_row(b, work, b.q_stride, [&](int64_t offset, int row) {
+      const Q* from = static_cast<const Q*>(b.q) + offset;
+      float* to = q + row * b.width;
+      int d = 0;
+      for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(from + d), scale));
+      if (d < b.head_dim) store(to + d, mul(load_part(from + d, b.head_dim - d), scale));
+    });
+  });
+}
+
+void store_output(const Batch& b, const Work& work, const State& total) {
+  dispatch(b.q_dtype, [&](auto* tag) {
+    using Q = std::remove_pointer_t<decltype(tag)>;
+    each_query_row(b, work, b.out_stride, [&](int64_t offset, int row) {
+      Q* to = static_cast<Q*>(b.out) + offset;
+      const float* acc = total.acc + row * b.width;
+      const vf sum = set1(total.sum[row]);
+      int d = 0;
+      for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, div(load(acc + d), sum));
+      if (d < b.head_dim) store_part(to + d, div(load(acc + d), sum), b.head_dim - d);
+    });
+  });
+}
+
+int64_t first_span(const Tile& tile) { return tile.low(0) / kSpan; }
+int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpan; }
+
+// All spans of a tile, one after the other.
+template <class E>
+bool run_tile(const Batch& b, const Work& work) {
+  thread_local Arena arena;
+  float* at = arena.reserve(scratch_size(b));
+  if (at == nullptr) return false;
+  Scratch scratch = carve(b, at);
+  State total = carve_state(b, at);
+  const Tile tile = make_tile(b, work);
+  const Keys<E> k = make_keys<E>(b, b.k_cache, work), v = make_keys<E>(b, b.v_cache, work);
+  load_queries(b, work, scratch.q);
+  if (first_span(tile) == last_span(tile)) {
+    attend_span(tile, k, v, first_span(tile), scratch);
+    store_output(b, work, scratch.span);
+    return true;
+  }
+  std::memset(total.sum, 0, sizeof(float) * tile.kv_heads * tile.rows);
+  std::memset(total.acc, 0, sizeof(float) * tile.kv_heads * tile.rows * tile.width);
+  for (int64_t span = first_span(tile); span <= last_span(tile); ++span) {
+    attend_span(tile, k, v, span, scratch);
+    merge(tile, scratch.span, total);
+  }
+  store_output(b, work, total);
+  return true;
+}
+
+// One span of a tile, into `part`.
+template <class E>
+bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
+  thread_local Arena arena;
+  float* at = arena.reserve(scratch_size(b));
+  if (at == nullptr) return false;
+  Scratch scratch = carve(b, at);
+  scratch.span = part;
+  load_queries(b, work, scratch.q);
+  attend_span(make_tile(b, work), make_keys<E>(b, b.k_cache, work),
+              make_keys<E>(b, b.v_cache, work), span, scratch);
+  return true;
+}
+
+// Few tiles and long sequences: spans are tasks of their own, merged in order afterwards.
+template <class E>
+bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
+               int num_threads) {
+  thread_local Arena arena;
+  float* parts = arena.reserve(num_works * num_spans * state_size(b));
+  if (parts == nullptr) return false;
+  auto part_of = [&](int64_t index, int64_t offset) {
+    float* at = parts + (index * num_spans + offset) * state_size(b);
+    return carve_state(b, at);
+  };
+  std::atomic<bool> ok{true};
+  parallel_for(num_works * num_spans, 1, num_threads, [&](int64_t task) {
+    const int64_t index = task / num_spans, offset = task % num_spans;
+    const Tile tile = make_tile(b, works[index]);
+    const int64_t span = first_span(tile) + offset;
+    if (span > last_span(tile)) return;
+    if (!run_span<E>(b, works[index], span, part_of(index, offset))) ok = false;
+  });
+  parallel_for(num_works, 1, num_threads, [&](int64_t index) {
+    const Tile tile = make_tile(b, works[index]);
+    State total = part_of(index, 0);
+    for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
+      merge(tile, part_of(index, span - first_span(tile)), total);
+    store_output(b, works[index], total);
+  });
+  return ok;
+}
+
+// Appends a row's tiles, each `heads` kv heads at most; counts only when works is null. Tiles whose
+// K and V are widened into scratch have one kv head: they are bound by arithmetic.
+int64_t cut_row(const Batch& b, int row, int heads, Work* works) {
+  const int queries = b.query_start_loc[row + 1] - b.query_start_loc[row];
+  int64_t count = 0;
+  for (int token = 0; token < queries; token += b.tile_tokens()) {
+    const int tokens = std::min(b.tile_tokens(), queries - token);
+    const int fitting = std::max(1, b.tile_rows() / (tokens * b.group));
+    const int step = tokens * b.group < kCopyRows ? std::min(heads, fitting) : 1;
+    for (int head = 0; head < b.num_kv_heads; head += step, ++count)
+      if (works != nullptr)
+        works[count] = Work{row, token, tokens, head, std::min(step, b.num_kv_heads - head)};
+  }
+  return count;
+}
+
+int64_t cut_rows(const Batch& b, int heads, Work* works) {
+  int64_t count = 0;
+  for (int row = 0; row < b.num_rows; ++row)
+    count += cut_row(b, row, heads, works == nullptr ? nullptr : works + count);
+  return count;
+}
+
+int64_t most_spans(const Batch& b) {
+  int64_t spans = 1;
+  for (int row = 0; row < b.num_rows; ++row) {
+    const int64_t last = b.seq_lens[row] - 1;
+    const int64_t reach = b.window > 0 ? std::min(last, b.window + b.tile_tokens()) : last;
+    spans = std::max(spans, reach / kSpan + (b.window > 0 ? 2 : 1));
+  }
+  return spans;
+}
+
+// Tasks per thread that are enough to balance; below it work is cut finer, which costs bandwidth.
+constexpr int kTasksPerThread = 2;
+
+template <class E>
+bool run_batch(const Batch& b, int num_threads) {
+  thread_local Arena arena;
+  const int64_t enough = num_threads > 1 ? int64_t{kTasksPerThread} * num_threads : 1;
+  int heads = b.num_kv_heads;
+  int64_t count = cut_rows(b, heads, nullptr);
+  if (count == 0) return true;  // no row has a query
+  const int64_t spans = count < enough ? most_spans(b) : 1;
+  while (heads > 1 && count * spans < enough) {
+    heads = (heads + 1) / 2;
+    count = cut_rows(b, heads, nullptr);
+  }
+  static_assert(sizeof(Work) % sizeof(float) == 0);
+  float* memory = arena.reserve(count * (sizeof(Work) / sizeof(float)));
+  if (memory == nullptr) return false;
+  Work* works = reinterpret_cast<Work*>(memory);
+  cut_rows(b, heads, works);
+  if (spans > 1) return run_split<E>(b, works, count, spans, num_threads);
+  auto cost = [&](const Work& work) {
+    const Tile tile = make_tile(b, work);
+    return (tile.position(tile.rows - 1) + 1 - tile.low(0)) * work.num_tokens * work.num_kv_heads;
+  };
+  if (num_threads > 1)  // longest first; any order gives the same bits
+    std::sort(works, works + count,
+              [&](const Work& x, const Work& y) { return cost(x) > cost(y); });
+  std::atomic<bool> ok{true};
+  parallel_for(count, 1, num_threads, [&](int64_t index) {
+    if (!run_tile<E>(b, works[index])) ok = false;
+  });
+  return ok;
+}
+
+}  // namespace
+}  // namespace quire
+
+// q: [T, H, D] with a token stride; out: [T, H, D] contiguous; caches: [B, S, K, D] with block and
+// token strides, heads contiguous; strides in elements. window: 0 for none. Returns 0, or 1 for an
+// unknown dtype, 2 when scratch memory is exhausted.
+QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const void* v_cache,
+                                    void* out, const int32_t* block_table,
+                                    const int32_t* query_start_loc, const int32_t* seq_lens,
+                                    int64_t q_stride, int64_t block_stride, int64_t token_stride,
+                                    int64_t table_stride, int32_t block_size, int32_t num_rows,
+                                    int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
+                                    float scale, int32_t window, int32_t q_dtype,
+                                    int32_t cache_dtype, int32_t num_threads) {
+  using namespace quire;
+  const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
+  const Batch batch{q,
+                    out,
+                    q_stride,
+                    int64_t{num_heads} * head_dim,
+                    static_cast<DType>(q_dtype),
+                    k_cache,
+                    v_cache,
+                    block_stride,
+                    token_stride,
+                    block_size,
+                    block_table,
+                    table_stride,
+                    query_start_loc,
+                    seq_lens,
+                    num_rows,
+                    num_heads,
+                    num_kv_heads,
+                    head_dim,
+                    width,
+                    num_heads / num_kv_heads,
+                    scale,
+                    window};
+  bool ok = true;
+  const int unknown = dispatch(static_cast<DType>(cache_dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    ok = run_batch<E>(batch, num_threads);
+  });
+  return unknown ? 1 : ok ? 0 : 2;
+}

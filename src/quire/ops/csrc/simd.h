@@ -1,0 +1,293 @@
+// One vector of floats per instruction set, and the element types that load into it.
+//
+// Every source file is compiled once per instruction set, into a library of its own. Arithmetic is
+// written with explicit fma() and compiled with -ffp-contract=off, so that a value does not depend
+// on which template instance computed it. To add an instruction set: a section here, a row in
+// ISAS of ../compile.py. Wider products (VNNI, AVX512_BF16, AMX) belong in files of their own that
+// #ifdef on the macro their flag defines.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#define QUIRE_API extern "C" __attribute__((visibility("default")))
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
+namespace quire {
+
+enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.4426950408889634f;
+
+#if defined(__AVX512F__)
+
+constexpr int kLanes = 16;
+using vf = __m512;
+using vmask = __mmask16;
+
+QUIRE_INLINE vf zero() { return _mm512_setzero_ps(); }
+QUIRE_INLINE vf set1(float x) { return _mm512_set1_ps(x); }
+QUIRE_INLINE vf load(const float* p) { return _mm512_loadu_ps(p); }
+QUIRE_INLINE void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
+QUIRE_INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+QUIRE_INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+QUIRE_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+QUIRE_INLINE vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+QUIRE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when either is NaN
+QUIRE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+QUIRE_INLINE vf round_to_int(vf x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+QUIRE_INLINE vf scale_by_power(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+QUIRE_INLINE vmask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+// Lanes first <= lane < last.
+QUIRE_INLINE vmask lanes(int first, int last) {
+  const uint32_t below = last <= 0 ? 0u : last >= 16 ? 0xffffu : (1u << last) - 1;
+  const uint32_t under = first <= 0 ? 0u : first >= 16 ? 0xffffu : (1u << first) - 1;
+  return static_cast<vmask>(below & ~under);
+}
+QUIRE_INLINE vf select(vmask m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
+
+QUIRE_INLINE vf widen(__m256i h) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+QUIRE_INLINE vf load(const bf16* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+QUIRE_INLINE vf load(const fp16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// The upper 16 bits of each lane: x rounded to the nearest bf16, ties to even. NaN stays NaN.
+QUIRE_INLINE __m512i bf16_bits(vf x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(_mm512_add_epi32(bits, bias), nan, _mm512_set1_epi32(0x7fc00000));
+}
+QUIRE_INLINE void store(bf16* p, vf x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16)));
+}
+QUIRE_INLINE vf round_to(const bf16*, vf x) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(bf16_bits(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+QUIRE_INLINE vf round_to(const fp16*, vf x) {
+  return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+QUIRE_INLINE void store(fp16* p, vf x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// Sum and maximum over the lanes: halves onto each other, so lane i meets i ^ 8, ^ 4, ^ 2, ^ 1.
+QUIRE_INLINE __m128 fold_add(__m128 s) {
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_add_ss(s, _mm_movehdup_ps(s));
+}
+QUIRE_INLINE float sum(vf x) {
+  const __m256 low = _mm512_castps512_ps256(x);
+  const __m256 high = _mm512_extractf32x8_ps(x, 1);
+  const __m256 y = _mm256_add_ps(low, high);
+  return _mm_cvtss_f32(
+      fold_add(_mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1))));
+}
+QUIRE_INLINE float maximum(vf x) { return _mm512_reduce_max_ps(x); }
+
+// Sums of kLanes vectors at once: lane i of the result is sum(x[i]), bit for bit.
+QUIRE_INLINE vf sums(const vf (&x)[16]) {
+  vf half[8], quarter[4];
+  for (int i = 0; i < 8; ++i) {
+    const vf a = x[i % 2 * 8 + i / 2], b = x[i % 2 * 8 + 4 + i / 2];
+    half[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const vf a = half[2 * i], b = half[2 * i + 1];
+    quarter[i] = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  }
+  vf pair[2];
+  for (int i = 0; i < 2; ++i) {
+    const vf a = quarter[2 * i], b = quarter[2 * i + 1];
+    pair[i] = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  const __m512d a = _mm512_castps_pd(pair[0]), b = _mm512_castps_pd(pair[1]);
+  return add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kLanes = 8;
+using vf = __m256;
+using vmask = __m256;
+
+QUIRE_INLINE vf zero() { return _mm256_setzero_ps(); }
+QUIRE_INLINE vf set1(float x) { return _mm256_set1_ps(x); }
+QUIRE_INLINE vf load(const float* p) { return _mm256_loadu_ps(p); }
+QUIRE_INLINE void store(float* p, vf x) { _mm256_storeu_ps(p, x); }
+QUIRE_INLINE vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+QUIRE_INLINE vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+QUIRE_INLINE vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+QUIRE_INLINE vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+QUIRE_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }  // b when either is NaN
+QUIRE_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+QUIRE_INLINE vf round_to_int(vf x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// x · 2^n for -126 <= n <= 127.
+QUIRE_INLINE vf scale_by_power(vf x, vf n) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+}
+QUIRE_INLINE vmask less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+QUIRE_INLINE vmask lanes(int first, int last) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_castsi256_ps(
+      _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
+                          _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane)));
+}
+QUIRE_INLINE vf select(vmask m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
+
+QUIRE_INLINE vf load(const bf16* p) {
+  const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+QUIRE_INLINE vf load(const fp16* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE __m256i bf16_bits(vf x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(_mm256_add_epi32(bits, bias), _mm256_set1_epi32(0x7fc00000), nan);
+}
+QUIRE_INLINE void store(bf16* p, vf x) {
+  const __m256i high = _mm256_srli_epi32(bf16_bits(x), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+QUIRE_INLINE vf round_to(const bf16*, vf x) {
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(bf16_bits(x), _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+QUIRE_INLINE vf round_to(const fp16*, vf x) {
+  return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+QUIRE_INLINE void store(fp16* p, vf x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+QUIRE_INLINE __m128 fold_add(__m128 s) {
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_add_ss(s, _mm_movehdup_ps(s));
+}
+QUIRE_INLINE float sum(vf x) {
+  return _mm_cvtss_f32(
+      fold_add(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))));
+}
+QUIRE_INLINE float maximum(vf x) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+QUIRE_INLINE vf sums(const vf (&x)[8]) {
+  vf half[4], pair[2];
+  for (int i = 0; i < 4; ++i) {
+    half[i] = add(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20),
+                  _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const vf a = half[2 * i], b = half[2 * i + 1];
+    pair[i] = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  }
+  const __m256d a = _mm256_castps_pd(pair[0]), b = _mm256_castps_pd(pair[1]);
+  return add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+             _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+}
+
+#else
+#error "no vector type for this instruction set"
+#endif
+
+// The first n < kLanes elements, zeros after them; nothing beyond is touched.
+template <class E>
+QUIRE_INLINE vf load_part(const E* p, int n) {
+  E buffer[kLanes];
+  std::memset(buffer, 0, sizeof buffer);
+  std::memcpy(buffer, p, n * sizeof(E));
+  return load(buffer);
+}
+template <class E>
+QUIRE_INLINE void store_part(E* p, vf x, int n) {
+  E buffer[kLanes];
+  store(buffer, x);
+  std::memcpy(p, buffer, n * sizeof(E));
+}
+
+// x rounded to the element type and widened again.
+QUIRE_INLINE vf round_to(const float*, vf x) { return x; }
+template <class E>
+QUIRE_INLINE vf rounded(vf x) {
+  return round_to(static_cast<const E*>(nullptr), x);
+}
+
+// 2^x for x in [-126, 127.5): 2^n times the Taylor series of 2^f = e^(f ln 2) on |f| <= 1/2, whose
+// first omitted term is 5e-9. exp2_bounded(0) is exactly 1.
+QUIRE_INLINE vf exp2_bounded(vf x) {
+  const vf n = round_to_int(x);
+  const vf f = sub(x, n);
+  vf p = set1(1.5252734e-5f);  // ln2^7 / 7!
+  p = fma(p, f, set1(1.5403530e-4f));
+  p = fma(p, f, set1(1.3333558e-3f));
+  p = fma(p, f, set1(9.6181291e-3f));
+  p = fma(p, f, set1(5.5504109e-2f));
+  p = fma(p, f, set1(2.4022651e-1f));
+  p = fma(p, f, set1(6.9314718e-1f));
+  p = fma(p, f, set1(1.0f));
+  return scale_by_power(p, n);
+}
+// 2^x for x <= 0; below 2^-126 the result is 0. NaN stays NaN.
+QUIRE_INLINE vf exp2_negative(vf x) {
+  const vmask tiny = less(x, set1(-126.0f));
+  return select(tiny, zero(), exp2_bounded(select(tiny, zero(), x)));
+}
+// e^x, saturating at 2^±126. NaN stays NaN.
+QUIRE_INLINE vf exp_saturating(vf x) {
+  return exp2_bounded(max(set1(-126.0f), min(set1(126.0f), mul(x, set1(kLog2E)))));
+}
+
+// Calls f with a null pointer of the element type.
+template <class F>
+QUIRE_INLINE int dispatch(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      f(static_cast<float*>(nullptr));
+      return 0;
+    case DType::kBFloat16:
+      f(static_cast<bf16*>(nullptr));
+      return 0;
+    case DType::kFloat16:
+      f(static_cast<fp16*>(nullptr));
+      return 0;
+  }
+  return 1;
+}
+
+}  // namespace quire

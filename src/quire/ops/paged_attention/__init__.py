@@ -1,0 +1,33 @@
+"""Attention of a flat batch over the paged cache.
+
+`paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, window=None)`
+→ [T, H, D] in q's dtype, newly allocated.
+
+q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one
+dtype, tokens contiguous; H is a multiple of K and query head h reads kv head h // (H / K).
+block_table: int32 [R, M]; entry i of row r is the block of its tokens i·S … (i+1)·S - 1.
+query_start_loc: int32 [R + 1]; row r owns queries query_start_loc[r] … query_start_loc[r+1] - 1,
+which are the last ones of its seq_lens[r] tokens (int32 [R]). window: tokens that a query sees,
+itself included. A query at position p sees keys max(0, p - window + 1) … p and nothing else is
+read: memory beyond may hold NaN. A row without queries may have any length.
+
+A token's result depends on its own keys alone: not on the batch, nor on how its prompt was cut.
+Softmax and sums are in float32 (Vaswani et al. 2017, arXiv:1706.03762, equation 1; paging after
+Kwon et al. 2023, arXiv:2309.06180).
+"""
+
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, rounding
+from quire.ops.paged_attention.cpu import bind
+from quire.ops.paged_attention.inputs import make_inputs
+from quire.ops.paged_attention.reference import paged_attention
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="paged_attention",
+    reference=paged_attention,
+    make_inputs=make_inputs,
+    tolerance=rounding("online softmax sums in another order than the reference", float32=2e-5),
+    providers=cpu_providers(bind),
+)

@@ -1,0 +1,59 @@
+"""`paged_attention` by the C++ kernel (csrc/paged_attention.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.cpu_provider import num_threads, token_rows
+from quire.ops.native import DTYPE_CODES, NativeLibrary
+
+__all__ = ["bind"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
+    """The operation on `library`; contract in `quire.ops.paged_attention`."""
+    call = library.call
+
+    def paged_attention(
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        q = token_rows(q)
+        _, num_heads, head_dim = q.shape
+        _, block_size, num_kv_heads, _ = k_cache.shape
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        call(
+            "paged_attention",
+            q.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            block_table.data_ptr(),
+            query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            q.stride(0),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            block_table.stride(0),
+            block_size,
+            seq_lens.shape[0],
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            window or 0,
+            DTYPE_CODES[q.dtype],
+            DTYPE_CODES[k_cache.dtype],
+            num_threads(),
+        )
+        return out
+
+    return paged_attention

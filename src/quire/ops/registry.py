@@ -1,0 +1,129 @@
+"""Every operation, and which provider of it serves on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from quire.errors import ConfigError
+from quire.ops.activation import OP as ACTIVATION
+from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
+from quire.ops.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.embedding import OP as EMBEDDING
+from quire.ops.layer_norm import OP as LAYER_NORM
+from quire.ops.linear import OP as LINEAR
+from quire.ops.operation import Op
+from quire.ops.paged_attention import OP as PAGED_ATTENTION
+from quire.ops.rms_norm import OP as RMS_NORM
+from quire.ops.rope import OP as ROPE
+from quire.ops.silu_and_mul import OP as SILU_AND_MUL
+from quire.ops.write_kv import OP as WRITE_KV
+from quire.platform import Platform
+
+__all__ = ["ALL_OPS", "REFERENCE", "OpSet", "build_op_set", "force_isa", "select"]
+
+REFERENCE = "reference"
+
+ALL_OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            PAGED_ATTENTION,
+            WRITE_KV,
+            COPY_BLOCKS,
+            RMS_NORM,
+            ADD_RMS_NORM,
+            LAYER_NORM,
+            ROPE,
+            SILU_AND_MUL,
+            ACTIVATION,
+            LINEAR,
+            EMBEDDING,
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpSet:
+    """The chosen callable of each operation; contracts are the docstrings of `quire.ops.<name>`.
+
+    chosen: provider name by operation, for the start-up report.
+    """
+
+    paged_attention: Callable[..., torch.Tensor]
+    write_kv: Callable[..., None]
+    copy_blocks: Callable[..., None]
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    layer_norm: Callable[..., torch.Tensor]
+    rope: Callable[..., None]
+    silu_and_mul: Callable[..., torch.Tensor]
+    activation: Callable[..., torch.Tensor]
+    linear: Callable[..., torch.Tensor]
+    embedding: Callable[..., torch.Tensor]
+    chosen: Mapping[str, str]
+
+
+def select(op: Op, platform: Platform, forced: str | None = None) -> tuple[str, Callable[..., Any]]:
+    """The name and callable of the best provider that this machine has, or of the forced one.
+
+    Raises ConfigError when the forced provider does not exist or cannot run here.
+    """
+    if forced == REFERENCE:
+        return REFERENCE, op.reference
+    if forced is not None:
+        provider = op.provider(forced)
+        if provider is None:
+            known = ", ".join([*(each.name for each in op.providers), REFERENCE])
+            raise ConfigError(
+                f"Operation {op.name} has no such provider: {forced!r}. Use one of: {known}."
+            )
+        reason = provider.unavailable(platform)
+        if reason is not None:
+            raise ConfigError(
+                f"Provider {forced!r} of operation {op.name} cannot run here: {reason}. "
+                f"Force another one, or none."
+            )
+        return provider.name, provider.load()
+    for provider in op.providers:
+        if provider.unavailable(platform) is None:
+            return provider.name, provider.load()
+    return REFERENCE, op.reference
+
+
+def build_op_set(platform: Platform, forced: Mapping[str, str] | None = None) -> OpSet:
+    """Choose a provider for every operation.
+
+    forced: provider name by operation name, `{}` for none. Raises ConfigError for an unknown
+    operation or a provider that cannot run here.
+    """
+    wanted = dict(forced or {})
+    unknown = sorted(wanted.keys() - ALL_OPS.keys())
+    if unknown:
+        raise ConfigError(
+            f"No such operation: {', '.join(unknown)}. Use one of: {', '.join(ALL_OPS)}."
+        )
+    picked = {name: select(op, platform, wanted.get(name)) for name, op in ALL_OPS.items()}
+    return OpSet(
+        **{name: call for name, (_, call) in picked.items()},
+        chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),
+    )
+
+
+def force_isa(isa: str | None) -> dict[str, str]:
+    """`forced` of `build_op_set` that keeps every operation on one instruction set.
+
+    isa: avx512 or avx2 (operations that have no such provider choose freely), none for plain torch,
+    None for no wish.
+    """
+    if isa is None:
+        return {}
+    if isa == "none":
+        return dict.fromkeys(ALL_OPS, REFERENCE)
+    name = f"cpu_{isa}"
+    return {op.name: name for op in ALL_OPS.values() if op.provider(name) is not None}

@@ -1,0 +1,24 @@
+"""RMSNorm over the last dimension.
+
+`rms_norm(x, weight, eps, unit_offset=False)` → tensor like x.
+
+x: [..., N], last dimension contiguous. weight: [N]. The norm is in float32, rounded to x's dtype
+and then multiplied by the weight, as the published Llama weights expect. unit_offset: multiply by
+1 + weight in float32 and round once (Gemma).
+"""
+
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, rounding
+from quire.ops.rms_norm.cpu import bind
+from quire.ops.rms_norm.inputs import make_inputs
+from quire.ops.rms_norm.reference import rms_norm
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="rms_norm",
+    reference=rms_norm,
+    make_inputs=make_inputs,
+    tolerance=rounding("mean of squares summed in another order; weight product rounds twice"),
+    providers=cpu_providers(bind),
+)

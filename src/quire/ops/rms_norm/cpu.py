@@ -1,0 +1,95 @@
+"""`rms_norm` and `add_rms_norm` by the C++ kernel (csrc/rows.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.cpu_provider import num_threads
+from quire.ops.native import DTYPE_CODES, NativeLibrary
+
+__all__ = ["bind", "bind_with_residual"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
+    """`rms_norm` on `library`; contract in `quire.ops.rms_norm`."""
+    call = library.call
+
+    def rms_norm(
+        x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+    ) -> torch.Tensor:
+        x, (outer, inner), strides = _rows(x)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        call(
+            "rms_norm",
+            x.data_ptr(),
+            *strides,
+            None,
+            0,
+            0,
+            weight.data_ptr(),
+            out.data_ptr(),
+            None,
+            outer,
+            inner,
+            x.shape[-1],
+            eps,
+            unit_offset,
+            DTYPE_CODES[x.dtype],
+            num_threads(),
+        )
+        return out
+
+    return rms_norm
+
+
+def bind_with_residual(
+    library: NativeLibrary,
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """`add_rms_norm` on `library`; contract in `quire.ops.add_rms_norm`."""
+    call = library.call
+
+    def add_rms_norm(
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, (outer, inner), x_strides = _rows(x)
+        residual, _, residual_strides = _rows(residual)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        total = torch.empty_like(out)
+        call(
+            "rms_norm",
+            x.data_ptr(),
+            *x_strides,
+            residual.data_ptr(),
+            *residual_strides,
+            weight.data_ptr(),
+            out.data_ptr(),
+            total.data_ptr(),
+            outer,
+            inner,
+            x.shape[-1],
+            eps,
+            unit_offset,
+            DTYPE_CODES[x.dtype],
+            num_threads(),
+        )
+        return out, total
+
+    return add_rms_norm
+
+
+def _rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """x as [outer, inner, N] rows: the tensor (copied if it cannot be seen so), sizes, strides."""
+    if x.stride(-1) == 1:
+        if x.dim() == 2:
+            return x, (x.shape[0], 1), (x.stride(0), 0)
+        if x.dim() == 3:
+            return x, (x.shape[0], x.shape[1]), (x.stride(0), x.stride(1))
+    x = x.contiguous()
+    width = x.shape[-1]
+    return x, (x.numel() // width, 1), (width, 0)

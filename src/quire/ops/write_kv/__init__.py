@@ -1,0 +1,24 @@
+"""Store K and V of this step's tokens into the paged cache.
+
+`write_kv(k, v, k_cache, v_cache, slot_mapping) → None`
+
+k, v: [T, K, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D].
+slot_mapping: int64 [T], block · S + offset; a negative slot stores nothing (padding). Slots of one
+call are distinct.
+"""
+
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, exact
+from quire.ops.write_kv.cpu import bind
+from quire.ops.write_kv.inputs import make_inputs
+from quire.ops.write_kv.reference import write_kv
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="write_kv",
+    reference=write_kv,
+    make_inputs=make_inputs,
+    tolerance=exact(),
+    providers=cpu_providers(bind),
+)

@@ -1,0 +1,44 @@
+"""`write_kv` by the C++ kernel (csrc/cache.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.cpu_provider import num_threads, token_rows
+from quire.ops.native import DTYPE_CODES, NativeLibrary
+
+__all__ = ["bind"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., None]:
+    """The operation on `library`; contract in `quire.ops.write_kv`."""
+    call = library.call
+
+    def write_kv(
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        k, v = token_rows(k), token_rows(v)
+        num_tokens, num_kv_heads, head_dim = k.shape
+        call(
+            "write_kv",
+            k.data_ptr(),
+            v.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+            num_tokens,
+            num_kv_heads * head_dim,
+            k.stride(0),
+            v.stride(0),
+            DTYPE_CODES[k.dtype],
+            DTYPE_CODES[k_cache.dtype],
+            num_threads(),
+        )
+
+    return write_kv

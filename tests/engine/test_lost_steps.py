@@ -1,0 +1,48 @@
+"""A step that fails as a whole ends the requests in it; those that wait are served."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from quire.protocol import FinishReason, StepPlan, StepResult
+from tests.engine.fake_engine import FakeEngine
+
+
+class Unreliable:
+    """Loses the step with the given number."""
+
+    def __init__(self, executor, lost: int) -> None:
+        self._executor = executor
+        self._lost = lost
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        if plan.step_id != self._lost:
+            return self._executor.execute(plan)
+        future: Future[StepResult] = Future()
+        future.set_exception(RuntimeError("device fault"))
+        return future
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("lost", range(12))
+def test_only_requests_in_flight_are_lost(depth: int, lost: int) -> None:
+    engine = FakeEngine(depth=depth, num_blocks=24, max_num_seqs=2, max_num_batched_tokens=8)
+    engine.core._executor = Unreliable(engine.core._executor, lost)
+    prompts = [[i] * 9 for i in range(5)]
+    handles = [engine.add(prompt, seed=i)[0] for i, prompt in enumerate(prompts)]
+    engine.run()
+    reasons = [engine.finished[handle].reason for handle in handles]
+    assert 1 <= reasons.count(FinishReason.ERROR) <= 2
+    for i, handle in enumerate(handles):
+        expected = engine.model.expected_tokens(prompts[i], 8, i)
+        if reasons[i] is FinishReason.ERROR:
+            assert "device fault" in engine.finished[handle].message
+            assert engine.tokens[handle] == expected[: len(engine.tokens[handle])]
+        else:
+            assert engine.tokens[handle] == expected
+    assert engine.core.stats().num_used_blocks == 0

@@ -1,0 +1,199 @@
+"""Which block is handed out, found and evicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config.kv_layout import KVGroup, KVLayout
+from quire.errors import EngineError
+from quire.kv_cache import BlockHasher, BlockPool, KVManager
+from tests.profiles import machine_settings
+
+
+@machine_settings(examples=150)
+@given(st.lists(st.tuples(st.sampled_from(["publish", "share", "release", "allocate", "find"]),
+                          st.integers(0, 11)), max_size=80))  # fmt: skip
+def test_eviction_is_least_recently_used(moves):
+    """Against a plain list of unreferenced named blocks; would catch first-in-first-out, and a hit
+    that does not refresh a block."""
+    pool = BlockPool(4, 1)
+    owners: dict[int, int] = {}
+    names: dict[int, bytes] = {}
+    lru: list[int] = []
+    for move, number in moves:
+        block = number % 4
+        if move == "allocate" and pool.num_available:
+            expected = lru[0] if not pool.num_free else None
+            block = pool.allocate()
+            if expected is not None:
+                assert block == expected, "not the least recently used one was evicted"
+                lru.remove(block)
+                del names[block]
+            owners[block] = 1
+        elif move == "publish" and owners.get(block):
+            name = bytes([number])
+            if pool.publish(block, 0, name):
+                names[block] = name
+        elif move == "share" and (owners.get(block) or block in lru):
+            pool.share([block])
+            owners[block] = owners.get(block, 0) + 1
+            lru = [other for other in lru if other != block]
+        elif move == "release" and owners.get(block):
+            pool.release(block)
+            owners[block] -= 1
+            if not owners[block] and block in names:
+                lru.append(block)
+        elif move == "find":
+            expected = next((b for b, name in names.items() if name == bytes([number])), None)
+            assert pool.find(0, bytes([number])) == expected
+        assert (pool.num_cached, pool.num_used) == (len(lru), sum(n > 0 for n in owners.values()))
+        pool.check_invariants(owners)
+
+
+def test_a_full_pool_says_so():
+    pool = BlockPool(1, 1)
+    pool.allocate()
+    with pytest.raises(EngineError, match="only 0 of 1 are not in use"):
+        pool.allocate()
+
+
+def test_a_sequences_last_blocks_are_evicted_first():
+    """A prefix is of use to more prompts than what follows it."""
+    kv, names = _published(num_blocks=4)
+    kv.free(0)
+    kv.pool.allocate()
+    assert kv.lookup(names, 100).num_blocks == 3
+
+
+def _published(num_blocks: int) -> tuple[KVManager, list[bytes]]:
+    """A slot whose blocks were published one by one, under marks 1, 2, ..."""
+    kv = KVManager([None], 4, num_blocks, 2, 4 * num_blocks)
+    names = [bytes([i]) for i in range(num_blocks)]
+    assert kv.grow(np.array([0]), np.array([0]), np.array([4 * num_blocks]))
+    for i in range(num_blocks):
+        assert kv.mark() == i + 1
+        kv.publish(0, names, i + 1)
+    kv.drain()
+    return kv, names
+
+
+def test_a_name_is_forgotten_only_while_it_may_be_wrong():
+    kv, names = _published(num_blocks=4)
+    kv.settle(3)
+    kv.retract(0)
+    assert kv.lookup(names, 100).num_blocks == 2
+    kv.check_invariants()
+
+
+def test_names_forgotten_for_others_fault_are_published_again():
+    """Without it an innocent long sequence would have a hole in its cached prefix for good."""
+    kv, names = _published(num_blocks=4)
+    kv.retract(2)
+    assert kv.lookup(names, 100).num_blocks == 1
+    kv.publish(0, names, 4)
+    assert kv.lookup(names, 100).num_blocks == 4
+
+
+def test_dropping_the_cache_leaves_free_blocks():
+    kv, names = _published(num_blocks=4)
+    kv.free(0)
+    kv.pool.drop_cached()
+    assert (kv.pool.num_free, kv.lookup(names, 100).num_blocks) == (4, 0)
+    kv.check_invariants()
+
+
+WINDOWS = st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=3)
+
+
+@machine_settings(examples=300)
+@given(
+    windows=WINDOWS,
+    block_size=st.integers(1, 4),
+    missing=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=8),
+    max_tokens=st.integers(0, 26),
+)
+def test_prefix_hit_is_the_longest_that_every_group_has(windows, block_size, missing, max_tokens):
+    """Brute force over lengths: every token that the next query may see must be there."""
+    length = 6
+    kv = KVManager(windows, block_size, 6 * len(windows), 2, length * block_size)
+    names = [bytes([i]) for i in range(length)]
+    owned: dict[tuple[int, int], int] = {}
+    for group in range(len(windows)):
+        for index in range(length):
+            block = kv.pool.allocate()
+            if (group, index) not in missing:
+                kv.pool.publish(block, group, names[index])
+                owned[group, index] = block
+
+    def is_cached(num_blocks: int) -> bool:
+        query = num_blocks * block_size
+        return query <= max_tokens and all(
+            (group, position // block_size) in owned
+            for group, window in enumerate(windows)
+            for position in range(0 if window is None else max(query - window + 1, 0), query)
+        )
+
+    hit = kv.lookup(names, max_tokens)
+    assert hit.num_blocks == max(n for n in range(length + 1) if is_cached(n))
+    for group, blocks in enumerate(hit.blocks):
+        assert len(blocks) == hit.num_blocks
+        for index, block in enumerate(blocks):
+            assert block is None or block == owned[group, index]
+
+
+@machine_settings(examples=200)
+@given(
+    windows=WINDOWS,
+    block_size=st.integers(1, 5),
+    chunks=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+)
+def test_blocks_for_bounds_what_growing_takes(windows, block_size, chunks):
+    """The admission proof rests on it. It is also tight: no chunks need 2 blocks less per group."""
+    total = sum(chunks)
+    groups = tuple(KVGroup((i,), window) for i, window in enumerate(windows))
+    layout = KVLayout(groups, block_size, 1, 1, 4)
+    kv = KVManager(windows, block_size, 100 * len(windows), 1, total)
+    done = most = 0
+    for chunk in chunks:
+        assert kv.grow(np.array([0]), np.array([done]), np.array([done + chunk]))
+        done += chunk
+        most = max(most, kv.num_held_blocks(0))
+        assert kv.num_held_blocks(0) <= layout.blocks_for(done, max(chunks))
+    assert most <= layout.blocks_for(total, max(chunks))
+
+
+def test_hash_depends_on_everything_that_changes_kv():
+    """Tenant, key, weights, block boundaries, and every token before."""
+    tokens = np.arange(16, dtype=np.int32)
+
+    def names(hasher: BlockHasher, salt: str = "", ids: np.ndarray = tokens) -> list[bytes]:
+        chain: list[bytes] = []
+        hasher.extend(chain, ids, hasher.root(salt))
+        return chain
+
+    plain = names(BlockHasher(4, b"key"))
+    changed = tokens.copy()
+    changed[0] = 99
+    others = [
+        names(BlockHasher(4, b"key"), salt="tenant"),
+        names(BlockHasher(4, b"another key")),
+        names(BlockHasher(4, b"key", weights_version=1)),
+        names(BlockHasher(4, b"key"), ids=changed),
+        names(BlockHasher(8, b"key")),
+    ]
+    every = [*plain, *(name for chain in others for name in chain)]
+    assert len(set(every)) == len(every) == 4 * 5 + 2
+    assert names(BlockHasher(4, b"key"), ids=tokens.astype(np.int64)[:11]) == plain[:2]
+
+
+def test_extending_a_chain_equals_hashing_at_once():
+    hasher, tokens = BlockHasher(4, b"key"), np.arange(40, dtype=np.int32)
+    whole: list[bytes] = []
+    grown: list[bytes] = []
+    hasher.extend(whole, tokens, hasher.root())
+    for end in range(41):
+        hasher.extend(grown, tokens[:end], hasher.root())
+    assert grown == whole

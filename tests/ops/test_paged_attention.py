@@ -1,0 +1,227 @@
+"""Paged attention kernels: equal to the reference on any shape, and the same bits in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.ops import ALL_OPS, Case
+from quire.ops.check import compare
+from quire.ops.inputs import PagedBatch, paged_batch
+from quire.platform import detect_platform
+
+OP = ALL_OPS["paged_attention"]
+PLATFORM = detect_platform()
+Kernel = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(params=OP.providers, ids=lambda provider: provider.name)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    reason = request.param.unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(f"{request.param.name}: {reason}")
+    return request.param.load()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict[str, object]:
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, 70), st.integers(0, 600)).map(
+                lambda pair: (pair[0], pair[0] + pair[1])
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    return {
+        "rows": rows,
+        "num_kv_heads": kv_heads,
+        "num_heads": kv_heads * draw(st.sampled_from([1, 2, 3, 4, 7, 8])),
+        "head_dim": draw(st.sampled_from([8, 32, 40, 64, 80, 128, 192, 256])),
+        "block_size": draw(st.sampled_from([1, 2, 5, 16, 32, 64, 128])),
+        "dtype": draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
+        "cache_dtype": draw(st.sampled_from([None, torch.bfloat16, torch.float32])),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=shapes(),
+    window=st.none() | st.integers(1, 700),
+    seed=st.integers(0, 2**31),
+    threads=st.sampled_from([1, 2]),
+)
+def test_any_shape_equals_the_reference(
+    shape: dict[str, object], window: int | None, seed: int, threads: int
+) -> None:
+    """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span."""
+    batch = paged_batch(torch.Generator().manual_seed(seed), **shape)  # type: ignore[arg-type]
+    case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), {"window": window})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for provider in OP.providers:
+            if provider.unavailable(PLATFORM) is None:
+                difference = compare(OP, provider.load(), case)
+                assert difference is None, f"{provider.name}: {difference}"
+    finally:
+        torch.set_num_threads(before)
+
+
+# Positions around the edges of key blocks (64), spans (512) and tiles.
+CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200), (1199, 1200))
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("window", [None, 1, 70, 600])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype"),
+    [
+        (4, 2, 128, 16, torch.bfloat16),
+        (7, 1, 72, 5, torch.float32),
+        (32, 2, 64, 128, torch.float16),
+        (3, 3, 40, 32, torch.float32),
+    ],
+)
+def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
+    kernel: Kernel,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    window: int | None,
+) -> None:
+    """Batched = alone, chunked = whole, decode = prefill. Turns red when the order of a query's
+    sums depends on its tile, its batch or the number of threads."""
+    length = 1200
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(5, 700), (length, length), (1, 300)],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    )
+    whole = kernel(*arguments(batch), 0.1, window)
+    for low, high in CUTS:
+        chunk = slice(5 + low, 5 + high)
+        alone = kernel(
+            batch.q[chunk],
+            batch.k_cache,
+            batch.v_cache,
+            batch.block_table[1:2],
+            torch.tensor([0, high - low], dtype=torch.int32),
+            torch.tensor([high], dtype=torch.int32),
+            0.1,
+            window,
+        )
+        assert torch.equal(alone, whole[chunk]), f"queries {low} to {high}"
+    last = kernel(
+        batch.q[-1:],
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table[2:],
+        torch.tensor([0, 1], dtype=torch.int32),
+        batch.seq_lens[2:],
+        0.1,
+        window,
+    )
+    assert torch.equal(last, whole[-1:])
+
+
+def test_bits_do_not_depend_on_threads(kernel: Kernel) -> None:
+    """Turns red when long sequences are cut by the number of threads."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(1, 2000)],
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=64,
+        block_size=16,
+        dtype=torch.float32,
+    )
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        results.append(kernel(*arguments(batch), 0.125))
+    torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_rows_without_queries_are_nothing_to_do(kernel: Kernel) -> None:
+    """Turns red when long rows that are only present, not computed, ask for empty scratch."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(0, 1100), (0, 0)],
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        block_size=16,
+        dtype=torch.float32,
+    )
+    assert kernel(*arguments(batch), 0.2).shape == (0, 2, 16)
+
+
+def test_nan_stays_in_its_own_row(kernel: Kernel) -> None:
+    """Turns red when one poisoned request reaches its neighbours, or its NaN is hidden."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(2, 40), (1, 33)],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        block_size=8,
+        dtype=torch.float32,
+    )
+    block = int(batch.block_table[0, 1])
+    batch.k_cache[block, 3] = float("nan")
+    result = kernel(*arguments(batch), 0.2)
+    assert result[:2].isnan().all()
+    assert result[2].isfinite().all()
+
+
+def test_very_large_and_equal_scores_stay_finite(kernel: Kernel) -> None:
+    """Turns red when the softmax overflows or a row's maximum is not subtracted."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(1, 600)],
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=16,
+        block_size=16,
+        dtype=torch.float32,
+    )
+    batch.k_cache.mul_(1e4)
+    case = Case("large", (*arguments(batch), 10.0))
+    assert compare(OP, kernel, case) is None
+    batch.k_cache.mul_(0)
+    assert compare(OP, kernel, Case("equal", (*arguments(batch), 10.0))) is None
+
+
+def arguments(batch: PagedBatch) -> tuple[torch.Tensor, ...]:
+    return (
+        batch.q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table,
+        batch.query_start_loc,
+        batch.seq_lens,
+    )

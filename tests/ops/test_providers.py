@@ -1,0 +1,62 @@
+"""Every provider of every operation equals the reference on this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.ops import ALL_OPS, Case, Op, Provider, Tolerance, check_provider
+from quire.ops.check import compare
+from quire.platform import detect_platform
+
+PLATFORM = detect_platform()
+PROVIDERS = [
+    pytest.param(op, provider, id=f"{op.name}-{provider.name}")
+    for op in ALL_OPS.values()
+    for provider in op.providers
+]
+
+
+@pytest.mark.parametrize(("op", "provider"), PROVIDERS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_provider_equals_the_reference(op: Op, provider: Provider, seed: int) -> None:
+    """Turns red when a kernel reads beyond a row, rounds twice, or drops a tail."""
+    reason = provider.unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(f"{provider.name}: {reason}")
+    report = check_provider(op, provider, seed=seed)
+    assert report.num_cases > 0
+    assert not report.failures, "\n".join(report.failures)
+
+
+@pytest.mark.parametrize("op", ALL_OPS.values(), ids=lambda op: op.name)
+def test_every_dtype_of_the_inputs_has_a_tolerance(op: Op) -> None:
+    """Turns red when a new input dtype has no stated tolerance with its reason."""
+    for case in op.make_inputs(torch.Generator().manual_seed(0)):
+        for value in case.args:
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                assert op.tolerance[value.dtype].reason
+
+
+def test_a_wrong_provider_is_reported() -> None:
+    """Turns red when the comparison itself stops seeing differences: in what is returned, in what
+    is changed in place, in NaN."""
+    x = torch.ones(4)
+    op = Op(
+        name="double",
+        reference=lambda x: x * 2,
+        make_inputs=lambda generator: iter([Case("ones", (x,))]),
+        tolerance={torch.float32: Tolerance(1e-6, 1e-6, "exact")},
+    )
+
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    [case] = op.make_inputs(torch.Generator())
+    assert compare(op, lambda x: x * 2, case) is None
+    assert "largest difference 1" in (compare(op, lambda x: x * 3, case) or "")
+    assert "result 1" in (compare(op, in_place, case) or "")
+    assert "1 NaN" in (compare(op, lambda x: torch.tensor([2, 2, 2, float("nan")]), case) or "")
+    report = check_provider(op, Provider("wrong", lambda platform: None, lambda: lambda x: x))
+    assert not report.ok
+    assert "double by wrong, ones" in report.failures[0]

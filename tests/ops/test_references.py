@@ -1,0 +1,103 @@
+"""The references equal formulas written another way: they are the oracle of every provider."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.errors import ConfigError
+from quire.ops import ALL_OPS
+from quire.ops.inputs import paged_batch
+
+
+def reference(name: str):
+    return ALL_OPS[name].reference
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_paged_attention_equals_torch_on_gathered_keys(window: int | None) -> None:
+    """Turns red when the mask is off by one, a head reads another group, or a page is mixed up."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(3, 20), (1, 9), (12, 12)],
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=4,
+        dtype=torch.float32,
+    )
+    got = reference("paged_attention")(
+        batch.q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table,
+        batch.query_start_loc,
+        batch.seq_lens,
+        0.3,
+        window,
+    )
+    start = 0
+    for row, (queries, length) in enumerate([(3, 20), (1, 9), (12, 12)]):
+        pages = batch.block_table[row, : -(-length // 4)].long()
+        k = batch.k_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
+        v = batch.v_cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None]
+        q = batch.q[start : start + queries].transpose(0, 1)[None]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        if window is not None:
+            mask &= torch.ones(length, length, dtype=torch.bool).triu(-window + 1)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask[-queries:], scale=0.3, enable_gqa=True
+        )
+        torch.testing.assert_close(got[start : start + queries], expected[0].transpose(0, 1))
+        start += queries
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_is_a_complex_rotation(interleaved: bool) -> None:
+    """Turns red when a pair is built from the wrong dims or a rotated value feeds its partner."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 5, 3, 12, generator=generator)
+    angle = torch.randn(7, 4, generator=generator)
+    positions = torch.tensor([0, 6, 3, 3, 1])
+    turn = torch.polar(torch.ones_like(angle), angle)[positions].unsqueeze(1)
+    expected = []
+    for x in (q, k):
+        pairs = x[..., :8]
+        pairs = pairs.unflatten(-1, (4, 2)) if interleaved else pairs.unflatten(-1, (2, 4)).mT
+        turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+        rotated = turned if interleaved else turned.mT
+        expected.append(torch.cat([rotated.flatten(-2), x[..., 8:]], dim=-1))
+    reference("rope")(q, k, positions, angle.cos(), angle.sin(), interleaved=interleaved)
+    torch.testing.assert_close(q, expected[0])
+    torch.testing.assert_close(k, expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_casts_like_transformers(dtype: torch.dtype) -> None:
+    """Turns red when the weight is applied before the rounding that published weights expect."""
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    generator = torch.Generator().manual_seed(0)
+    norm = modeling.LlamaRMSNorm(48, eps=1e-5).to(dtype)
+    norm.weight.data = torch.randn(48, generator=generator).to(dtype)
+    x = torch.randn(3, 48, generator=generator).to(dtype)
+    assert torch.equal(reference("rms_norm")(x, norm.weight, 1e-5), norm(x))
+
+
+def test_rms_norm_with_unit_offset_scales_by_one_plus_weight() -> None:
+    """Turns red when Gemma's weights, stored as offsets from one, are used as they are."""
+    x = torch.full((1, 4), 2.0)
+    got = reference("rms_norm")(x, torch.full((4,), 0.5), 0.0, unit_offset=True)
+    torch.testing.assert_close(got, torch.full((1, 4), 1.5))
+
+
+def test_copies_read_all_sources_first() -> None:
+    """Turns red when a rotation of blocks (1←0, 2←1, 0←2) copies a block that was overwritten."""
+    pages = torch.arange(3.0).repeat(1, 2, 1)[..., None, None, None]
+    reference("copy_blocks")(pages, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
+    assert pages[0, 0].flatten().tolist() == [2.0, 0.0, 1.0]
+
+
+def test_an_unknown_activation_is_named() -> None:
+    """Turns red when a typing error in a checkpoint's config ends in a KeyError."""
+    with pytest.raises(ConfigError, match=r"'swish2'.*Use one of"):
+        reference("activation")(torch.ones(1), "swish2")

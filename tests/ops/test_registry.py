@@ -1,0 +1,69 @@
+"""Choosing providers: best first, forced ones exactly, refusals that say why."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import fields, replace
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.ops import ALL_OPS, REFERENCE, OpSet, build_op_set, force_isa, select
+from quire.platform import detect_platform
+
+PLATFORM = detect_platform()
+BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))
+
+
+def test_every_operation_has_a_place_in_the_op_set() -> None:
+    """Turns red when an operation is added to one of the two and not to the other."""
+    assert {field.name for field in fields(OpSet)} - {"chosen"} == set(ALL_OPS)
+
+
+def test_the_registry_is_read_only() -> None:
+    """Turns red when the registry becomes a place where anything may be put at run time."""
+    assert not isinstance(ALL_OPS, MutableMapping)
+
+
+def test_a_bare_processor_gets_the_references() -> None:
+    """Turns red when a kernel is chosen for a processor without its instructions."""
+    ops = build_op_set(BARE)
+    assert set(ops.chosen.values()) == {REFERENCE}
+    assert ops.rms_norm is ALL_OPS["rms_norm"].reference
+
+
+def test_another_device_gets_no_cpu_kernel() -> None:
+    """Turns red when raw pointers to device memory are given to a CPU kernel."""
+    assert set(build_op_set(replace(PLATFORM, device="cuda")).chosen.values()) == {REFERENCE}
+
+
+def test_isa_none_means_plain_torch() -> None:
+    """Turns red when QUIRE_CPU_ISA=none still runs C++."""
+    assert set(build_op_set(PLATFORM, force_isa("none")).chosen.values()) == {REFERENCE}
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+def test_a_forced_isa_is_used_by_every_operation_that_has_it(isa: str) -> None:
+    """Turns red when forcing one instruction set leaves some operations on another."""
+    reason = ALL_OPS["rms_norm"].provider(f"cpu_{isa}").unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(f"{isa}: {reason}")
+    chosen = build_op_set(PLATFORM, force_isa(isa)).chosen
+    assert chosen["paged_attention"] == chosen["rms_norm"] == f"cpu_{isa}"
+    assert set(chosen.values()) <= {f"cpu_{isa}", REFERENCE}
+
+
+def test_no_wish_forces_nothing() -> None:
+    """Turns red when an unset variable changes the choice."""
+    assert force_isa(None) == {}
+
+
+def test_refusals_name_the_value_and_the_way_out() -> None:
+    """Turns red when a forced provider that cannot run is silently replaced."""
+    op = ALL_OPS["rms_norm"]
+    with pytest.raises(ConfigError, match=r"'gpu'.*Use one of: .*reference"):
+        select(op, PLATFORM, "gpu")
+    with pytest.raises(ConfigError, match=r"'cpu_avx2'.*lacks avx2.*Force another"):
+        select(op, BARE, "cpu_avx2")
+    with pytest.raises(ConfigError, match=r"No such operation: norm\. Use one of"):
+        build_op_set(PLATFORM, {"norm": REFERENCE})
