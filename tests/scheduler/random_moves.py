@@ -81,6 +81,8 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         for handle, client in simulation.clients.items():
             if client.first_handle == first:
                 simulation.abort(handle)
+    elif move < 0.215:
+        simulation.lose_steps()
     elif move < 0.62:
         simulation.plan()
     else:

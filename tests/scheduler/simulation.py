@@ -114,6 +114,7 @@ class Simulation:
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
         self.num_steps = 0
         self.num_refused = 0
+        self.lost: set[int] = set()
         self.now = 0.0
 
     # --- moves ---------------------------------------------------------------------------------
@@ -223,6 +224,15 @@ class Simulation:
         self.check()
         return True
 
+    def lose_steps(self) -> None:
+        """The device gives up: what is in flight never happens, and what runs fails."""
+        self.in_flight.clear()
+        self.executor.drop_queued()
+        running = {id(group) for group in self.scheduler._running}
+        self.lost |= {h for h, group in self.scheduler._groups.items() if id(group) in running}
+        self._take(self.scheduler.fail_running("the device is gone"))
+        self.check()
+
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
         work = sum(
@@ -311,6 +321,8 @@ class Simulation:
         if finish.reason is FinishReason.ABORT:
             return
         if finish.reason is FinishReason.ERROR:
+            if handle in self.lost:
+                return
             siblings = [c for c in self.clients.values() if c.first_handle == client.first_handle]
             assert any(self._expected(sibling)[1] for sibling in siblings), "an innocent failed"
             return

@@ -58,6 +58,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.simulation.apply()
 
+    @rule()
+    def lose_steps(self):
+        self.simulation.lose_steps()
+
     def teardown(self):
         if hasattr(self, "simulation"):
             self.simulation.drain()

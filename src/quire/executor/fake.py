@@ -121,8 +121,15 @@ class FakeExecutor:
         """Compute everything that was given."""
         queue, self._queue = self._queue, []
         for plan, future in queue:
-            with np.errstate(over="ignore"):
-                future.set_result(self._step(plan))
+            try:
+                with np.errstate(over="ignore"):
+                    future.set_result(self._step(plan))
+            except Exception as error:  # noqa: BLE001  the future is where a fault belongs
+                future.set_exception(error)
+
+    def drop_queued(self) -> None:
+        """Lose everything that was given and not computed, as a device fault does."""
+        self._queue.clear()
 
     def _step(self, plan: StepPlan) -> StepResult:
         self._cache[:, plan.copy_dst] = self._cache[:, plan.copy_src]

@@ -495,13 +495,15 @@ class Scheduler:
     def fail_running(self, message: str) -> EngineOutput:
         """Take in that the steps in flight are lost: requests that were in them fail, those that
         wait do not, and nothing that was cached is trusted any more."""
+        for step in self._in_flight:
+            for sequence in step.sequences:
+                if sequence is not None:
+                    sequence.num_pending = 0  # drawn again, and the same: noise has no state
         self._in_flight.clear()
-        for sequence in self._departed.values():
-            sequence.num_pending = 0  # drawn again, and the same, since noise has no state
-        self._departed.clear()
         for group in list(self._running):
             self._fail(group, message)
         self._kv.pool.drop_cached()
+        self._kv.settle(self._kv.mark())
         return self._outputs.drain()
 
     # --- readings -------------------------------------------------------------------------------
