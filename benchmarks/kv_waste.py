@@ -181,7 +181,8 @@ def main() -> None:
         "pool_tokens": POOL_TOKENS,
         "max_num_seqs": MAX_NUM_SEQS,
         "traffic": {
-            name: [serve(pairs, size) for size in (8, 16, 32, 64)] for name, pairs in traffic.items()
+            name: [serve(pairs, size) for size in (8, 16, 32, 64)]
+            for name, pairs in traffic.items()
         },
     }
     text = json.dumps(report, indent=2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire import LLM, ConfigError, RequestError, SamplingParams
 from quire.bundled import bundled_model_path
@@ -85,7 +88,8 @@ def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [("", "no tokens"), ([], "no tokens"), ([-1], "-1"), ([True], "True")]
+    ("prompt", "message"),
+    [("", "no tokens"), ({"prompt_token_ids": []}, "no tokens"), ([-1], "-1"), ([True], "True")],
 )
 def test_a_single_bad_prompt_raises(llm: LLM, prompt: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
@@ -187,6 +191,23 @@ def test_prefix_cache_serves_a_repeated_prompt(llm: LLM) -> None:
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
 
 
+def test_the_engine_survives_a_lost_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = llm.engine.client._core._executor._worker
+    execute, lost = worker.execute, []
+
+    def fail_once(plan):
+        if plan.step_id % 4 == 3 and not lost:
+            lost.append(plan.step_id)
+            raise RuntimeError("device fault")
+        return execute(plan)
+
+    monkeypatch.setattr(worker, "execute", fail_once)
+    outputs = llm.generate(["import os"] * 2, GREEDY)
+    assert all("device fault" in output.error for output in outputs)
+    again = llm.generate(["import os"] * 2, GREEDY)
+    assert all(output.error is None for output in again)
+
+
 def test_two_engines_in_one_process() -> None:
     with LLM(quiet=True, num_kv_blocks=64) as one, LLM(quiet=True, num_kv_blocks=64) as two:
         texts = {engine.generate("import", GREEDY)[0].outputs[0].text for engine in (one, two)}
@@ -208,6 +229,76 @@ def test_an_abandoned_stream_frees_its_request(llm: LLM) -> None:
     stream.close()
     stats = llm.engine.client.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+
+
+def test_calls_while_a_stream_pauses_leave_it_alone(llm: LLM) -> None:
+    """The end of a call must end its own requests only, and what a stream gained while others
+    stepped the engine must still be yielded."""
+    prompt, params = "import os\n", SamplingParams(max_tokens=30, ignore_eos=True, temperature=0)
+    (whole,) = llm.generate(prompt, params)
+    stream, other = llm.stream(prompt, params), llm.stream("def", GREEDY)
+    next(stream)
+    list(other)
+    llm.generate("class", GREEDY)
+    output = next(stream)
+    llm.generate("class", params)  # long enough for the paused stream to end meanwhile
+    assert output.finished
+    assert len(list(stream)) == 1
+    assert output.outputs == whole.outputs
+
+
+def test_samples_that_run_on_their_own_do_not_count_as_cache_hits() -> None:
+    """Four samples that do not fit the pool together share the first one's prompt; the request
+    itself found nothing in the cache."""
+    with LLM(quiet=True, num_kv_blocks=16, max_model_len=128) as engine:
+        params = SamplingParams(n=4, max_tokens=40, ignore_eos=True)
+        (output,) = engine.generate("import os\n" * 16, params)
+        assert output.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, [None]])
+def test_parameters_of_another_type_are_refused(llm: LLM, params) -> None:
+    with pytest.raises(RequestError, match="SamplingParams"):
+        llm.generate("a", params)
+
+
+@pytest.mark.parametrize("messages", [[], "hello", {"role": "user", "content": "hi"}])
+def test_a_broken_conversation_raises(llm: LLM, messages) -> None:
+    """One conversation is a single prompt: its error must not hide in an output."""
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat(messages)
+
+
+def test_a_tensor_is_one_prompt(llm: LLM) -> None:
+    """The numbers of a tensor have a length attribute, and are no prompts."""
+    (output,) = llm.generate(torch.tensor([5, 6, 7]), GREEDY)
+    assert output.prompt_token_ids == [5, 6, 7]
+
+
+def test_a_logits_processor_that_exits_fails_alone(llm: LLM) -> None:
+    def leave(token_ids, logits):
+        raise SystemExit(3)
+
+    broken, sound = llm.generate(["a"] * 2, [SamplingParams(logits_processors=[leave]), GREEDY])
+    assert "SystemExit" in broken.error
+    assert sound.error is None
+
+
+def test_an_empty_model_name_is_not_the_bundled_model() -> None:
+    """Turns red when an unset variable of a script silently serves the demonstration model."""
+    with pytest.raises(ConfigError):
+        LLM("", quiet=True)
+
+
+def test_the_tokenizers_end_of_sequence_ends_a_sequence(tmp_path: Path) -> None:
+    """Chat models whose config.json names another end token, or none, end their turns with that
+    of the tokenizer."""
+    folder = shutil.copytree(bundled_model_path(), tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**values, "eos_token_id": None}))
+    with LLM(str(folder), quiet=True, num_kv_blocks=64) as engine:
+        assert engine.engine.eos_token_ids == {engine.get_tokenizer().eos_token_id}
 
 
 def test_without_a_tokenizer_token_ids_work() -> None:

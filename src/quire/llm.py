@@ -37,9 +37,9 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        chosen = {"model": model or str(bundled_model_path()), **settings}
+        chosen = {"model": str(bundled_model_path()) if model is None else model, **settings}
         self._engine: Engine = build_engine(EngineSettings.from_options(chosen))
-        eos = frozenset(self._engine.spec.eos_token_ids)
+        eos = self._engine.eos_token_ids
         seed = self._engine.resolved.settings.seed
         self._requests = RequestRenderer(self._engine.renderer, eos, seed)
         self._assembler = OutputAssembler(self._engine.renderer, eos)
@@ -82,8 +82,8 @@ class LLM:
 
         messages: [{"role": …, "content": …}, …], or a list of such lists. Errors as in `generate`.
         """
-        is_single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if is_single or not messages else messages
+        is_single = not _holds_lists(messages)
+        conversations = [messages] if is_single else messages
         rendered = [
             self._render_chat(
                 cast("Sequence[Message]", conversation),
@@ -105,14 +105,21 @@ class LLM:
         RequestError if the prompt cannot be served.
         """
         rendered = self._engine.renderer.render_prompt(prompt)
-        output = self._add(rendered, sampling_params or self.get_default_sampling_params())
+        params = sampling_params or self.get_default_sampling_params()
+        handles = range(self._next_handle, self._next_handle + params.n)
+        shown = (0, False)
         try:
-            while not output.finished:
-                if output.request_id in self._step():
-                    yield output
+            output = self._add(rendered, params)
+            # Other calls, made while this one pauses, also let its output grow.
+            while shown != (now := _extent(output)) or not output.finished:
+                if now == shown:
+                    self._step()
+                    continue
+                shown = now
+                yield output
             _raise_error(output)
         finally:
-            self._abort_all()
+            self._abort(handles)
 
     def _run(
         self,
@@ -123,14 +130,19 @@ class LLM:
         is_single: bool,
     ) -> list[RequestOutput]:
         params = self._params_for(rendered, sampling_params)
+        first_handle = self._next_handle
         with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
             try:
                 outputs = [self._admit(*pair) for pair in zip(rendered, params, strict=True)]
                 progress.failed(sum(output.finished for output in outputs))
-                while self._assembler.has_unfinished:
-                    progress.update(self._step().values())
+                running = {output.request_id for output in outputs if not output.finished}
+                while running:
+                    changed = self._step()
+                    ended = [changed[i] for i in running & changed.keys() if changed[i].finished]
+                    progress.update(ended)
+                    running.difference_update(output.request_id for output in ended)
             finally:
-                self._abort_all()
+                self._abort(range(first_handle, self._next_handle))
         for output in outputs:
             if output.error is not None and is_single:
                 _raise_error(output)
@@ -145,13 +157,13 @@ class LLM:
             self._engine.client.abort(update.aborts)
         return update.requests
 
-    def _abort_all(self) -> None:
-        """Leave nothing of this call behind: after Ctrl-C, an error, or a stream cut short."""
-        handles = self._assembler.handles()
-        if handles:
-            self._assembler.drop(handles)
-            self._engine.client.abort(handles)
-        while self._engine.client.has_unfinished:
+    def _abort(self, handles: range) -> None:
+        """Leave nothing of a call behind: after Ctrl-C, an error, or a stream cut short."""
+        live = [handle for handle in self._assembler.handles() if handle in handles]
+        if live:
+            self._assembler.drop(live)
+            self._engine.client.abort(live)
+        while self._engine.client.has_unfinished and not self._assembler.has_unfinished:
             self._engine.client.step()
 
     def _admit(
@@ -176,6 +188,7 @@ class LLM:
 
     def _add(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
+        self._next_handle += params.n
         request = self._requests.render(request_id, handle, prompt, params, time.monotonic())
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
@@ -183,7 +196,6 @@ class LLM:
         except RequestError:
             self._assembler.drop(range(handle, handle + params.n))
             raise
-        self._next_handle += params.n
         return output
 
     def _new_request_id(self) -> str:
@@ -214,6 +226,11 @@ class LLM:
                 f"there are {len(rendered)} prompts but {len(given)} sampling_params: "
                 "give one for all, or one per prompt"
             )
+        for params in given:
+            if not isinstance(params, SamplingParams):
+                raise RequestError(
+                    f"sampling_params has a {type(params).__name__}: give SamplingParams objects"
+                )
         return given
 
     # --- readings -------------------------------------------------------------------------------
@@ -254,9 +271,24 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     first = next(iter(prompts), None)
-    if first is None or isinstance(first, str | Mapping) or hasattr(first, "__len__"):
+    is_number = getattr(first, "ndim", None) == 0  # of an array, where it may have a length
+    has_length = hasattr(first, "__len__") and not is_number
+    if first is None or isinstance(first, str | Mapping) or has_length:
         return cast("Sequence[Prompt]", prompts)
     return [cast("Sequence[int]", prompts)]
+
+
+def _holds_lists(messages: object) -> bool:
+    """Whether these are conversations and not the messages of one."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return False
+    first = cast("Sequence[object]", messages)[0]
+    return isinstance(first, Sequence) and not isinstance(first, str)
+
+
+def _extent(output: RequestOutput) -> tuple[int, bool]:
+    """Number of tokens so far, and whether the output has ended."""
+    return sum(len(completion.token_ids) for completion in output.outputs), output.finished
 
 
 def _raise_error(output: RequestOutput) -> None:

@@ -13,15 +13,16 @@ from tests.engine.fake_engine import FakeEngine
 class Unreliable:
     """Loses the step with the given number."""
 
-    def __init__(self, executor, lost: int) -> None:
+    def __init__(self, executor, lost: int, error: BaseException | None = None) -> None:
         self._executor = executor
         self._lost = lost
+        self._error = error or RuntimeError("device fault")
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         if plan.step_id != self._lost:
             return self._executor.execute(plan)
         future: Future[StepResult] = Future()
-        future.set_exception(RuntimeError("device fault"))
+        future.set_exception(self._error)
         return future
 
     def shutdown(self) -> None:
@@ -46,3 +47,45 @@ def test_only_requests_in_flight_are_lost(depth: int, lost: int) -> None:
         else:
             assert engine.tokens[handle] == expected
     assert engine.core.stats().num_used_blocks == 0
+
+
+def test_an_exit_within_a_step_is_a_lost_step() -> None:
+    """What is raised in the thread that computes must not end the caller's program."""
+    engine = FakeEngine()
+    engine.core._executor = Unreliable(engine.core._executor, 1, SystemExit(3))
+    (handle,) = engine.add([1, 2, 3])
+    engine.run()
+    assert engine.finished[handle].reason is FinishReason.ERROR
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt in the wait for a step, once."""
+
+    def __init__(self, executor, step_id: int) -> None:
+        self._executor = executor
+        self._step_id = step_id
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        future = self._executor.execute(plan)
+        if plan.step_id == self._step_id:
+            wait, waits = future.result, iter([KeyboardInterrupt])
+
+            def result(timeout: float | None = None) -> StepResult:
+                for error in waits:
+                    raise error
+                return wait(timeout)
+
+            future.result = result
+        return future
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_ctrl_c_in_the_wait_for_a_step_loses_nothing(depth: int) -> None:
+    """The wait is where Ctrl-C nearly always arrives: whoever goes on gets that step's result."""
+    engine = FakeEngine(depth=depth)
+    engine.core._executor = Interrupting(engine.core._executor, 2)
+    (handle,) = engine.add([1, 2, 3], seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.run()
+    assert engine.tokens[handle] == engine.model.expected_tokens([1, 2, 3], 8, 7)

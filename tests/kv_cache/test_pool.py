@@ -97,6 +97,29 @@ def test_names_forgotten_for_others_fault_are_published_again():
     assert kv.lookup(names, 100).num_blocks == 4
 
 
+@pytest.mark.parametrize("writers", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_a_write_into_a_shared_block_copies_it_first(writers):
+    """Once for each writer, but not for the last owner: three samples need two copies, not three.
+    Which of them wrote first must not matter, the source of the fork included."""
+    kv = KVManager([None, 8], 4, 20, 3, 16)
+    assert kv.grow(np.array([0]), np.array([0]), np.array([6]))
+    kv.fork(0, 1)
+    kv.fork(0, 2)
+    kv.drain()
+    slots = np.array(writers)
+    available = kv.pool.num_available
+    assert kv.grow(slots, np.full(len(slots), 6), np.full(len(slots), 7))
+    updates = kv.drain()
+    num_copies = min(len(writers), 2)
+    assert len(updates.copy_src) == num_copies * 2
+    assert kv.pool.num_available == available - num_copies * 2
+    shared = {
+        int(table[1]) for slot in range(3) if slot not in writers for table in kv.tables(slot)
+    }
+    for slot in writers[:2]:
+        assert not shared & {int(table[1]) for table in kv.tables(slot)}
+
+
 def test_dropping_the_cache_leaves_free_blocks():
     kv, names = _published(num_blocks=4)
     kv.free(0)

@@ -38,15 +38,20 @@ def test_a_container_limits_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Turns red when a container of 1 core and 1 GiB is planned as the whole machine."""
-    for name, text in (("quota", "150000 100000"), ("limit", "1073741824"), ("used", "73741824")):
+    stat = "anon 3741824\nfile 70000000\nactive_file 30000000\ninactive_file 40000000"
+    texts = {"quota": "150000 100000", "limit": "1073741824", "used": "273741824", "stat": stat}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(cpu, "_CGROUP_QUOTA", tmp_path / "quota")
     monkeypatch.setattr(facts, "_CGROUP_LIMIT", tmp_path / "limit")
     monkeypatch.setattr(facts, "_CGROUP_USED", tmp_path / "used")
+    monkeypatch.setattr(facts, "_CGROUP_STAT", tmp_path / "stat")
+    monkeypatch.setattr(facts, "_MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 8388608 kB\n")
     assert detect_cpu().num_cores == 1
     platform = detect_platform()
     assert platform.memory_bytes == 2**30
-    assert platform.free_bytes <= 1_000_000_000
+    assert platform.free_bytes == 870_000_000  # cached files are as good as free
 
 
 def test_features_and_caches_are_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Simulation:
             self.check()
             return []
         self.check()
-        limit = self.scheduler._groups[first].max_total_tokens - len(prompt)
+        limit = self.scheduler._roster.groups[first].max_total_tokens - len(prompt)
         for sample in range(n):
             self.clients[first + sample] = Client(
                 prompt, output, limit, stop, min_tokens, seed, sample, first, list(output)
@@ -193,7 +193,7 @@ class Simulation:
         if len(self.in_flight) >= self.setup.depth:
             return False
         scheduler, table = self.scheduler, self.scheduler._table
-        oldest = scheduler._running[0] if scheduler._running else None
+        oldest = scheduler._roster.running[0] if scheduler._roster.running else None
         todo = np.where(table.num_total < table.max_total, table.num_total - table.num_computed, 0)
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
@@ -204,7 +204,9 @@ class Simulation:
         if oldest is not None:
             assert oldest.state is GroupState.RUNNING, "the oldest group was preempted"
         if plan is None:
-            assert self.in_flight or not scheduler._groups, "nothing is planned, nothing runs"
+            assert self.in_flight or not scheduler._roster.groups, (
+                "nothing is planned, nothing runs"
+            )
             return False
         self._check_plan(plan)
         if len(decoding) <= self.setup.max_num_batched_tokens:
@@ -228,8 +230,10 @@ class Simulation:
         """The device gives up: what is in flight never happens, and what runs fails."""
         self.in_flight.clear()
         self.executor.drop_queued()
-        running = {id(group) for group in self.scheduler._running}
-        self.lost |= {h for h, group in self.scheduler._groups.items() if id(group) in running}
+        running = {id(group) for group in self.scheduler._roster.running}
+        self.lost |= {
+            h for h, group in self.scheduler._roster.groups.items() if id(group) in running
+        }
         self._take(self.scheduler.fail_running("the device is gone"))
         self.check()
 
@@ -250,7 +254,7 @@ class Simulation:
             self._check_client(handle, client)
         assert self.scheduler.stats().num_used_blocks == 0
         assert self.scheduler._table.num_free == self.setup.max_num_seqs
-        assert self.scheduler._branching == []
+        assert self.scheduler._roster.branching == []
 
     # --- checks --------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def test_a_reader_that_was_preempted_gets_no_token_made_of_garbage(readers_fail)
     simulation.add(POISONED)
     (reader,) = simulation.add(HEALTHY, max_tokens=8)
     simulation.plan()
-    simulation.scheduler._preempt(simulation.scheduler._groups[reader])
+    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[reader])
     simulation.drain()
     assert simulation.clients[reader].finish.reason is FinishReason.LENGTH
 
@@ -82,7 +82,7 @@ def test_a_row_that_fails_after_its_preemption_fails_its_request(readers_fail):
     simulation = _failing(2, readers_fail)
     (bad,) = simulation.add([*POISONED, *range(20)], max_tokens=2)
     simulation.plan()
-    simulation.scheduler._preempt(simulation.scheduler._groups[bad])
+    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[bad])
     simulation.apply()
     assert simulation.clients[bad].finish.reason is FinishReason.ERROR
     (reader,) = simulation.add(HEALTHY)
@@ -102,6 +102,22 @@ def test_rows_that_read_a_failed_rows_nan_do_not_fail_for_it():
     assert simulation.clients[first].finish.reason is FinishReason.LENGTH
     assert simulation.clients[bad].finish.reason is FinishReason.ERROR
     assert simulation.clients[reader].finish.reason is FinishReason.LENGTH
+
+
+def test_a_lost_plan_takes_its_leaving_rows_along():
+    """The data side would go on computing the row of a sequence that was preempted."""
+    simulation = Simulation(Setup(num_blocks=60))
+    (first,) = simulation.add([1, 2, 3], max_tokens=6)
+    (second,) = simulation.add([4, 5, 6], max_tokens=8)
+    simulation.plan()
+    simulation.apply()
+    simulation.plan()
+    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[second])
+    simulation.plan()  # not admitted again while a token of it is in flight
+    simulation.lose_steps()
+    simulation.drain()
+    assert simulation.clients[first].finish.reason is FinishReason.ERROR
+    assert simulation.clients[second].finish.reason is FinishReason.LENGTH
 
 
 def test_a_request_that_comes_with_its_stop_token_is_refused():
@@ -184,9 +200,9 @@ def test_preempted_at_every_token_is_not_preempted(depth, windows):
             while simulation.plan():
                 pass
             simulation.apply()
-        group = simulation.scheduler._groups.get(handles[0])
-        if group is not None and group in simulation.scheduler._running:
-            simulation.scheduler._preempt(group)
+        group = simulation.scheduler._roster.groups.get(handles[0])
+        if group is not None and group in simulation.scheduler._roster.running:
+            simulation.scheduler._roster.preempt(group)
             simulation.check()
         simulation.drain()
 

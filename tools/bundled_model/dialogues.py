@@ -22,6 +22,7 @@ TOOLS, TOOL, TOOL_CALL, END = "<|tools|>", "<|tool|>", "<|tool_call|>", "<|end|>
 SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, TOOLS, TOOL, TOOL_CALL, END)
 
 HELD_OUT_ONE_IN = 12
+SCRIPTED_SEED = 2026
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a helpful assistant. Answer briefly.",
     "Answer briefly.",
@@ -212,7 +213,7 @@ def assistant_text(message: Json) -> str:
     return text
 
 
-def scripted_dialogues(seed: int = 2026, count: int = 100) -> list[Json]:
+def scripted_dialogues(seed: int = SCRIPTED_SEED, count: int = 100) -> list[Json]:
     """Held-out dialogues, half of them with tools, each ending where the model has to answer.
 
     An entry has `id`, `category`, `tools`, `messages` (the history that is sent) and `expected`

@@ -27,6 +27,8 @@ from dialogues import (
     BOS,
     END,
     EOS,
+    SCRIPTED_SEED,
+    SPECIAL_TOKENS,
     TOOL_CALL,
     Dialogue,
     Json,
@@ -71,7 +73,7 @@ def document_bits(model: TinyLlama, ids: list[int], bos: int) -> float:
 def model_bits_per_byte(
     model: TinyLlama, tokenizer: Tokenizer, documents: tuple[Document, ...]
 ) -> float:
-    bos = tokenizer.token_to_id(BOS)
+    bos = SPECIAL_TOKENS.index(BOS)
     bits = sum(
         document_bits(model, tokenizer.encode(document.text, add_special_tokens=False).ids, bos)
         for document in documents
@@ -176,8 +178,12 @@ def write_scripted(path: Path) -> None:
 
 
 def machine() -> Json:
+    """What the figures were measured on."""
+    cpu_file = Path("/proc/cpuinfo")
+    cpu_lines = cpu_file.read_text(encoding="utf-8").splitlines() if cpu_file.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
     return {
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -214,7 +220,8 @@ def main() -> None:
     figures: Json = {
         "machine": machine(),
         "command": "python " + " ".join(sys.argv),
-        "seed": options.seed,
+        "commit": "see git log of this file",
+        "seed": SCRIPTED_SEED if options.seed is None else options.seed,
     }
     figures["dialogues"] = dialogue_scores(model, tokenizer, scripted, options.verbose)
     if not options.only_dialogues:

@@ -100,6 +100,9 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Token ids [N, T] to logits [N, T, V]; the output matrix is the embedding."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

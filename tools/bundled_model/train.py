@@ -25,7 +25,8 @@ from model import ModelConfig, TinyLlama
 from muon import Muon
 from tokenizer import BUNDLED
 from tokenizers import Tokenizer
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor, distributed
+from torch.multiprocessing.spawn import spawn
 
 SEED = 20261120
 SHORT_ROW, LONG_ROW = 512, 2048
@@ -184,8 +185,8 @@ def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     workers = Workers(rank, options.processes)
     if workers.count > 1:
-        store = distributed.TCPStore("127.0.0.1", options.port, workers.count, rank == 0)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=workers.count)
+        meeting = f"tcp://127.0.0.1:{options.port}"
+        distributed.init_process_group("gloo", meeting, rank=rank, world_size=workers.count)
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     schedule = Schedule(
         options.steps, options.decay_steps, options.long_steps, options.extension_steps
@@ -208,7 +209,8 @@ def train(rank: int, options: argparse.Namespace) -> None:
         if rank == 0 and (trainer.step % 50 == 0 or trainer.step == schedule.total):
             trainer.save()
     if rank == 0:
-        export_weights(trainer.model, BUNDLED)
+        options.output.mkdir(parents=True, exist_ok=True)
+        export_weights(trainer.model, options.output)
 
 
 def main() -> None:
@@ -216,6 +218,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of state and log")
+    parser.add_argument("--output", type=Path, default=BUNDLED, help="folder of the model")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--decay-steps", type=int, default=600)
     parser.add_argument("--long-steps", type=int, default=36)
@@ -235,7 +238,7 @@ def main() -> None:
     if options.processes == 1:
         train(0, options)
     else:
-        multiprocessing.spawn(train, (options,), options.processes)
+        spawn(train, (options,), options.processes)
 
 
 if __name__ == "__main__":

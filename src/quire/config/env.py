@@ -15,10 +15,12 @@ from quire.errors import ConfigError
 
 __all__ = ["CPU_ISAS", "cpu_isa", "limit_spinning", "num_threads"]
 
-SPIN_COUNT = "20000"
-"""Rounds for which an idle OpenMP thread spins before it sleeps: some ten microseconds, the length
-of the gaps between two operations. GNU OpenMP spins for milliseconds by default, which takes the
-processor from the very thread that is waited for when another program runs beside the engine."""
+SPIN_COUNT = "6000"
+"""Rounds for which an idle OpenMP thread spins before it sleeps. GNU OpenMP spins for milliseconds
+by default, which takes the processor from the very thread that is waited for when another program
+runs beside the engine. On two Zen 5 cores the bundled model alone is as fast with 6,000 rounds as
+with 200,000, and with one core taken by another program three times as fast."""
+
 
 CPU_ISAS = ("avx512", "avx2", "none")
 

@@ -38,6 +38,14 @@ class Engine:
     resolved: Resolved
     default_sampling: Mapping[str, object]
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """What ends a sequence: the tokens of the checkpoint's configs and the tokenizer's own,
+        which in a chat model may be the only one that ends a turn."""
+        tokenizer = self.renderer.tokenizer
+        own = None if tokenizer is None else tokenizer.eos_token_id
+        return frozenset((*self.spec.eos_token_ids, *(() if own is None else (own,))))
+
 
 def build_engine(settings: EngineSettings) -> Engine:
     """Plan, say what was decided, load, and wire. `settings.model` must be set.
@@ -77,6 +85,7 @@ def _build_renderer(settings: EngineSettings, plan: StartupPlan) -> Renderer:
 def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]:
     """The core, and a sentence on the kernels that serve it. Imports torch."""
     env.limit_spinning()
+    from quire.attention import backend_of_isa
     from quire.executor.in_process import InProcessExecutor
     from quire.ops import force_isa
     from quire.worker import Worker, WorkerSettings
@@ -96,7 +105,7 @@ def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]
         seed=chosen.seed,
         platform=platform,
         forced_ops=dict(force_isa(env.cpu_isa())),
-        attention_backend=chosen.attention_backend,
+        attention_backend=chosen.attention_backend or backend_of_isa(env.cpu_isa()),
         num_threads=chosen.num_threads,
         show_progress=not chosen.quiet,
     )

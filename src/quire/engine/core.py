@@ -46,16 +46,20 @@ class EngineCore:
             self._in_flight.append(self._executor.execute(plan))
         if not self._in_flight:
             return self._scheduler.flush()
+        future = self._in_flight[0]
         try:
-            result = self._in_flight.popleft().result()
-        except Exception as error:  # noqa: BLE001  whatever it was, the engine must go on
-            return self._lose_steps(error)
+            result = future.result()
+        except BaseException as error:
+            if not future.done() or future.exception() is not error:
+                raise  # Ctrl-C ended the wait, not the step: its result is still to come
+            return self._lose_steps(error)  # whatever it was, the engine must go on
+        self._in_flight.popleft()
         return self._scheduler.apply(result)
 
-    def _lose_steps(self, error: Exception) -> EngineOutput:
+    def _lose_steps(self, error: BaseException) -> EngineOutput:
         """A step failed as a whole: end the requests that were in flight, keep the others."""
         for future in self._in_flight:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 future.result()  # steps after a lost one must have ended, whatever they gave
         self._in_flight.clear()
         return self._scheduler.fail_running(

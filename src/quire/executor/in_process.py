@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from quire.errors import EngineError
 from quire.protocol.step import StepPlan, StepResult
 from quire.worker import Worker
 
@@ -27,7 +28,7 @@ class InProcessExecutor:
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         if self._worker is None:
-            raise RuntimeError("the executor has been shut down")
+            raise EngineError("the engine has been shut down: start a new one")
         return self._thread.submit(self._worker.execute, plan)
 
     def shutdown(self) -> None:

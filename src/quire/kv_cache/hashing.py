@@ -34,6 +34,10 @@ class BlockHasher:
         seed = f"{self._weights_version}\0{salt}".encode()
         return self._digest(seed).digest()
 
+    def name(self, parent: bytes, block: bytes) -> bytes:
+        """The name of one block. block: its token ids as int32, in memory order."""
+        return self._digest(parent + block).digest()
+
     def extend(self, chain: list[bytes], token_ids: IntArray, root: bytes) -> None:
         """Append to `chain` the names of the full blocks of `token_ids` that it does not have."""
         size = self._block_size
@@ -47,5 +51,5 @@ class BlockHasher:
         parent = chain[-1] if chain else root
         stride = 4 * size
         for offset in range(0, len(data), stride):
-            parent = self._digest(parent + data[offset : offset + stride]).digest()
+            parent = self.name(parent, data[offset : offset + stride])
             chain.append(parent)

@@ -77,8 +77,8 @@ class KVManager:
         that a window has left behind are released either way."""
         self._slide(slots, starts)
         lacking = -(-ends // self.block_size) - self._num_blocks[slots]
-        growing = np.flatnonzero(lacking > 0)
-        sharing = np.flatnonzero(self._shares_tail[slots])
+        growing = (lacking > 0).nonzero()[0]
+        sharing = self._shares_tail[slots].nonzero()[0]
         if not len(growing) and not len(sharing):
             return True
         needed = int(lacking[growing].sum()) * len(self._windows)
@@ -93,9 +93,10 @@ class KVManager:
     def _append_blocks(self, slots: Slots, counts: Slots) -> None:
         """`counts` more blocks for each of `slots`, in every group."""
         total = int(counts.sum())
-        place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        index = np.repeat(self._num_blocks[slots], counts) + place
-        owner = np.repeat(slots, counts)
+        owner, index = slots, self._num_blocks[slots]
+        if total > len(slots):  # not one for each, as in decoding
+            place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+            owner, index = np.repeat(owner, counts), np.repeat(index, counts) + place
         updates = self._updates
         for group, table in enumerate(self._tables):
             blocks = self.pool.allocate_many(total)
@@ -120,7 +121,7 @@ class KVManager:
         for group, window in self._sliding:
             first = self._first[group]
             needed = np.maximum(starts - window + 1, 0) // self.block_size
-            for i in np.flatnonzero(needed > first[slots]).tolist():
+            for i in (needed > first[slots]).nonzero()[0].tolist():
                 slot = int(slots[i])
                 end = min(int(needed[i]), int(self._num_blocks[slot]))
                 for index in range(end - 1, int(first[slot]) - 1, -1):
@@ -289,6 +290,19 @@ class KVManager:
                 if self.pool.publish(block, group, name):
                     self._log.append((self._mark, slot, index, block, name))
         self._num_published[slot] = num_blocks
+
+    def publish_next(self, slots: Slots, names: Sequence[bytes]) -> None:
+        """Publish one block more of each of `slots` [N], under `names` [N]: for the steady step, in
+        which a few of many sequences complete a block."""
+        index = self._num_published[slots]
+        rows = list(zip(slots.tolist(), index.tolist(), names, strict=True))
+        for group, table in enumerate(self._tables):
+            blocks = table[slots, index].tolist()
+            held = (index >= self._first[group][slots]).tolist()
+            for (slot, place, name), block, is_held in zip(rows, blocks, held, strict=True):
+                if is_held and self.pool.publish(block, group, name):
+                    self._log.append((self._mark, slot, place, block, name))
+        self._num_published[slots] = index + 1
 
     def mark(self) -> int:
         """A new mark in the order of publications, for `retract` and `settle`."""

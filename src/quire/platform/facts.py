@@ -13,6 +13,8 @@ __all__ = ["Platform", "detect_platform"]
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
+_RECLAIMABLE = ("active_file", "inactive_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,15 @@ def _memory() -> tuple[int, int]:
     limit, used = _text(_CGROUP_LIMIT), _text(_CGROUP_USED)
     if limit.isdigit() and used.isdigit():
         total = min(total, int(limit)) if total else int(limit)
-        free = min(free, max(0, int(limit) - int(used)))
+        free = min(free, max(0, int(limit) - int(used) + _cached_files()))
     return total, free
+
+
+def _cached_files() -> int:
+    """Bytes of the container's use that hold copies of files, such as weights that were read
+    before; the kernel gives them up when memory is needed."""
+    lines = (line.split() for line in _text(_CGROUP_STAT).splitlines())
+    return sum(int(line[1]) for line in lines if line[:1] and line[0] in _RECLAIMABLE)
 
 
 def _text(path: Path) -> str:

@@ -66,7 +66,8 @@ class EngineOutput:
     handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
     logprobs, prompt_logprobs: by handle, for sequences that asked; prompt logprobs arrive in
         pieces, and a piece may come again after a preemption.
-    num_cached_tokens: by handle of sample 0, once, when its prompt has been computed.
+    num_cached_tokens: by handle, once, when its first step is planned: of sample 0, and of every
+        sample that does not branch off from another one.
     finished: sequences that ended with this step (their last token is in `token_ids`).
     """
 

@@ -92,8 +92,10 @@ class OutputAssembler:
         update = AssemblerUpdate()
         stops = {f.handle for f in output.finished if f.reason is FinishReason.STOP}
         for handle, num_cached in output.num_cached_tokens.items():
-            if handle in self._sequences:
-                self._sequences[handle].request.output.num_cached_tokens = num_cached
+            sequence = self._sequences.get(handle)
+            # Later samples that run on their own find the prompt of the first one in the cache.
+            if sequence is not None and sequence.completion.index == 0:
+                sequence.request.output.num_cached_tokens = num_cached
         for handle, piece in output.prompt_logprobs.items():
             if handle in self._sequences:
                 self._add_prompt_logprobs(self._sequences[handle], piece)

@@ -110,7 +110,8 @@ def _process(
     name = f"logits processor {index} ({getattr(processor, '__name__', type(processor).__name__)})"
     try:
         result = processor(output_ids.tolist(), torch.from_numpy(row))
-    except Exception as error:  # foreign code: whatever it raises is its own request's failure
+    # foreign code: whatever it raises is its own request's failure
+    except (Exception, SystemExit) as error:
         raise RequestError(
             f"{name} raised {type(error).__name__}: {error}. Correct it; other requests go on."
         ) from error

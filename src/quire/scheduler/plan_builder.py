@@ -49,6 +49,10 @@ class PlanBuilder:
     def leave(self, slot: int) -> None:
         self._leave.append(slot)
 
+    def leave_all(self) -> None:
+        """Empty every slot, since steps were lost and with them what they said of leaving rows."""
+        self._leave = list(range(len(self._table.standing)))
+
     def enter(self, sequence: Sequence, num_computed: int) -> None:
         """`num_computed` tokens of the sequence come from the prefix cache."""
         self._enter.append((sequence, num_computed))
@@ -61,7 +65,7 @@ class PlanBuilder:
         table = self._table
         wanted = np.zeros(len(table.standing), np.int64)
         wanted[slots] = tokens
-        changed = np.flatnonzero(wanted != table.standing)
+        changed = (wanted != table.standing).nonzero()[0]
         for fork in self._forks:  # its row begins as a copy, with the delta of its source
             wanted[fork.dst] = wanted[fork.src]
         table.standing = wanted

@@ -12,6 +12,8 @@ from quire.scheduler.table import SequenceTable
 
 __all__ = ["PrefixCache"]
 
+Slots = npt.NDArray[np.int64]
+
 
 class PrefixCache:
     """A block is published as soon as the step that completes it is planned and the values of its
@@ -41,15 +43,34 @@ class PrefixCache:
         self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
         return self._kv.lookup(sequence.names, len(sequence.token_ids) - 1)
 
-    def publish(self, slots: npt.NDArray[np.int64]) -> None:
+    def publish(self, slots: Slots) -> None:
         """Publish the full blocks of these slots, each a token's K/V that are planned and known."""
         if not self._enabled:
             return
         table = self._table
         full = np.minimum(table.num_known[slots], table.num_computed[slots]) // self._kv.block_size
-        due = np.flatnonzero(full > self._kv.num_published(slots))
-        for slot, count in zip(slots[due].tolist(), full[due].tolist(), strict=True):
-            self._publish(slot, count)
+        lacking = full - self._kv.num_published(slots)
+        next_ones = (lacking == 1).nonzero()[0]
+        if len(next_ones):
+            self._publish_next(slots[next_ones], full[next_ones] - 1)
+        for i in (lacking > 1).nonzero()[0].tolist():
+            self._publish(int(slots[i]), int(full[i]))
+
+    def _publish_next(self, slots: Slots, index: Slots) -> None:
+        """The block at `index` of each slot: the steady case, with one pass over the tokens."""
+        size = self._kv.block_size
+        places = (index * size)[:, None] + np.arange(size)
+        data = self._table.token_ids[slots[:, None], places].tobytes()
+        stride = len(data) // len(slots)
+        names: list[bytes] = []
+        for i, (slot, place) in enumerate(zip(slots.tolist(), index.tolist(), strict=True)):
+            sequence = self._table.at(slot)
+            chain = sequence.names
+            if len(chain) == place:
+                parent = chain[-1] if chain else sequence.group.root
+                chain.append(self._hasher.name(parent, data[i * stride : (i + 1) * stride]))
+            names.append(chain[int(place)])
+        self._kv.publish_next(slots, names)
 
     def publish_to(self, slot: int, num_tokens: int) -> None:
         """Publish the blocks within the first `num_tokens` of one slot, planned and known."""

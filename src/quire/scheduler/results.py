@@ -1,0 +1,168 @@
+"""Takes in what steps computed: tokens, log-probabilities, failures."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import EngineError
+from quire.kv_cache import KVManager
+from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.step import StepResult
+from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.plan_builder import InFlight
+from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.roster import Roster
+from quire.scheduler.sequence import GroupState, Sequence
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["ResultIntake", "is_stop"]
+
+Slots = npt.NDArray[np.int64]
+
+
+def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
+    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+    return token in request.stop_token_ids and num_output >= request.params.min_tokens
+
+
+class ResultIntake:
+    """Knows the steps in flight, oldest first, and applies their results in this order."""
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        kv: KVManager,
+        prefixes: PrefixCache,
+        roster: Roster,
+        outputs: OutputCollector,
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._prefixes = prefixes
+        self._roster = roster
+        self._outputs = outputs
+        self._in_flight: deque[InFlight] = deque()
+
+    def expect(self, step: InFlight) -> None:
+        """A step was planned; its result comes after those of all steps before it."""
+        self._in_flight.append(step)
+
+    def apply(self, result: StepResult) -> None:
+        """Take in the oldest planned step's result. EngineError if it is another step's."""
+        step = self._in_flight.popleft()
+        if step.step_id != result.step_id:
+            raise EngineError(f"result of step {result.step_id} arrived, {step.step_id} was due")
+        if result.failed:
+            self._fail_rows(step, result)
+        self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.mark())
+        if result.logprobs or result.prompt_logprobs:
+            self._take_logprobs(step, result)
+        slots, tokens = result.slots.astype(np.int64), result.token_ids
+        alive = step.generation[slots] == self._table.generation[slots]
+        if not alive.all():
+            self._append_departed(step, result, ~alive)
+            slots, tokens = slots[alive], tokens[alive]
+        self._append(slots, tokens)
+
+    def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
+        table = self._table
+        ends = table.num_known[slots]
+        table.token_ids[slots, ends] = tokens
+        ends += 1
+        table.num_known[slots] = ends
+        self._outputs.tokens(table.handle[slots], tokens)
+        self._prefixes.publish(slots)
+        stopped = table.stops(slots, tokens)
+        ended = stopped | (ends >= table.max_total[slots])
+        for i in ended.nonzero()[0].tolist():
+            sequence = table.at(int(slots[i]))
+            stop = int(tokens[i]) if stopped[i] else None
+            self._roster.finish(sequence, self._ended(sequence, stop))
+
+    def _ended(self, sequence: Sequence, stop_token_id: int | None) -> SequenceFinish:
+        reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
+        return SequenceFinish(sequence.handle, reason, stop_token_id)
+
+    def _take_logprobs(self, step: InFlight, result: StepResult) -> None:
+        """By slot to by handle, for the sequences that have not ended."""
+        for slot, entry in result.logprobs.items():
+            if (handle := self._handle_of(step, slot)) is not None:
+                self._outputs.logprobs(handle, entry)
+        for slot, piece in result.prompt_logprobs.items():
+            if (handle := self._handle_of(step, slot)) is not None:
+                self._outputs.prompt_logprobs(handle, piece)
+
+    def _handle_of(self, step: InFlight, slot: int) -> int | None:
+        """Whose row this slot was in that step, if it is live or was preempted meanwhile."""
+        if step.generation[slot] == self._table.generation[slot]:
+            return int(self._table.handle[slot])
+        sequence = step.sequences[slot]
+        return sequence.handle if sequence is not None and sequence.num_pending else None
+
+    def _append_departed(
+        self, step: InFlight, result: StepResult, gone: npt.NDArray[np.bool_]
+    ) -> None:
+        """Tokens of sequences that were preempted while their step was in flight still count."""
+        for i in np.flatnonzero(gone):
+            sequence = step.sequences[int(result.slots[i])]
+            if sequence is not None and sequence.num_pending:
+                sequence.num_pending -= 1
+                self._append_to(sequence, int(result.token_ids[i]))
+
+    def _append_to(self, sequence: Sequence, token: int) -> None:
+        sequence.token_ids = np.append(sequence.token_ids, np.int32(token))
+        self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
+        request = sequence.group.request
+        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
+        if is_stop(request, token, num_output):
+            self._roster.finish(sequence, self._ended(sequence, token))
+        elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
+            self._roster.finish(sequence, self._ended(sequence, None))
+
+    def _fail_rows(self, step: InFlight, result: StepResult) -> None:
+        """Fail the requests of failed rows. What was published since the step was planned may be
+        garbage and is taken back; sequences that may have read it are computed again."""
+        self._kv.retract(step.mark)
+        for failure in sorted(result.failed, key=lambda f: int(step.starts[f.slot])):
+            sequence = step.sequences[failure.slot]
+            if sequence is None:
+                continue  # it failed because it read the blocks of a row that failed before it
+            bad_block = int(step.starts[failure.slot]) // self._kv.block_size
+            if len(sequence.names) > bad_block:
+                self._distrust(step, sequence, bad_block)
+            if sequence in sequence.group.sequences:
+                self._roster.fail(sequence.group, failure.message)
+
+    def _distrust(self, step: InFlight, failed: Sequence, bad_block: int) -> None:
+        """Compute again whoever has the block at index `bad_block` of a failed sequence, by name:
+        a sliding group may have read and released it."""
+        steps = (step, *self._in_flight)
+        name = failed.names[bad_block]
+        readers = {
+            sequence.group.number: sequence.group
+            for each in steps
+            for sequence in each.sequences
+            if sequence is not None
+            and sequence.group is not failed.group
+            and sequence.names[bad_block : bad_block + 1] == [name]
+        }
+        for group in readers.values():
+            if group.state is GroupState.RUNNING:
+                self._roster.preempt(group)
+            for sequence in group.sequences:
+                sequence.num_pending = 0
+            for each in steps:
+                each.sequences[:] = [
+                    None if s is not None and s.group is group else s for s in each.sequences
+                ]
+
+    def lose_all(self) -> None:
+        """The steps in flight never happened: nobody waits for their tokens."""
+        for step in self._in_flight:
+            for sequence in step.sequences:
+                if sequence is not None:
+                    sequence.num_pending = 0  # drawn again, and the same: noise has no state
+        self._in_flight.clear()
