@@ -81,10 +81,18 @@ def test_only_build_sees_both_plan_and_data() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    (
-        "errors protocol config platform kv_cache scheduler rendering "
-        "runner.rows executor.fake engine.core"
-    ).split(),
+    [
+        "errors",
+        "protocol",
+        "config",
+        "platform",
+        "kv_cache",
+        "scheduler",
+        "rendering",
+        "runner.rows",
+        "executor.fake",
+        "engine.core",
+    ],
 )
 def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     """A lazy import that stopped being lazy would make every start seconds slower."""
