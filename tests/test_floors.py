@@ -19,6 +19,10 @@ DATA = (
 )  # fmt: skip
 FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator", "cli")
 SEES_EVERYTHING = ("engine", "bench", "simulator")
+LIGHT = (
+    "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",
+    "runner.rows", "executor.fake", "engine.core",
+)  # fmt: skip
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "cli", "bundled")
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from concurrent.futures import Future
 
+from quire.errors import EngineError
 from quire.executor import Executor
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepResult
@@ -45,7 +46,7 @@ class EngineCore:
                 break
             self._in_flight.append(self._executor.execute(plan))
         if not self._in_flight:
-            return self._scheduler.flush()
+            return self._flush()
         future = self._in_flight[0]
         try:
             result = future.result()
@@ -55,6 +56,15 @@ class EngineCore:
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
         return self._scheduler.apply(result)
+
+    def _flush(self) -> EngineOutput:
+        output = self._scheduler.flush()
+        if not output.finished and self._scheduler.has_unfinished:
+            raise EngineError(
+                f"nothing can be planned although requests wait ({self._scheduler.stats()}): "
+                "this is a fault of the scheduler, please report it"
+            )
+        return output
 
     def _lose_steps(self, error: BaseException) -> EngineOutput:
         """A step failed as a whole: end the requests that were in flight, keep the others."""
