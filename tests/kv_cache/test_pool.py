@@ -97,6 +97,22 @@ def test_names_forgotten_for_others_fault_are_published_again():
     assert kv.lookup(names, 100).num_blocks == 4
 
 
+def test_a_block_that_a_window_released_is_not_published():
+    """Tokens may become known after the window has passed them; the table's entry is then 0, which
+    is another sequence's block."""
+    kv = KVManager([2], 1, 8, 2, 8)
+    assert kv.grow(np.array([1]), np.array([0]), np.array([1]))
+    for start in range(5):
+        assert kv.grow(np.array([0]), np.array([start]), np.array([start + 1]))
+    names = [bytes([i]) for i in range(5)]
+    kv.publish_next(np.array([0]), names[:1])
+    kv.publish(0, names, 2)
+    assert [kv.pool.find(0, name) for name in names[:2]] == [None, None]
+    kv.publish(0, names, 5)
+    assert None not in [kv.pool.find(0, name) for name in names[3:]]
+    kv.check_invariants()
+
+
 @pytest.mark.parametrize("writers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_a_write_into_a_shared_block_copies_it_first(writers):
     """Once for each writer, but not for the last owner: three samples need two copies, not three.

@@ -167,19 +167,23 @@ class PoolSizing:
 
     def _check_room(self) -> None:
         """The KV cache that was asked for, or a single block, beside everything else."""
-        shortest = SHORTEST_CONTEXT
-        left, asked, page = self._left(shortest), self._asked_blocks(), self._layout.page_bytes
+        left, asked, page = (
+            self._left(SHORTEST_CONTEXT),
+            self._asked_blocks(),
+            self._layout.page_bytes,
+        )
         if left is None:
             return
         if left < page:
-            fixed = self.fixed(shortest)
+            fixed = self.fixed(SHORTEST_CONTEXT)
             raise ConfigError(
                 f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations "
                 f"and tables of {format_bytes(fixed.total - fixed.weights)} leave no KV block of "
                 f"the {self._budget_words()}. Free some memory, lower max_num_batched_tokens or "
                 "max_num_seqs, or use a smaller model."
             )
-        if asked is not None and asked * page > left:
+        left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
+        if asked is not None and page <= left < asked * page:
             # With a length that is still open, name what fits beside the tables of the full one.
             room = self._left(self._settings.max_model_len or self._spec.max_context) or 0
             room = room if room >= page else left

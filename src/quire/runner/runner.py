@@ -128,6 +128,8 @@ class ModelRunner:
         if len(sampled):
             last = inputs.last_token[torch.from_numpy(sampled)]
             result.logits.append(self._model.logits(hidden[last]))
+        if len(sampled) < len(rows.slots):
+            result.failed += _not_finite(rows, hidden[inputs.last_token])
         if self._prompt_logprobs:
             self._add_prompt_logprobs(rows, inputs, hidden, result)
         return result
@@ -217,6 +219,18 @@ class ModelRunner:
             prompt_logprobs=forward.prompt_logprobs,
             failed=tuple(forward.failed),
         )
+
+
+def _not_finite(rows: ScheduledRows, last: torch.Tensor) -> list[RowFailure]:
+    """Rows in the middle of a prompt whose hidden state [R, E] is broken. What they wrote must not
+    be taken for good until they sample, which is where the sampler finds the same of the others."""
+    broken = ~torch.isfinite(last).all(dim=1).numpy() & ~rows.samples
+    return [
+        RowFailure(
+            slot, "the model computed numbers that are not finite: check its dtype and files"
+        )
+        for slot in rows.slots[broken].tolist()
+    ]
 
 
 def _select(rows: ScheduledRows, part: slice | npt.NDArray[np.int64]) -> ScheduledRows:

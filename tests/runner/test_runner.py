@@ -1,0 +1,72 @@
+"""What the runner does when rows cannot be computed, on the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+POISON = 77
+GOOD = [[5, 6, 7], [9] * 20, [8] * 33]
+
+
+class Poisoned:
+    """A model in which one token id goes wrong: its hidden state is NaN, or it raises."""
+
+    def __init__(self, model: Any, *, raises: bool) -> None:
+        self._model = model
+        self._raises = raises
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: Any) -> torch.Tensor:
+        bad = token_ids == POISON
+        if self._raises and bad.any():
+            raise RuntimeError("boom")
+        hidden = self._model.forward(token_ids, positions, step)
+        hidden[bad] = float("nan")
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden)
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(
+        quiet=True, num_kv_blocks=128, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=16,
+        dtype="float32", skip_tokenizer_init=True,
+    ) as engine:  # fmt: skip
+        yield engine
+
+
+def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
+    runner = llm.engine.client._core._executor._worker._runner
+    monkeypatch.setattr(runner, "_model", Poisoned(runner._model, raises=raises))
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["nan", "exception"])
+@pytest.mark.parametrize("place", [15, 39], ids=["mid-prompt", "last-token"])
+def test_a_broken_row_fails_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, raises: bool, place: int
+) -> None:
+    """Catches a step that fails whole, and broken rows that are noticed only when they sample."""
+    expected = [output.outputs[0].token_ids for output in llm.generate(GOOD, GREEDY)]
+    poison(llm, monkeypatch, raises=raises)
+    bad = [4] * place + [POISON] + [4] * (39 - place)
+    outputs = llm.generate([bad, *GOOD], GREEDY)
+    assert [output.error is None for output in outputs] == [False, True, True, True]
+    assert [output.outputs[0].token_ids for output in outputs[1:]] == expected
+    assert llm.engine.client.stats().num_used_blocks == 0
+
+
+def test_samples_of_a_broken_prompt_all_fail(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(llm, monkeypatch, raises=True)
+    params = SamplingParams(n=3, max_tokens=4, ignore_eos=True)
+    bad, good = llm.generate([[POISON], [5, 6]], params)
+    assert bad.error is not None
+    assert bad.finished
+    assert [len(sample.token_ids) for sample in good.outputs] == [4, 4, 4]
