@@ -46,5 +46,4 @@ def test_95_of_100_dialogues_end_right() -> None:
                 text = output.outputs[0].text.removesuffix(END_TOKEN)
                 right += is_right(entry["expected"], text)
     assert len(entries) == 100
-    print(right)
     assert right >= 95
