@@ -21,11 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+from quire.config import env
 
-from quire.ops import ALL_OPS, REFERENCE, check_provider, select
-from quire.ops.inputs import paged_batch
-from quire.platform import Platform, detect_platform
+env.limit_spinning()  # as the engine does, before torch starts its threads
+
+import torch  # noqa: E402
+
+from quire.ops import ALL_OPS, REFERENCE, check_provider, select  # noqa: E402
+from quire.ops.inputs import paged_batch  # noqa: E402
+from quire.platform import Platform, detect_platform  # noqa: E402
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 SEED = 0

@@ -164,7 +164,7 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUT)
     arguments = parser.parse_args()
     traffic = {
         name: lengths.draw(np.random.default_rng(SEED), arguments.requests)
@@ -186,7 +186,7 @@ def main() -> None:
         },
     }
     text = json.dumps(report, indent=2)
-    arguments.out.write_text(text + "\n")
+    arguments.output.write_text(text + "\n")
     print(text)
 
 

@@ -276,7 +276,7 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2500)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUT)
     arguments = parser.parse_args()
     report = {
         "commit": commit(),
@@ -293,7 +293,7 @@ def main() -> None:
         "admission": admission(min(arguments.repeats, 1000)),
     }
     text = json.dumps(report, indent=2)
-    arguments.out.write_text(text + "\n")
+    arguments.output.write_text(text + "\n")
     print(text)
 
 
