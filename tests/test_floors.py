@@ -17,7 +17,7 @@ DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
     "speculation", "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
-FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator", "cli")
+FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator", "cli", "__main__")
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",

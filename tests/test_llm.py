@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM, ConfigError, RequestError, SamplingParams
+from quire import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from quire.bundled import bundled_model_path
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -206,6 +206,65 @@ def test_the_engine_survives_a_lost_step(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert all("device fault" in output.error for output in outputs)
     again = llm.generate(["import os"] * 2, GREEDY)
     assert all(output.error is None for output in again)
+
+
+def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
+    """Catches a look at the first prompt that takes it from the iterator."""
+    outputs = llm.generate((text for text in ("a", "b", "c")), (GREEDY for _ in range(3)))
+    assert [output.prompt for output in outputs] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("prompts", [None, 3])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(prompts, GREEDY)
+
+
+def test_a_mapping_of_parameters_is_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="SamplingParams"):
+        llm.generate("a", {"temperature": 0})
+
+
+def test_a_second_thread_is_told(llm: LLM) -> None:
+    stream = llm.stream("import os\n", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    failures: list[Exception] = []
+
+    def other() -> None:
+        try:
+            llm.generate("a", GREEDY)
+        except EngineError as error:
+            failures.append(error)
+
+    with llm._in_use:  # as while the first thread is within a step
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    stream.close()
+    assert "another thread" in str(failures[0])
+
+
+def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a wait without end: the thread that computes does not exist in the child."""
+    with LLM(quiet=True, num_kv_blocks=64) as engine:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(EngineError, match="forked"):
+            engine.generate("a", GREEDY)
+        monkeypatch.undo()
+
+
+def test_a_chat_template_can_be_given() -> None:
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    with LLM(quiet=True, num_kv_blocks=64, chat_template=template) as engine:
+        (output,) = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
+    assert output.prompt == "[user] hi"
+
+
+def test_the_bundled_model_refuses_what_it_cannot_read(llm: LLM) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for message in ({"role": "user", "content": [image]}, {"role": "xx", "content": "hi"}):
+        with pytest.raises(RequestError, match="this model"):
+            llm.chat([message], GREEDY)
 
 
 def test_two_engines_in_one_process() -> None:

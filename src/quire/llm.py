@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
@@ -43,6 +44,7 @@ class LLM:
         seed = self._engine.resolved.settings.seed
         self._requests = RequestRenderer(self._engine.renderer, eos, seed)
         self._assembler = OutputAssembler(self._engine.renderer, eos)
+        self._in_use = threading.Lock()
         self._next_handle = 0
         self._next_request = 0
 
@@ -50,7 +52,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: ParamsArgument = None,
         *,
         use_tqdm: bool = True,
@@ -63,9 +65,9 @@ class LLM:
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
         """
-        items = _as_list(prompts)
+        items, is_single = _as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
-        return self._run(rendered, sampling_params, use_tqdm, is_single=items is not prompts)
+        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
 
     def chat(
         self,
@@ -152,10 +154,18 @@ class LLM:
 
     def _step(self) -> Mapping[str, RequestOutput]:
         """One engine step; the requests that it changed, by id."""
-        update = self._assembler.process(self._engine.client.step())
-        if update.aborts:
-            self._engine.client.abort(update.aborts)
-        return update.requests
+        if not self._in_use.acquire(blocking=False):
+            raise EngineError(
+                "another thread is using this LLM: use it from one thread at a time, or start one "
+                "LLM per thread"
+            )
+        try:
+            update = self._assembler.process(self._engine.client.step())
+            if update.aborts:
+                self._engine.client.abort(update.aborts)
+            return update.requests
+        finally:
+            self._in_use.release()
 
     def _abort(self, handles: range) -> None:
         """Leave nothing of a call behind: after Ctrl-C, an error, or a stream cut short."""
@@ -221,6 +231,9 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * len(rendered)
+        if isinstance(given, Mapping):
+            raise RequestError(f"sampling_params is {given!r}: give SamplingParams(**that)")
+        given = list(given)
         if len(given) != len(rendered):
             raise RequestError(
                 f"there are {len(rendered)} prompts but {len(given)} sampling_params: "
@@ -266,16 +279,18 @@ class LLM:
         self.shutdown()
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """The argument itself if it is a list of prompts, else a list of the one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    first = next(iter(prompts), None)
-    is_number = getattr(first, "ndim", None) == 0  # of an array, where it may have a length
-    has_length = hasattr(first, "__len__") and not is_number
-    if first is None or isinstance(first, str | Mapping) or has_length:
-        return cast("Sequence[Prompt]", prompts)
-    return [cast("Sequence[int]", prompts)]
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether the argument was a single one. What is no prompt at all is taken
+    for a single one, which rendering then refuses."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        return [cast("Prompt", prompts)], True
+    items = list(cast("Iterable[Any]", prompts))
+    if not items or isinstance(items[0], str | Mapping) or items[0] is None:
+        return items, False
+    is_number = getattr(items[0], "ndim", None) == 0  # of an array, where it may have a length
+    if hasattr(items[0], "__len__") and not is_number:
+        return items, False
+    return [items], True
 
 
 def _holds_lists(messages: object) -> bool:

@@ -73,6 +73,9 @@ class EngineSettings:
         None, "folder of a checkpoint or Hugging Face id; the bundled demonstration model if unset"
     )
     tokenizer: str | None = _setting(None, "folder or id of the tokenizer, if not the model's")
+    chat_template: str | None = _setting(
+        None, "file of a chat template, or the template itself, in place of the model's own"
+    )
     revision: str | None = _setting(None, "branch, tag or commit of a Hugging Face id")
     download_dir: str | None = _setting(None, "where fetched checkpoints are kept")
     load_format: str = _setting(

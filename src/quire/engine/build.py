@@ -79,6 +79,7 @@ def _build_renderer(settings: EngineSettings, plan: StartupPlan) -> Renderer:
         folder,
         vocab_size=plan.resolved.spec.vocab_size,
         skip_tokenizer_init=plan.resolved.settings.skip_tokenizer_init,
+        chat_template=settings.chat_template,
     )
 
 

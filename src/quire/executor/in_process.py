@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,6 +19,7 @@ class InProcessExecutor:
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
         """make_worker: called in the thread, because thread settings of the math libraries belong
         to the thread that computes. What it raises is raised here."""
+        self._process_id = os.getpid()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         try:
             self._worker: Worker | None = self._thread.submit(make_worker).result()
@@ -29,6 +31,11 @@ class InProcessExecutor:
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         if self._worker is None:
             raise EngineError("the engine has been shut down: start a new one")
+        if os.getpid() != self._process_id:
+            raise EngineError(
+                f"the engine's thread stayed in process {self._process_id} when this one was "
+                "forked from it: start a new engine here"
+            )
         return self._thread.submit(self._worker.execute, plan)
 
     def shutdown(self) -> None:
