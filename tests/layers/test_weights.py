@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
+
+import pytest
 import torch
 
 from quire.attention import ReferenceAttention
+from quire.errors import EngineError
 from quire.layers import LayerFactory
-from quire.ops import build_op_set, force_isa
+from quire.ops import PackedMatrix, build_op_set, force_isa
 from quire.platform import detect_platform
 
 OPS = build_op_set(detect_platform(), force_isa("none"))
@@ -30,6 +35,7 @@ def test_merged_linear() -> None:
     parts = {part: torch.randn(shape) for part, shape in layer.weights.shapes().items()}
     for part in reversed(parts):
         layer.weights.load(part, parts[part])
+    layer.weights.finish()
     x = torch.randn(3, 5)
     got = layer(x).split([12, 6, 6], dim=1)
     for name, out in zip("qkv", got, strict=True):
@@ -42,19 +48,54 @@ def test_transposed_linear() -> None:
     layer = make().linear(4, 4, bias=False, transposed=True)
     weight, x = torch.randn(4, 4), torch.randn(2, 4)
     layer.weights.load("weight", weight)
+    layer.weights.finish()
     torch.testing.assert_close(layer(x), x @ weight)
-    assert layer.weight.is_contiguous()
+    assert layer.weights.matrix.weight.is_contiguous()
 
 
 def test_tied_head_has_nothing_to_load() -> None:
     """Catches a second copy of the largest matrix of a small model."""
-    embedding = make(torch.bfloat16).embedding(10, 4)
+    embedding, head = make(torch.bfloat16).embedding_and_head(10, 4, tied=True)
     embedding.weights.load("weight", torch.randn(10, 4))
-    head = make(torch.bfloat16).lm_head(10, 4, tied=embedding)
+    embedding.weights.finish()
     assert head.weights.shapes() == {}
-    assert head.weight.data_ptr() == embedding.weight.data_ptr()
+    assert torch.equal(embedding(torch.tensor([3])), embedding.weights.matrix.weight[3:4])
     logits = head(torch.randn(2, 4, dtype=torch.bfloat16))
     assert (logits.dtype, logits.shape) == (torch.float32, (2, 10))
+
+
+def test_the_plain_matrix_is_let_go_when_it_is_packed() -> None:
+    """Catches a model that holds every weight twice."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+        made.append(weakref.ref(weight))
+        return OPS.linear(weight.clone(), bias)
+
+    factory = LayerFactory(
+        replace(OPS, linear=pack), ReferenceAttention(), torch.float32, torch.device("cpu"), 16
+    )
+    layers = [
+        factory.linear(4, 4, bias=False),
+        factory.merged_linear(4, {"gate": 3, "up": 3}, bias=True),
+        factory.embedding_and_head(4, 4, tied=False)[1],
+        factory.embedding_and_head(4, 4, tied=True)[0],
+    ]
+    for layer in layers:
+        for part, shape in layer.weights.shapes().items():
+            layer.weights.load(part, torch.zeros(shape))
+        layer.weights.finish()
+    assert [weight() for weight in made] == [None] * len(layers)
+
+
+def test_a_layer_without_weights_is_refused() -> None:
+    """Catches a layer that runs on memory that was never written."""
+    layer = make().linear(4, 4, bias=False)
+    with pytest.raises(EngineError, match="before its weights were loaded"):
+        layer(torch.zeros(1, 4))
+    layer.weights.finish()
+    with pytest.raises(EngineError, match="'weight' came after the last"):
+        layer.weights.load("weight", torch.zeros(4, 4))
 
 
 def test_norm_adds_before_it_norms() -> None:

@@ -209,10 +209,12 @@ def test_parameter_counts(originals: Callable[[str], Path], name: str) -> None:
 
 def weights_of(spec: ModelSpec, seed: int) -> list[torch.Tensor]:
     model: Any = load_model(spec, Path("nowhere"), new_factory(spec), "dummy", seed)
-    layers = [
-        layer for block in model.blocks for layer in (block.qkv, block.mlp_norm, block.mlp.up)
+    matrices = [
+        layer.weights.matrix
+        for layer in (model.embed, *(layer for b in model.blocks for layer in (b.qkv, b.mlp.up)))
     ]
-    return [layer.weight for layer in (*layers, model.embed, model.embed_positions)]
+    plain = [model.embed_positions, *(block.mlp_norm for block in model.blocks)]
+    return [layer.weight for layer in (*matrices, *plain)]
 
 
 def test_dummy_weights(originals: Callable[[str], Path]) -> None:

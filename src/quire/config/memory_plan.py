@@ -84,7 +84,12 @@ class MemoryPlan:
 
 def weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
     """Weights in memory in `spec.dtype`: from the files' headers, or without files from the
-    number of parameters. A tied LM head that is stored a second time counts once."""
+    number of parameters. A tied LM head that is stored a second time counts once.
+
+    Packed weights replace the plain ones and take as much, but for less than 32 rows of padding in
+    a matrix whose rows are no multiple of 32; `RUNTIME_BYTES` has room for those. The one layer
+    that exists twice while it is packed does so before the KV pool takes its memory.
+    """
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes
     shapes = {

@@ -1,7 +1,7 @@
 """Layers: what model files are made of. Each constructor takes exactly what it uses."""
 
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding, LMHead
+from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
@@ -22,5 +22,6 @@ __all__ = [
     "MergedLinear",
     "RMSNorm",
     "RotaryEmbedding",
+    "TiedEmbedding",
     "WeightedLayer",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quire.layers.weights import DenseWeights
+from quire.layers.linear import Linear
+from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
 from quire.ops import OpSet
 
-__all__ = ["Embedding", "LMHead"]
+__all__ = ["Embedding", "LMHead", "TiedEmbedding"]
 
 
 class Embedding:
@@ -32,29 +33,33 @@ class Embedding:
         return self._embedding(ids + self._offset if self._offset else ids, self.weight)
 
 
-class LMHead:
-    """Logits of hidden rows: [N, E] → float32 [N, V].
+class TiedEmbedding:
+    """An embedding whose table is also the projection to logits.
 
-    tied: the embedding whose table is also the projection; then there is nothing to load.
+    There is one copy of the table, packed for the projection, which runs over all of it at every
+    step; the few rows that a step looks up are gathered out of the packed form.
     """
 
     def __init__(
-        self,
-        ops: OpSet,
-        vocab_size: int,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        tied: Embedding | None,
+        self, ops: OpSet, num_rows: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._linear = ops.linear
-        if tied is None:
-            self.weight = torch.empty((vocab_size, size), dtype=dtype, device=device)
-            self.weights = DenseWeights({"weight": self.weight})
-        else:
-            self.weight = tied.weight
-            self.weights = DenseWeights({})
+        weight = torch.empty((num_rows, size), dtype=dtype, device=device)
+        self.weights = PackedWeights(ops.linear, weight, None, {"weight": weight})
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.weights.matrix.rows(ids)
+
+
+class LMHead:
+    """Logits of hidden rows: [N, E] → float32 [N, V].
+
+    projection: a matrix of its own, or the embedding's; then there is nothing to load.
+    """
+
+    def __init__(self, projection: Linear | TiedEmbedding) -> None:
+        self._table = projection.weights
+        tied = isinstance(projection, TiedEmbedding)
+        self.weights: LayerWeights = DenseWeights({}) if tied else projection.weights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._linear(hidden, self.weight).float()
+        return self._table.matrix(hidden).float()

@@ -13,7 +13,7 @@ import torch
 from quire.attention import AttentionBackend
 from quire.config.model_spec import RopeSpec
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding, LMHead
+from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, RMSNorm
@@ -70,8 +70,15 @@ class LayerFactory:
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
         return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
 
-    def lm_head(self, vocab_size: int, size: int, *, tied: Embedding | None) -> LMHead:
-        return LMHead(self._ops, vocab_size, size, self._dtype, self._device, tied=tied)
+    def embedding_and_head(
+        self, vocab_size: int, size: int, *, tied: bool
+    ) -> tuple[Embedding | TiedEmbedding, LMHead]:
+        """The table of tokens and the projection to logits; one matrix for both if tied."""
+        if tied:
+            shared = TiedEmbedding(self._ops, vocab_size, size, self._dtype, self._device)
+            return shared, LMHead(shared)
+        own = Linear(self._ops, size, vocab_size, self._dtype, self._device, bias=False)
+        return self.embedding(vocab_size, size), LMHead(own)
 
     def rms_norm(self, size: int, eps: float) -> RMSNorm:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device)

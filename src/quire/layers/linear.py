@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.layers.weights import DenseWeights
+from quire.layers.weights import PackedWeights
 from quire.ops import OpSet
 
 __all__ = ["Linear", "MergedLinear"]
@@ -29,16 +29,15 @@ class Linear:
         bias: bool,
         transposed: bool = False,
     ) -> None:
-        self._linear = ops.linear
-        self.weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
-        self.bias = torch.empty((out_features,), dtype=dtype, device=device) if bias else None
-        storage = {"weight": self.weight.t() if transposed else self.weight}
-        if self.bias is not None:
-            storage["bias"] = self.bias
-        self.weights = DenseWeights(storage)
+        weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
+        biases = torch.empty((out_features,), dtype=dtype, device=device) if bias else None
+        storage = {"weight": weight.t() if transposed else weight}
+        if biases is not None:
+            storage["bias"] = biases
+        self.weights = PackedWeights(ops.linear, weight, biases, storage)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self.weight, self.bias)
+        return self.weights.matrix(x)
 
 
 class MergedLinear:
@@ -57,16 +56,15 @@ class MergedLinear:
         *,
         bias: bool,
     ) -> None:
-        self._linear = ops.linear
         sizes = list(parts.values())
-        self.weight = torch.empty((sum(sizes), in_features), dtype=dtype, device=device)
-        self.bias = torch.empty((sum(sizes),), dtype=dtype, device=device) if bias else None
-        rows = zip(parts, self.weight.split(sizes), strict=True)
+        weight = torch.empty((sum(sizes), in_features), dtype=dtype, device=device)
+        biases = torch.empty((sum(sizes),), dtype=dtype, device=device) if bias else None
+        rows = zip(parts, weight.split(sizes), strict=True)
         storage = {f"{part}.weight": view for part, view in rows}
-        if self.bias is not None:
-            biases = zip(parts, self.bias.split(sizes), strict=True)
-            storage |= {f"{part}.bias": view for part, view in biases}
-        self.weights = DenseWeights(storage)
+        if biases is not None:
+            views = zip(parts, biases.split(sizes), strict=True)
+            storage |= {f"{part}.bias": view for part, view in views}
+        self.weights = PackedWeights(ops.linear, weight, biases, storage)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self.weight, self.bias)
+        return self.weights.matrix(x)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["DenseWeights", "LayerWeights", "WeightedLayer"]
+from quire.errors import EngineError
+from quire.ops import PackedMatrix
+
+__all__ = ["DenseWeights", "LayerWeights", "PackedWeights", "WeightedLayer"]
 
 
 class LayerWeights(Protocol):
@@ -55,3 +59,53 @@ class DenseWeights:
 
     def finish(self) -> None:
         """Nothing to pack."""
+
+
+class PackedWeights:
+    """A matrix and its bias, kept as they come until the last part, then packed and let go.
+
+    While a model loads, one layer at a time exists twice.
+
+    pack: the operation `linear`. weight [O, I], bias [O]: empty, to be filled. storage: by part,
+    the slice or view of them to copy into.
+    """
+
+    def __init__(
+        self,
+        pack: Callable[..., PackedMatrix],
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        storage: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._shapes = {part: tuple(tensor.shape) for part, tensor in storage.items()}
+        self._pack = pack
+        self._plain: _Plain | None = _Plain(weight, bias, storage)
+        self._matrix: PackedMatrix | None = None
+
+    @property
+    def matrix(self) -> PackedMatrix:
+        """Raises EngineError before `finish`."""
+        if self._matrix is None:
+            raise EngineError("A layer was used before its weights were loaded; this is a bug.")
+        return self._matrix
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        """Raises EngineError after `finish`."""
+        if self._plain is None:
+            raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
+        self._plain.storage[part].copy_(tensor)
+
+    def finish(self) -> None:
+        if self._plain is not None:
+            self._matrix = self._pack(self._plain.weight, self._plain.bias)
+            self._plain = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    storage: Mapping[str, torch.Tensor]

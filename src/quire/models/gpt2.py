@@ -70,15 +70,15 @@ class GPT2Model:
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
         assert isinstance(traits, GPT2Traits)
-        self.embed = make.embedding(spec.vocab_size, spec.hidden_size)
+        self.embed, self.lm_head = make.embedding_and_head(
+            spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
+        )
         self.embed_positions = make.embedding(spec.max_context, spec.hidden_size)
         self.blocks = [
             GPT2Block(spec, scale, layer, make)
             for layer, scale in enumerate(traits.attention_scales)
         ]
         self.norm = make.layer_norm(spec.hidden_size, spec.norm_eps)
-        tied = self.embed if spec.tie_word_embeddings else None
-        self.lm_head = make.lm_head(spec.vocab_size, spec.hidden_size, tied=tied)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

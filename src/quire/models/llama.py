@@ -80,11 +80,11 @@ class LlamaModel:
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
         assert isinstance(traits, LlamaTraits)
-        self.embed = make.embedding(spec.vocab_size, spec.hidden_size)
+        self.embed, self.lm_head = make.embedding_and_head(
+            spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
+        )
         self.blocks = [LlamaBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
-        tied = self.embed if spec.tie_word_embeddings else None
-        self.lm_head = make.lm_head(spec.vocab_size, spec.hidden_size, tied=tied)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

@@ -79,7 +79,9 @@ class OPTModel:
         assert isinstance(traits, OPTTraits)
         size, embed_size = spec.hidden_size, traits.embed_size
         narrow = embed_size != size
-        self.embed = make.embedding(spec.vocab_size, embed_size)
+        self.embed, self.lm_head = make.embedding_and_head(
+            spec.vocab_size, embed_size, tied=spec.tie_word_embeddings
+        )
         self.embed_positions = make.embedding(
             spec.max_context + POSITION_OFFSET, size, offset=POSITION_OFFSET
         )
@@ -91,8 +93,6 @@ class OPTModel:
             else None
         )
         self.project_out = make.linear(size, embed_size, bias=False) if narrow else None
-        tied = self.embed if spec.tie_word_embeddings else None
-        self.lm_head = make.lm_head(spec.vocab_size, embed_size, tied=tied)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

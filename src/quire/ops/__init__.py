@@ -1,6 +1,7 @@
 """Operations: a folder each with contract, reference, inputs and providers; chosen at build."""
 
 from quire.ops.check import CheckReport, check_provider
+from quire.ops.linear import PackedMatrix
 from quire.ops.operation import Case, Op, Provider, Tolerance
 from quire.ops.registry import ALL_OPS, REFERENCE, OpSet, build_op_set, force_isa, select
 
@@ -11,6 +12,7 @@ __all__ = [
     "CheckReport",
     "Op",
     "OpSet",
+    "PackedMatrix",
     "Provider",
     "Tolerance",
     "build_op_set",

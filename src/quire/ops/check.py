@@ -42,8 +42,8 @@ def check_provider(op: Op, provider: Provider, *, seed: int = 0) -> CheckReport:
 def compare(op: Op, call: Callable[..., Any], case: Case) -> str | None:
     """The largest difference of one case from the reference, or None when within tolerance."""
     dtype = next((arg.dtype for arg in case.args if _is_float_tensor(arg)), torch.float32)
-    expected = _outcome(op.reference, case)
-    got = _outcome(call, case)
+    expected = _outcome(op, op.reference, case)
+    got = _outcome(op, call, case)
     if len(got) != len(expected):
         return f"{len(got)} results, expected {len(expected)}"
     for index, (one, other) in enumerate(zip(got, expected, strict=True)):
@@ -57,10 +57,10 @@ def _is_float_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _outcome(call: Callable[..., Any], case: Case) -> list[torch.Tensor]:
+def _outcome(op: Op, call: Callable[..., Any], case: Case) -> list[torch.Tensor]:
     """What a call returns, then what its tensor arguments hold afterwards."""
     args = [_copy(arg) for arg in case.args]
-    result = call(*args, **case.kwargs)
+    result = op.apply(call, *args, **case.kwargs)
     returned = result if isinstance(result, tuple) else (result,)
     return [value for value in (*returned, *args) if isinstance(value, torch.Tensor)]
 

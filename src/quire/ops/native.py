@@ -60,6 +60,9 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_INT32,) * 3
         ),
         "silu_and_mul": (_POINTER, _INT64, _POINTER, _INT64, _INT64, _INT32, _INT32),
+        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,) * 2),
+        "linear_rows": ((_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 2),
+        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 3),
         "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 3),
     }
 )
@@ -80,7 +83,8 @@ class NativeLibrary:
         if code != 0:
             raise EngineError(
                 f"The {self.isa} kernel {name} failed with code {code} "
-                "(1: element type it does not know, 2: no memory for scratch). "
+                "(1: element type it does not know, 2: no memory for scratch, 3: an index "
+                "outside the table). "
                 "Set QUIRE_CPU_ISA=none to run without these kernels."
             )
 

@@ -45,11 +45,16 @@ class Provider:
     load: Callable[[], Callable[..., Any]]
 
 
+def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return implementation(*args, **kwargs)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """providers: best first; the reference is always there and comes after all of them.
 
     make_inputs: cases from a seeded generator. tolerance: by dtype of the first tensor argument.
+    apply: how an implementation computes a case, `apply(implementation, *args, **kwargs)`.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Op:
     make_inputs: Callable[[torch.Generator], Iterator[Case]]
     tolerance: Mapping[torch.dtype, Tolerance]
     providers: tuple[Provider, ...] = ()
+    apply: Callable[..., Any] = _call
 
     def provider(self, name: str) -> Provider | None:
         """The provider called `name`, or None."""

@@ -16,6 +16,7 @@ from quire.ops.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import OP as LINEAR
+from quire.ops.linear import PackedMatrix
 from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
@@ -64,7 +65,7 @@ class OpSet:
     rope: Callable[..., None]
     silu_and_mul: Callable[..., torch.Tensor]
     activation: Callable[..., torch.Tensor]
-    linear: Callable[..., torch.Tensor]
+    linear: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]
 

@@ -1,17 +1,43 @@
-"""y = x Wᵀ + b.
+"""y = x Wᵀ + b over weights that are packed once.
 
-`linear(x, weight, bias=None)` : x [..., I], weight [O, I], bias [O] → [..., O] in x's dtype.
+`linear(weight, bias=None)` → `PackedMatrix`; weight [O, I] and bias [O] of one dtype, not kept.
+Called on x [..., I] it gives [..., O] in x's dtype; `rows(ids)` gives rows of the weight back.
+Sums are in float32. A provider for CPUs gives a row the same bits whatever rows share the call,
+and whatever the number of threads.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.linear.contract import PackedMatrix
+from quire.ops.linear.cpu import bind
 from quire.ops.linear.inputs import make_inputs
-from quire.ops.linear.reference import linear
+from quire.ops.linear.reference import PlainMatrix
 from quire.ops.operation import Op, rounding
 
-__all__ = ["OP"]
+__all__ = ["OP", "PackedMatrix"]
+
+
+def _apply(
+    linear: Callable[..., PackedMatrix],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    matrix = linear(weight, bias)
+    return matrix(x), matrix.rows(ids)
+
 
 OP = Op(
     name="linear",
-    reference=linear,
+    reference=PlainMatrix,
     make_inputs=make_inputs,
     tolerance=rounding("products summed in another order", float32=2e-5),
+    providers=cpu_providers(bind),
+    apply=_apply,
 )

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["linear"]
+__all__ = ["PlainMatrix"]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Shapes as in the contract (`quire.ops.linear`)."""
-    return torch.nn.functional.linear(x, weight, bias)
+class PlainMatrix:
+    """`PackedMatrix` as it came, multiplied by torch."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == self.weight.dtype:
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        bias = None if self.bias is None else self.bias.float()
+        return torch.nn.functional.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(ids, self.weight)

@@ -1,0 +1,86 @@
+"""`linear` by the C++ kernel (csrc/linear.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from quire.ops.cpu_provider import num_threads
+from quire.ops.linear.contract import PackedMatrix
+from quire.ops.native import DTYPE_CODES, NativeLibrary
+
+__all__ = ["bind"]
+
+PANEL = 32
+"""Output columns of the widest panel of csrc/linear.cpp; storage is a multiple of it."""
+
+
+def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
+    """`linear` on `library`; contract in `quire.ops.linear`."""
+    return partial(_CpuMatrix, library)
+
+
+class _CpuMatrix:
+    """Panels of output columns, K-major; 16-bit weights stay 16 bits wide."""
+
+    def __init__(
+        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        self._call = library.call
+        self._outputs, self._depth = weight.shape
+        self._dtype = weight.dtype
+        self._code = DTYPE_CODES[weight.dtype]
+        size = -(-self._outputs // PANEL) * PANEL * self._depth
+        self._packed = torch.empty(size, dtype=weight.dtype)
+        self._bias = None if bias is None else bias.float()
+        self._pointer = self._packed.data_ptr()
+        self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
+        weight = weight.contiguous()
+        self._call(
+            "linear_pack",
+            weight.data_ptr(),
+            self._pointer,
+            self._outputs,
+            self._depth,
+            self._code,
+            num_threads(),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, self._depth)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
+        self._call(
+            "linear",
+            rows.data_ptr(),
+            rows.stride(0),
+            self._pointer,
+            self._bias_pointer,
+            out.data_ptr(),
+            rows.shape[0],
+            self._outputs,
+            self._depth,
+            DTYPE_CODES[x.dtype],
+            self._code,
+            num_threads(),
+        )
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        ids = ids.to(torch.int64).contiguous()
+        out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
+        self._call(
+            "linear_rows",
+            self._pointer,
+            ids.data_ptr(),
+            out.data_ptr(),
+            ids.numel(),
+            self._outputs,
+            self._depth,
+            self._code,
+            num_threads(),
+        )
+        return out

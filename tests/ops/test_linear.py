@@ -1,0 +1,129 @@
+"""Linear kernels: equal to the reference on any shape, and the same bits in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import EngineError
+from quire.ops import ALL_OPS, Case, PackedMatrix
+from quire.ops.check import compare
+from quire.ops.inputs import DTYPES, normal
+from quire.platform import detect_platform
+
+OP = ALL_OPS["linear"]
+PLATFORM = detect_platform()
+Pack = Callable[..., PackedMatrix]
+
+
+@pytest.fixture(params=OP.providers, ids=lambda provider: provider.name)
+def pack(request: pytest.FixtureRequest) -> Pack:
+    reason = request.param.unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(f"{request.param.name}: {reason}")
+    return request.param.load()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 130),
+    outputs=st.integers(1, 400),
+    depth=st.integers(1, 300),
+    dtypes=st.sampled_from([*zip(DTYPES, DTYPES, strict=True), (torch.float32, torch.bfloat16)]),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_any_shape_equals_the_reference(
+    rows: int,
+    outputs: int,
+    depth: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    bias: bool,
+    seed: int,
+) -> None:
+    """Turns red on a wrong tail of rows, outputs or depth, and on a column out of its place."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, rows, depth + 3, dtype=dtypes[0])[:, :depth]
+    weight = normal(generator, outputs, depth, dtype=dtypes[1]) / depth**0.5
+    added = normal(generator, outputs, dtype=dtypes[1]) if bias else None
+    ids = torch.randint(outputs, (5,), generator=generator)
+    case = Case("random", (x, weight, added, ids))
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is None:
+            difference = compare(OP, provider.load(), case)
+            assert difference is None, f"{provider.name}: {difference}"
+
+
+@pytest.mark.parametrize(("outputs", "depth"), [(1, 1), (33, 7), (257, 129), (640, 512)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    pack: Pack,
+    threads: Callable[[int], None],
+    outputs: int,
+    depth: int,
+    dtype: torch.dtype,
+) -> None:
+    """Batched = alone, and one thread = two. Turns red when the order of a sum depends on the tile,
+    on the panels computed side by side, or on the threads."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = pack(
+        normal(generator, outputs, depth, dtype=dtype), normal(generator, outputs, dtype=dtype)
+    )
+    x = normal(generator, 500, depth, dtype=dtype)
+    threads(1)
+    alone = torch.cat([matrix(row) for row in x.split(1)])
+    for count in (1, 2):
+        threads(count)
+        for rows in (*range(1, 131), 239, 241, 500):
+            assert torch.equal(matrix(x[:rows]), alone[:rows]), f"{rows} rows, {count} threads"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_come_back_bit_for_bit(pack: Pack, dtype: torch.dtype) -> None:
+    """Turns red when a tied embedding reads another row than the one that was packed."""
+    weight = normal(torch.Generator().manual_seed(0), 71, 19, dtype=dtype)
+    weight[3, 4], weight[3, 5] = float("nan"), float("inf")
+    matrix = pack(weight.t().contiguous().t())
+    for ids in (torch.arange(71), torch.tensor([70, 0, 3], dtype=torch.int32)):
+        got, bits = matrix.rows(ids), torch.int32 if dtype == torch.float32 else torch.int16
+        assert torch.equal(got.view(bits), weight[ids.long()].view(bits))
+
+
+@pytest.mark.parametrize("wrong", [-1, 71])
+def test_an_id_outside_the_table_is_refused(pack: Pack, wrong: int) -> None:
+    """Turns red when a wrong token id reads another tensor's memory."""
+    matrix = pack(torch.zeros(71, 19))
+    with pytest.raises(EngineError, match="code 3"):
+        matrix.rows(torch.tensor([0, wrong]))
+
+
+def test_a_row_that_is_not_finite_stays_alone(pack: Pack) -> None:
+    """Turns red when NaN of one request reaches another through a shared tile."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = pack(normal(generator, 50, 40))
+    x = normal(generator, 9, 40)
+    clean = matrix(x)
+    x[4, 7] = float("nan")
+    got = matrix(x)
+    assert got[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(got[others], clean[others])
+
+
+def test_inputs_of_three_dimensions(pack: Pack) -> None:
+    """Turns red when leading dimensions are lost."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = pack(normal(generator, 6, 8))
+    x = normal(generator, 3, 8, 5).transpose(1, 2)
+    assert torch.equal(matrix(x), matrix(x.reshape(15, 8)).view(3, 5, 6))
