@@ -7,75 +7,24 @@ provider is compared with the reference before it is timed. Figures are medians 
 with the lowest and highest.
 """
 
+# ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform as host
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from quire.config import env
+import torch
+from kernel_figures import SEED, Figure, figures_by_turns, run
 
-env.limit_spinning()  # as the engine does, before torch starts its threads
-
-import torch  # noqa: E402
-
-from quire.ops import ALL_OPS, REFERENCE, check_provider, select  # noqa: E402
-from quire.ops.inputs import paged_batch  # noqa: E402
-from quire.platform import Platform, detect_platform  # noqa: E402
+from quire.ops import ALL_OPS, REFERENCE, check_provider, select
+from quire.ops.inputs import paged_batch
+from quire.platform import detect_platform
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
-SEED = 0
 PAGED_ATTENTION = ALL_OPS["paged_attention"]
 DECODE_SEQUENCES = (1, 8, 32)
 DECODE_LENGTHS = (256, 1024, 4096)
 PREFILL_LENGTHS = (64, 512, 2048)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured figure: median, lowest and highest over the repeats, in `unit`."""
-
-    name: str
-    unit: str
-    median: float
-    low: float
-    high: float
-    repeats: int
-
-
-def measure(
-    name: str, unit: str, amount: float, call: Callable[[], object], repeats: int
-) -> Figure:
-    """`amount` per second of `call`, in billions; one untimed call before, and at least 20 ms of
-    calls per repeat."""
-    started = time.perf_counter()
-    call()
-    rounds = max(1, int(0.02 / max(time.perf_counter() - started, 1e-6)))
-    rates: list[float] = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        for _ in range(rounds):
-            call()
-        rates.append(amount * rounds / (time.perf_counter() - started) / 1e9)
-    return Figure(name, unit, statistics.median(rates), min(rates), max(rates), repeats)
-
-
-def machine_limits(repeats: int) -> Iterator[Figure]:
-    """A sum over 1 GiB, and a 2048³ product: what bandwidth and arithmetic can be had here."""
-    data = torch.ones(2**28)
-    yield measure("memory read", "GB/s", data.nbytes, data.sum, repeats)
-    del data
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.randn(2, 2048, 2048).to(dtype)
-        yield measure(f"matmul {dtype}", "GFLOP/s", 2 * 2048**3, lambda a=a, b=b: a @ b, repeats)
 
 
 def attention_figure(
@@ -111,11 +60,13 @@ def attention_figure(
     else:
         pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in rows)
         amount, unit = 4.0 * pairs * HEADS * HEAD_DIM, "GFLOP/s"
-    return measure(name, unit, amount, lambda: call(*arguments), repeats)
+    (figure,) = figures_by_turns([(name, unit, amount, lambda: call(*arguments))], repeats)
+    return figure
 
 
-def attention_figures(platform: Platform, repeats: int, quick: bool) -> Iterator[Figure]:
+def attention_figures(options: argparse.Namespace) -> Iterator[Figure]:
     """Every provider of this machine that equals the reference, over dtypes and shapes."""
+    platform, repeats, quick = detect_platform(), options.repeats, options.quick
     for provider in PAGED_ATTENTION.providers:
         if provider.unavailable(platform) is not None:
             continue
@@ -139,55 +90,5 @@ def attention_figures(platform: Platform, repeats: int, quick: bool) -> Iterator
         yield attention_figure(label, reference, rows, torch.float32, repeats)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Paged attention on the CPU")
-    parser.add_argument("--output", type=Path, help="write JSON here")
-    parser.add_argument("--threads", type=int, help="torch's own number when not given")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="leave the longest sequences out")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    platform, load_before = detect_platform(), os.getloadavg()
-    figures: list[Figure] = []
-    with torch.inference_mode():
-        for source in (
-            machine_limits(options.repeats),
-            attention_figures(platform, options.repeats, options.quick),
-        ):
-            for figure in source:
-                figures.append(figure)
-                print(
-                    f"{figure.name:50s} {figure.median:8.1f} {figure.unit}"
-                    f"  ({figure.low:.1f} to {figure.high:.1f})",
-                    flush=True,
-                )
-    if options.output:
-        report = {
-            "benchmark": "attention_cpu",
-            "command": " ".join(sys.argv),
-            "commit": _commit(),
-            "seed": SEED,
-            "machine": {
-                "cpu": platform.cpu.model_name,
-                "cores": platform.cpu.num_cores,
-                "threads": torch.get_num_threads(),
-                "system": host.platform(),
-                "torch": torch.__version__,
-                "load_average": {"before": load_before, "after": os.getloadavg()},
-            },
-            "figures": [asdict(figure) for figure in figures],
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _commit() -> str:
-    result = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or "unknown"
-
-
 if __name__ == "__main__":
-    main()
+    run("attention_cpu", "Paged attention on the CPU", attention_figures)

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVLayout, group_layers
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
@@ -144,23 +142,6 @@ def serve(pairs: list[tuple[int, int]], block_size: int) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, object]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1500)
@@ -172,8 +153,8 @@ def main() -> None:
     }
     traffic["mixed"] = mixed(np.random.default_rng(SEED), arguments.requests)
     report = {
-        "commit": commit(),
-        "machine": machine(),
+        "commit": current_commit(),
+        "machine": asdict(describe_machine()),
         "command": " ".join(["python benchmarks/kv_waste.py", *sys.argv[1:]]),
         "seed": SEED,
         "repeats": 1,

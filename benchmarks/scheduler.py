@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVLayout, group_layers
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
@@ -256,31 +254,14 @@ def admission(repeats: int) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, object]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2500)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUT)
     arguments = parser.parse_args()
     report = {
-        "commit": commit(),
-        "machine": machine(),
+        "commit": current_commit(),
+        "machine": asdict(describe_machine()),
         "command": "python benchmarks/scheduler.py " + " ".join(sys.argv[1:]),
         "seed": SEED,
         "block_size": BLOCK_SIZE,

@@ -62,7 +62,7 @@ def test_plan_and_run_serve_a_layer_of_a_pool(name: str) -> None:
         pytest.skip(f"{name}: {refusal}")
     backend = BACKENDS[name].make()
     step, group, q = one_step(backend, window=7)
-    k_cache, v_cache = step.kv.layer(1)
+    k_cache, v_cache = step.kv.layers[1]
     got = backend.run(q, k_cache, v_cache, 0.2, step, group)
     reference = BACKENDS["reference"].make().run(q, k_cache, v_cache, 0.2, step, group)
     torch.testing.assert_close(got, reference)
@@ -108,6 +108,6 @@ def one_step(
         max_query_len=4,
         max_seq_len=30,
         groups=(group,),
-        kv=KVPool(pages=pages, planes=(0, 1), groups=(0, 0)),
+        kv=KVPool.over(pages, planes=(0, 1), groups=(0, 0)),
     )
     return step, group, batch.q

@@ -1,8 +1,9 @@
 """The laws of docs/architecture.md on the real engine, greedy and seeded, at depth 1, 2 and 3.
 
-Each law runs one workload in two ways and compares the tokens. Matrix products of another size
-may round differently, so two runs may part where the two best tokens are closer than GAP, and
-nowhere else. Floats are float32, so that such places are rare.
+Each law runs one workload in two ways. With the C++ kernels tokens and log-probabilities are equal
+to the bit, since no sum depends on the batch. In plain torch matrix products of another size may
+round differently, so two runs may part where the two best tokens are closer than GAP, and nowhere
+else; so may kernels and reference.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.ops import REFERENCE, build_op_set
+from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, write_checkpoint
 
@@ -92,13 +95,26 @@ def run_alone(llm: LLM, prompts: Sequence[Prompt], **more: Any) -> list[RequestO
     ]
 
 
-def assert_same(left: Sequence[RequestOutput], right: Sequence[RequestOutput]) -> None:
+def has_kernels() -> bool:
+    """Whether all that sums over more than one number is computed by our own kernels."""
+    chosen = build_op_set(detect_platform()).chosen
+    return chosen["linear"] != REFERENCE and chosen["paged_attention"] != REFERENCE
+
+
+def assert_same(
+    left: Sequence[RequestOutput], right: Sequence[RequestOutput], *, exact: bool | None = None
+) -> None:
+    exact = has_kernels() if exact is None else exact
     for index, (a, b) in enumerate(zip(left, right, strict=True)):
         assert a.error is None, a.error
         assert b.error is None, b.error
         for one, other in zip(a.outputs, b.outputs, strict=True):
             assert one.finish_reason == other.finish_reason
-            assert_same_tokens(one, other, index)
+            if exact:
+                assert one.token_ids == other.token_ids
+                assert one.logprobs == other.logprobs
+            else:
+                assert_same_tokens(one, other, index)
 
 
 def assert_same_tokens(one: Any, other: Any, index: int) -> None:
@@ -219,4 +235,4 @@ def test_depths_are_equal(make: Maker) -> None:
 def test_kernels_are_the_reference(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     best = run(make(), workload())
     monkeypatch.setenv("QUIRE_CPU_ISA", "none")
-    assert_same(run(make(attention_backend="reference"), workload()), best)
+    assert_same(run(make(attention_backend="reference"), workload()), best, exact=False)

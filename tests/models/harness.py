@@ -102,7 +102,9 @@ class PagedModel:
                 if group.window is not None:
                     unseen = max(0, self._lengths[seq] - group.window + 1) // BLOCK_SIZE
                     dead = self._tables[seq][index][:unseen]
-                    self._pool.pages[:, :, dead] = float("nan")
+                    for layer in group.layers:
+                        for cache in self._pool.layers[layer]:
+                            cache[dead] = float("nan")
 
 
 def new_factory(
@@ -138,4 +140,4 @@ def _new_pool(spec: ModelSpec, dtype: torch.dtype) -> KVPool:
         for plane, layer in enumerate(group.layers):
             planes[layer], group_of[layer] = plane, index
     pages = torch.full(shape, float("nan"), dtype=dtype)
-    return KVPool(pages, tuple(planes), tuple(group_of))
+    return KVPool.over(pages, planes, group_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,19 @@ __all__ = ["GroupInputs", "KVPool", "StepInputs"]
 class KVPool:
     """The paged KV cache of one device.
 
-    pages: [L, 2, B, S, K, D], L = layers per group (planes); plane j of a group is its j-th layer.
-    planes: by model layer index, the plane that holds it. groups: by layer index, its group.
+    layers: by model layer index, its k_cache and v_cache, each [B, S, K, D]; views that are made
+        once, since every layer of every step asks. groups: by layer index, its layer group.
     """
 
-    pages: torch.Tensor
-    planes: tuple[int, ...]
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     groups: tuple[int, ...]
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """k_cache and v_cache of model layer `index`, each [B, S, K, D]."""
-        plane = self.pages[self.planes[index]]
-        return plane[0], plane[1]
+    @classmethod
+    def over(cls, pages: torch.Tensor, planes: Sequence[int], groups: Sequence[int]) -> KVPool:
+        """pages: [L, 2, B, S, K, D], L = layers per group (planes); plane j of a group is its j-th
+        layer. planes: by model layer index, the plane that holds it."""
+        layers = tuple((pages[plane, 0], pages[plane, 1]) for plane in planes)
+        return cls(layers, tuple(groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Attention:
             q, k = self.q_norm(q), self.k_norm(k)
         if self._rotary is not None:
             self._rotary(q, k, positions)
-        k_cache, v_cache = step.kv.layer(self._layer)
+        k_cache, v_cache = step.kv.layers[self._layer]
         group = step.groups[step.kv.groups[self._layer]]
         self._write_kv(k, v, k_cache, v_cache, group.slot_mapping)
         out = self._backend.run(q, k_cache, v_cache, self._scale, step, group)

@@ -1,7 +1,7 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → copy blocks → enter → table updates → deltas → forward → sample → fork.
+in this order: leave → copy blocks → enter → table updates → deltas → forward → fork → sample.
 All block copies read their sources before any destination is written, and no block is both source
 and destination in one plan.
 """

@@ -90,13 +90,13 @@ class Worker:
 
 
 def _describe(choice: BackendChoice, ops: OpSet) -> str:
-    """A sentence on what computes: "attention by cpu_avx512 (…); rms_norm, rope by …"."""
+    """A sentence on what computes: "attention: cpu_avx512 (…); rms_norm, rope by …"."""
     by_provider: dict[str, list[str]] = {}
     for op, provider in ops.chosen.items():
         if op != "paged_attention":
             by_provider.setdefault(provider, []).append(op)
     others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
-    return f"attention by {choice.backend.name} ({choice.reason.rstrip('.')}); {others}"
+    return f"{choice.reason.rstrip('.')}; {others}"
 
 
 def _allocate_pages(
@@ -119,4 +119,4 @@ def _pool(layout: KVLayout, pages: torch.Tensor, num_layers: int) -> KVPool:
     for index, group in enumerate(layout.groups):
         for plane, layer in enumerate(group.layers):
             planes[layer], groups[layer] = plane, index
-    return KVPool(pages, tuple(planes), tuple(groups))
+    return KVPool.over(pages, planes, groups)

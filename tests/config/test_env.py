@@ -1,0 +1,69 @@
+"""What the environment may say, and what it may not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quire.bundled import bundled_model_path
+from quire.config import env
+from quire.config.settings import EngineSettings
+from quire.config.startup import plan_startup
+from quire.errors import ConfigError
+from quire.platform import detect_platform
+
+
+def threads(**settings: object) -> int:
+    """As the engine resolves them for the bundled model."""
+    given = EngineSettings(model=str(bundled_model_path()), **settings)
+    return plan_startup(given, detect_platform()).resolved.settings.num_threads
+
+
+@pytest.mark.parametrize(("value", "expected"), [("3", 3), ("2,4", 2), ("", None)])
+def test_omp_num_threads_is_read(
+    monkeypatch: pytest.MonkeyPatch, value: str, expected: int | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert env.num_threads() == expected
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_bad_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS"):
+        env.num_threads()
+
+
+def test_the_setting_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads() == 3
+    assert threads(num_threads=5) == 5
+
+
+def test_a_small_model_computes_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a default that lets the threads of a small model wait for each other."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, env.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_spinning_is_limited_unless_the_user_said_so(
+    given: dict[str, str], expected: str | None
+) -> None:
+    """In a process of its own, for the variable outlives a test. `LLM` must set it before torch."""
+    code = (
+        "import os, sys\nfrom quire import LLM\nassert 'torch' not in sys.modules\n"
+        "LLM(quiet=True, num_kv_blocks=64)\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    clean = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+        env={**clean, **given},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(expected)
