@@ -21,6 +21,7 @@ $quire bench throughput $qwen --dataset-name sharegpt --max-output-len 256 --num
   --output-json $results/throughput_qwen3_0.6b_sharegpt.json
 $python benchmarks/scheduler.py --output $results/scheduler.json
 $python benchmarks/kv_waste.py --output $results/kv_waste.json
+$python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
 for threads in 1 2; do
   $python benchmarks/linear_cpu.py --threads $threads --output $results/linear_cpu_threads_$threads.json
