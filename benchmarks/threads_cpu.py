@@ -3,8 +3,9 @@
     python benchmarks/threads_cpu.py [--rounds N] [--output FILE]
 
 32 streams, output tokens per second. Each setting runs in a process of its own, by turns, since
-OpenMP reads its variables once. The busy program is one Python loop, ended by this script. The
-figures behind `SPIN_COUNT` in config/env.py and the one thread of small models in config/resolve.py.
+OpenMP reads its variables once. The busy program is one Python loop, ended by this script. These
+figures are behind `SPIN_COUNT` in config/env.py and the one thread of small models in
+config/resolve.py.
 """
 
 from __future__ import annotations

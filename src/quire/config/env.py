@@ -15,12 +15,11 @@ from quire.errors import ConfigError
 
 __all__ = ["CPU_ISAS", "cpu_isa", "limit_spinning", "num_threads"]
 
-SPIN_COUNT = "6000"
+SPIN_COUNT = "1000"
 """Rounds for which an idle OpenMP thread spins before it sleeps. GNU OpenMP spins for milliseconds
 by default, which takes the processor from the very thread that is waited for when another program
-runs beside the engine. On two Zen 5 cores the bundled model alone is as fast with 6,000 rounds as
-with 200,000, and with one core taken by another program three times as fast."""
-
+runs beside the engine. 1,000 rounds cost little on an idle machine and are twice as fast as 6,000
+beside a busy program (benchmarks/results/threads_cpu.json)."""
 
 CPU_ISAS = ("avx512", "avx2", "none")
 

@@ -167,8 +167,10 @@ def _choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform)
 def _choose_threads(
     settings: EngineSettings, spec: ModelSpec, platform: Platform
 ) -> tuple[int, str]:
-    """num_threads and why. In a small model an operation is over in microseconds: a second thread
-    gains a fifth on an idle machine and loses nine tenths when another program takes its core."""
+    """num_threads and why. In a small model an operation is over in microseconds, and threads wait
+    for each other: a second one gains a third on an idle machine, and loses as much and more when
+    another program, such as a server's front, takes its core (benchmarks/results/threads_cpu.json).
+    """
     if settings.num_threads is not None:
         return settings.num_threads, "as asked"
     if spec.num_parameters < SMALL_MODEL_PARAMETERS:
