@@ -54,6 +54,7 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,)),
         "linear_rows": ((_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,)),
         "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 2),
+        "draw": ((_POINTER,) + (_INT64,) * 2 + (_POINTER, _INT64) + (_POINTER,) * 8),
         "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 2),
     }
 )

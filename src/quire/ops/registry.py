@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.ops.activation import OP as ACTIVATION
 from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.draw import OP as DRAW
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import OP as LINEAR
@@ -45,6 +46,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             ACTIVATION,
             LINEAR,
             EMBEDDING,
+            DRAW,
         )
     }
 )
@@ -68,6 +70,7 @@ class OpSet:
     activation: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
+    draw: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]
 
 
