@@ -11,43 +11,11 @@
 #include <vector>
 
 #include "parallel.h"
+#include "philox.h"
 #include "simd.h"
 
 namespace quire {
 namespace {
-
-// Philox4x32-10 (Salmon et al., SC 2011, section 3.3) for kLanesOfNoise counters at once, which give
-// the words of four neighbouring tokens each.
-constexpr int kLanesOfNoise = 16;
-constexpr int kTokens = 4 * kLanesOfNoise;  // of a block
-struct Stream {
-  uint32_t key[2], position, sample;
-};
-
-void noise_bits(const Stream& stream, int64_t first_token, uint32_t* bits) {
-  uint32_t c[4][kLanesOfNoise];
-  for (int i = 0; i < kLanesOfNoise; ++i) {
-    c[0][i] = static_cast<uint32_t>(first_token / 4 + i);
-    c[1][i] = stream.position;
-    c[2][i] = stream.sample;
-    c[3][i] = 0;
-  }
-  uint32_t key_0 = stream.key[0], key_1 = stream.key[1];
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kLanesOfNoise; ++i) {
-      const uint64_t a = uint64_t{0xD2511F53} * c[0][i], b = uint64_t{0xCD9E8D57} * c[2][i];
-      c[0][i] = static_cast<uint32_t>(b >> 32) ^ c[1][i] ^ key_0;
-      c[1][i] = static_cast<uint32_t>(b);
-      c[2][i] = static_cast<uint32_t>(a >> 32) ^ c[3][i] ^ key_1;
-      c[3][i] = static_cast<uint32_t>(a);
-    }
-    key_0 += 0x9E3779B9;
-    key_1 += 0xBB67AE85;
-  }
-  for (int i = 0; i < kLanesOfNoise; ++i) {
-    for (int word = 0; word < 4; ++word) bits[4 * i + word] = c[word][i];
-  }
-}
 
 double gumbel(uint32_t bits) {
   const double v = (bits + 0.5) * 0x1p-32;
@@ -86,100 +54,120 @@ float largest_of(const float* logits, int64_t size) {
   return found;
 }
 
-// Calls f(first token, exp(z) of kLanes tokens, how many of them there are).
-template <class F>
-QUIRE_INLINE void each_weights(const Row& row, F&& f) {
-  float weights[kLanes];
-  int64_t i = 0;
-  for (; i + kLanes <= row.size; i += kLanes) {
-    store(weights, row.weight(load(row.logits + i)));
-    f(i, weights, kLanes);
-  }
-  if (i < row.size) {
-    const int rest = static_cast<int>(row.size - i);
-    store(weights, row.weight(load_part(row.logits + i, rest)));
-    f(i, weights, rest);
-  }
-}
-
-// Buckets of z, best first: 16 to a unit, and the last one for all that is further down.
-constexpr int kBuckets = 1024;
+// Buckets of z, best first: 8 to a unit, and the last one for all that is further down.
+constexpr int kBuckets = 512;
+constexpr int kCopies = 4;  // neighbours count in different copies: an addition need not wait
 struct Buckets {
   int64_t count[kBuckets] = {};
   double mass[kBuckets] = {};
 };
 
-// Which bucket: a function of the logit that never falls as the logit falls.
-QUIRE_INLINE int bucket_of(const Row& row, float logit) {
-  const float depth = (row.largest - logit) * (row.scale * (16.0f / kLog2E));
-  return depth < kBuckets - 1 ? static_cast<int>(depth) : kBuckets - 1;
+// In which bucket a logit is, before rounding down: never less for a lower logit.
+QUIRE_INLINE vf depth_of(const Row& row, vf logit) {
+  const vf depth = mul(sub(set1(row.largest), logit), set1(row.scale * (8.0f / kLog2E)));
+  return min(depth, set1(kBuckets - 1));
+}
+
+// Calls f(first token, kLanes logits, how many of them there are).
+template <class F>
+QUIRE_INLINE void each_logits(const Row& row, F&& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= row.size; i += kLanes) f(i, load(row.logits + i), kLanes);
+  if (i == row.size) return;
+  const int rest = static_cast<int>(row.size - i);
+  f(i, load_part(row.logits + i, rest), rest);
+}
+
+void fill(const Row& row, Buckets& buckets) {
+  int32_t count[kBuckets][kCopies] = {};
+  double mass[kBuckets][kCopies] = {};
+  each_logits(row, [&](int64_t, vf logits, int n) {
+    float depths[kLanes], weights[kLanes];
+    store(depths, depth_of(row, logits));
+    store(weights, row.weight(logits));
+    for (int i = 0; i < n; ++i) {
+      const int bucket = static_cast<int>(depths[i]);
+      ++count[bucket][i % kCopies];
+      mass[bucket][i % kCopies] += weights[i];
+    }
+  });
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    for (int copy = 0; copy < kCopies; ++copy) {
+      buckets.count[bucket] += count[bucket][copy];
+      buckets.mass[bucket] += mass[bucket][copy];
+    }
+  }
+}
+
+// The tokens of a bucket that `last` allows, by rank.
+void rank(const Row& row, int bucket, const Last& last, std::vector<int64_t>& tokens) {
+  tokens.clear();
+  const vf above = set1(static_cast<float>(bucket)), below = set1(static_cast<float>(bucket + 1));
+  each_logits(row, [&](int64_t first, vf logits, int n) {
+    const vf depth = depth_of(row, logits);
+    const vf not_below = select(less(depth, below), set1(1.0f), zero());
+    const vf inside = select(less(depth, above), zero(), not_below);
+    if (maximum(inside) == 0.0f) return;
+    float found[kLanes];
+    store(found, inside);
+    for (int i = 0; i < n; ++i) {
+      if (found[i] != 0.0f && last.allows(row.logits[first + i], first + i)) {
+        tokens.push_back(first + i);
+      }
+    }
+  });
+  std::sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) {
+    return row.logits[a] != row.logits[b] ? row.logits[a] > row.logits[b] : a < b;
+  });
 }
 
 // Where top-k and top-p end.
 Last last_of(const Row& row, std::vector<int64_t>& tokens) {
   Buckets buckets;
-  double total = 0.0;
-  each_weights(row, [&](int64_t first, const float* weights, int n) {
-    for (int i = 0; i < n; ++i) {
-      const int bucket = bucket_of(row, row.logits[first + i]);
-      ++buckets.count[bucket];
-      buckets.mass[bucket] += weights[i];
-    }
-  });
+  fill(row, buckets);
   Last last;
-  for (int pass = 0; pass < 2; ++pass) {  // top-k, then top-p of what it left
-    const bool by_count = pass == 0;
-    if (by_count ? row.top_k == 0 : row.top_p >= 1.0) continue;
-    if (!by_count && row.top_k == 0) {
-      for (const double mass : buckets.mass) total += mass;
+  // Goes down the ranks to the token with which `amounts` reach the goal. Returns the mass of all
+  // down to it, of which `in_bucket` is in its own bucket.
+  auto descend = [&](const auto& amounts, double goal, bool by_count, int& bucket,
+                     double& in_bucket) {
+    double reached = 0.0, mass = 0.0;
+    for (bucket = 0; bucket < kBuckets - 1 && reached + amounts[bucket] < goal; ++bucket) {
+      reached += amounts[bucket];
+      mass += buckets.mass[bucket];
     }
-    const double goal = by_count ? static_cast<double>(row.top_k) : row.top_p * total;
-    double before = 0.0, mass_before = 0.0;  // of the buckets above
-    int bucket = 0;
-    for (; bucket < kBuckets - 1; ++bucket) {
-      const double held = by_count ? buckets.count[bucket] : buckets.mass[bucket];
-      if (before + held >= goal) break;
-      before += held;
-      mass_before += buckets.mass[bucket];
-    }
-    tokens.clear();
-    for (int64_t token = 0; token < row.size; ++token) {
-      if (bucket_of(row, row.logits[token]) == bucket && last.allows(row.logits[token], token)) {
-        tokens.push_back(token);
-      }
-    }
-    std::sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) {
-      return row.logits[a] != row.logits[b] ? row.logits[a] > row.logits[b] : a < b;
-    });
-    // Ranked one by one until the goal is reached; the token that reaches it is in.
+    rank(row, bucket, last, tokens);
+    in_bucket = 0.0;
     for (const int64_t token : tokens) {
       const double weight = std::exp(row.z(token));
       last = Last{row.logits[token], token};
-      before += by_count ? 1.0 : weight;
-      mass_before += weight;
-      if (before >= goal) break;
+      in_bucket += weight;
+      reached += by_count ? 1.0 : weight;
+      if (reached >= goal) break;
     }
-    total = mass_before;
-    if (by_count) {  // what top-p sees of the last bucket is what top-k left
-      buckets.mass[bucket] = 0.0;
-      for (const int64_t token : tokens) {
-        if (last.allows(row.logits[token], token)) buckets.mass[bucket] += std::exp(row.z(token));
-      }
-    }
+    return mass + in_bucket;
+  };
+  int bucket = kBuckets - 1;
+  double total = 0.0, in_bucket = 0.0;
+  if (row.top_k > 0) {
+    total = descend(buckets.count, static_cast<double>(row.top_k), true, bucket, in_bucket);
+    buckets.mass[bucket] = in_bucket;  // top-p sees what top-k left
+  } else {
+    for (const double mass : buckets.mass) total += mass;
   }
+  if (row.top_p < 1.0) descend(buckets.mass, row.top_p * total, false, bucket, in_bucket);
   return last;
 }
 
 // The token that wins among those that `last` and min-p allow.
 int64_t winner(const Row& row, const Stream& stream, const Last& last) {
-  alignas(64) float weights[kTokens];
-  alignas(64) uint32_t bits[kTokens];
+  alignas(64) float weights[kNoiseTokens];
+  alignas(64) uint32_t bits[kNoiseTokens];
   // Below a winner's exp(z) / E nobody wins. The slack is far above the rounding of float.
   float bound = 0.0f;
   double best = -std::numeric_limits<double>::infinity();
   int64_t found = -1;
-  for (int64_t first = 0; first < row.size; first += kTokens) {
-    const int n = static_cast<int>(std::min<int64_t>(kTokens, row.size - first));
+  for (int64_t first = 0; first < row.size; first += kNoiseTokens) {
+    const int n = static_cast<int>(std::min<int64_t>(kNoiseTokens, row.size - first));
     const float* logits = row.logits + first;
     vf most = zero();
     for (int i = 0; i < n; i += kLanes) {
