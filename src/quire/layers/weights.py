@@ -66,7 +66,7 @@ class PackedWeights:
 
     While a model loads, one layer at a time exists twice.
 
-    pack: the operation `linear`. weight [O, I], bias [O]: empty, to be filled. storage: by part,
+    pack: of the format in which the layer keeps its matrix. weight [O, I], bias [O]: empty, to be filled. storage: by part,
     the slice or view of them to copy into.
     """
 

@@ -1,0 +1,81 @@
+"""What `quantization` does to each matrix of a model, and what that saves.
+
+One rule serves the memory plan and the loader. Embeddings that are only looked up, norms and biases
+stay as they are: they are small, or read a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.config.model_spec import MatrixShape, ModelSpec
+
+__all__ = [
+    "INT4_GROUP_SIZE",
+    "INT8_MAX_INPUTS",
+    "QUANTIZATIONS",
+    "FormatChoice",
+    "FormatName",
+    "choose_format",
+    "matrix_bytes",
+    "quantized_bytes",
+]
+
+FormatName = Literal["plain", "int8", "int4"]
+
+QUANTIZATIONS: tuple[FormatName, ...] = ("int8", "int4")
+
+INT4_GROUP_SIZE = 32
+"""Inputs that share a scale. The smallest of the sizes that the kernels have: 64 inputs save a
+quarter of a bit per weight and lose a quarter more top-1 agreement (docs/quantization.md)."""
+
+INT8_MAX_INPUTS = (2**31 - 1) // 127**2
+"""So many products of two 8-bit numbers fit an int32 sum."""
+
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """The format of one matrix. fallback: why it is not the one that was asked for, or None."""
+
+    name: FormatName
+    fallback: str | None = None
+
+
+def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
+    """The format that holds a matrix of `shape` under the setting `quantization`.
+
+    The projection to logits keeps 8 bits under int4: its errors meet no later layer that averages
+    them out, and cost as much as those of all other layers together (docs/quantization.md).
+    """
+    if quantization is None:
+        return FormatChoice("plain")
+    if shape.inputs > INT8_MAX_INPUTS:
+        return FormatChoice("plain", f"int32 sums hold at most {INT8_MAX_INPUTS:,} inputs")
+    if quantization == "int8" or shape.is_head:
+        return FormatChoice("int8")
+    if shape.inputs % INT4_GROUP_SIZE:
+        return FormatChoice("int8", f"int4 needs a multiple of {INT4_GROUP_SIZE} inputs")
+    return FormatChoice("int4")
+
+
+def matrix_bytes(name: FormatName, outputs: int, inputs: int, dtype_bytes: int) -> int:
+    """Bytes of a matrix [outputs, inputs] in a format; dtype_bytes: of an element when plain."""
+    if name == "plain":
+        return outputs * inputs * dtype_bytes
+    if name == "int8":
+        return outputs * (inputs + _SCALE_BYTES)
+    return outputs * (inputs // 2 + inputs // INT4_GROUP_SIZE * _SCALE_BYTES)
+
+
+def quantized_bytes(spec: ModelSpec, quantization: str | None, plain_bytes: int) -> int:
+    """Weights of a model that takes `plain_bytes` in `spec.dtype`, after quantization. Models of a
+    third party that do not state their matrices count as they are."""
+    saved = 0
+    for shape in spec.matrices:
+        chosen = choose_format(quantization, shape).name
+        size = (shape.outputs, shape.inputs, spec.dtype_bytes)
+        saved += shape.count * (matrix_bytes("plain", *size) - matrix_bytes(chosen, *size))
+    return plain_bytes - saved
