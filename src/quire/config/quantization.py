@@ -27,13 +27,13 @@ FormatName = Literal["plain", "int8", "int4"]
 QUANTIZATIONS: tuple[FormatName, ...] = ("int8", "int4")
 
 INT4_GROUP_SIZE = 32
-"""Inputs that share a scale. The smallest of the sizes that the kernels have: 64 inputs save a
-quarter of a bit per weight and lose a quarter more top-1 agreement (docs/quantization.md)."""
+"""Inputs that share a scale. The smallest of the sizes that the kernels have, 4.5 bits per weight:
+64 inputs save a quarter of a bit and add a fifth more error (docs/quantization.md)."""
 
-INT8_MAX_INPUTS = (2**31 - 1) // 127**2
-"""So many products of two 8-bit numbers fit an int32 sum."""
+INT8_MAX_INPUTS = 131_072
+"""So many products of two 8-bit numbers fit an int32 sum; a limit of the operation."""
 
-_SCALE_BYTES = 4
+_FLOAT32_BYTES, _FLOAT16_BYTES = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,19 @@ class FormatChoice:
 def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
     """The format that holds a matrix of `shape` under the setting `quantization`.
 
-    The projection to logits keeps 8 bits under int4: its errors meet no later layer that averages
-    them out, and cost as much as those of all other layers together (docs/quantization.md).
+    The projection to logits keeps 8 bits under int4: in 4 bits it alone would add half as much
+    error again as all other matrices together (docs/quantization.md).
     """
     if quantization is None:
         return FormatChoice("plain")
+    fallback = None
+    if quantization == "int4" and not shape.is_head:
+        if shape.inputs % INT4_GROUP_SIZE == 0:
+            return FormatChoice("int4")
+        fallback = f"int4 needs a multiple of {INT4_GROUP_SIZE} inputs"
     if shape.inputs > INT8_MAX_INPUTS:
-        return FormatChoice("plain", f"int32 sums hold at most {INT8_MAX_INPUTS:,} inputs")
-    if quantization == "int8" or shape.is_head:
-        return FormatChoice("int8")
-    if shape.inputs % INT4_GROUP_SIZE:
-        return FormatChoice("int8", f"int4 needs a multiple of {INT4_GROUP_SIZE} inputs")
-    return FormatChoice("int4")
+        return FormatChoice("plain", f"int8 holds at most {INT8_MAX_INPUTS:,} inputs")
+    return FormatChoice("int8", fallback)
 
 
 def matrix_bytes(name: FormatName, outputs: int, inputs: int, dtype_bytes: int) -> int:
@@ -66,8 +67,9 @@ def matrix_bytes(name: FormatName, outputs: int, inputs: int, dtype_bytes: int) 
     if name == "plain":
         return outputs * inputs * dtype_bytes
     if name == "int8":
-        return outputs * (inputs + _SCALE_BYTES)
-    return outputs * (inputs // 2 + inputs // INT4_GROUP_SIZE * _SCALE_BYTES)
+        return outputs * (inputs + _FLOAT32_BYTES)
+    scales = inputs // INT4_GROUP_SIZE * _FLOAT16_BYTES + _FLOAT32_BYTES
+    return outputs * (inputs // 2 + scales)
 
 
 def quantized_bytes(spec: ModelSpec, quantization: str | None, plain_bytes: int) -> int:

@@ -35,7 +35,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     loaded = "made up" if settings.load_format == "dummy" else "from the files"
     kept = settings.dtype
     if settings.quantization is not None:
-        kept = f"{settings.quantization}, what is no matrix in {settings.dtype}"
+        kept = f"{settings.quantization}, but for what is no matrix"
     return [
         ("  weights", format_bytes(fixed.weights), f"in {kept}, {loaded}"),
         (

@@ -41,9 +41,7 @@ class Int4Format:
         self._zero_points = zero_points
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
-        values, scale, zero = quantize_int4(
-            weight, self._group_size, zero_points=self._zero_points
-        )
+        values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
         return self._linear(values, scale, zero, bias, dtype=weight.dtype)
 
 
