@@ -90,7 +90,8 @@ class _Fit(NamedTuple):
 
 def _symmetric_grids(groups: torch.Tensor) -> Iterator[_Grid]:
     """Grids from -8 to 7 times a scale, whose sign lets the longer side hold the extreme."""
-    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    extreme = torch.where(-low > high, low, high)
     zero = torch.full_like(extreme, MIDDLE)
     for place in EXTREMES:
         yield extreme / -place, zero
@@ -120,8 +121,8 @@ def _fit(groups: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> _Fit:
     """Round to the grid, then take the scale that is best for the rounded levels q: Σwq / Σq²,
     by least squares, which leaves the squared error Σw² - (Σwq)² / Σq²."""
     levels = groups / torch.where(scale == 0, 1.0, scale)
-    torch.clamp(levels.round_(), -zero, LARGEST - zero, out=levels)
+    levels.round_().add_(zero).clamp_(0, LARGEST).sub_(zero)
     product = (groups * levels).sum(2, keepdim=True)
-    power = levels.square().sum(2, keepdim=True).clamp_min_(1.0)
+    power = (levels * levels).sum(2, keepdim=True).clamp_min_(1.0)
     scale = product / power
     return _Fit(levels, zero, scale, product * scale)

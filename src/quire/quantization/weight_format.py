@@ -11,8 +11,8 @@ from quire.ops import PackedMatrix
 
 __all__ = ["WeightFormat", "row_blocks"]
 
-BLOCK_ELEMENTS = 1 << 20
-"""Quantized at a time: 4 MiB in float32, so that intermediate results stay in the caches and the
+BLOCK_ELEMENTS = 1 << 18
+"""Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
 largest matrix of a model never exists in float32."""
 
 
