@@ -88,8 +88,9 @@ def test_scales_in_16_bits_keep_11_bits_whatever_their_size() -> None:
 def test_rows_are_rounded_to_the_dtype_asked_for(dtype: torch.dtype) -> None:
     """Turns red when a tied embedding gives another dtype than the model computes in."""
     weight, scale = int8_weight(generator(), 9, 8)
-    got = INT8(weight, scale, dtype=dtype).rows(torch.tensor([[3, 0]], dtype=torch.int32))
-    assert torch.equal(got, (weight[[[3, 0]]] * scale[[[3, 0]]].unsqueeze(-1)).to(dtype))
+    ids = torch.tensor([[3, 0]])
+    got = INT8(weight, scale, dtype=dtype).rows(ids.int())
+    assert torch.equal(got, (weight[ids] * scale[ids].unsqueeze(-1)).to(dtype))
     weight, scale, zero = int4_weight(generator(), 9, 64, 32)
     got = INT4(weight, scale, zero, dtype=dtype).rows(torch.tensor([3, 0]))
     assert got.dtype == dtype and got.shape == (2, 64)

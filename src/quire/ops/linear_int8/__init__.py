@@ -10,8 +10,8 @@ notices. A provider gives a row the same bits whatever rows share the call and w
 of threads. `rows(ids)` gives scale · weight, rounded once from float32 to `dtype`.
 
 Raises EngineError when the shapes break this contract.
-Per-token activations and per-channel weights: ZeroQuant (Yao et al., 2022), section 4.1; why
-products of both stay exact until one scaling at the end: SmoothQuant (Xiao et al., 2023), section 2.
+Per-token activations: ZeroQuant (Yao et al., 2022), section 4.1; why only scales of rows and of
+outputs can wait until the integer product is done: SmoothQuant (Xiao et al., 2023), section 2.
 """
 
 from __future__ import annotations
