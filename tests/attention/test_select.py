@@ -17,7 +17,9 @@ from quire.attention import (
     select_backend,
 )
 from quire.attention.select import BACKENDS
+from quire.config import env
 from quire.errors import ConfigError, EngineError
+from quire.ops import ALONE
 from quire.ops.inputs import paged_batch
 from quire.platform import detect_platform
 
@@ -51,7 +53,7 @@ def test_forcing_is_obeyed_or_refused() -> None:
 def test_isa_names_are_backend_names() -> None:
     """Turns red when QUIRE_CPU_ISA moves the operations but not attention."""
     assert backend_of_isa(None) is None
-    assert {backend_of_isa(isa) for isa in ("avx512", "avx2", "none")} == set(BACKENDS)
+    assert {backend_of_isa(isa) for isa in env.CPU_ISAS} == set(BACKENDS)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -60,11 +62,11 @@ def test_plan_and_run_serve_a_layer_of_a_pool(name: str) -> None:
     refusal = BACKENDS[name].refusal(PLATFORM, NEEDS)
     if refusal is not None:
         pytest.skip(f"{name}: {refusal}")
-    backend = BACKENDS[name].make()
+    backend = BACKENDS[name].make(ALONE)
     step, group, q = one_step(backend, window=7)
     k_cache, v_cache = step.kv.layers[1]
     got = backend.run(q, k_cache, v_cache, 0.2, step, group)
-    reference = BACKENDS["reference"].make().run(q, k_cache, v_cache, 0.2, step, group)
+    reference = BACKENDS["reference"].make(ALONE).run(q, k_cache, v_cache, 0.2, step, group)
     torch.testing.assert_close(got, reference)
     assert got.isfinite().all()
 
@@ -75,7 +77,7 @@ def test_metadata_that_a_kernel_cannot_read_are_refused(name: str) -> None:
     refusal = BACKENDS[name].refusal(PLATFORM, NEEDS)
     if refusal is not None:
         pytest.skip(f"{name}: {refusal}")
-    backend = BACKENDS[name].make()
+    backend = BACKENDS[name].make(ALONE)
     good = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(EngineError, match=r"seq_lens is torch\.int64.*Give int32"):
         backend.plan(good, good.long(), good[None], None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import EngineError
-from quire.ops import ALL_OPS, Case, PackedMatrix
+from quire.ops import ALL_OPS, Case, PackedMatrix, Provider, Team
 from quire.ops.check import compare
 from quire.ops.inputs import DTYPES, normal
 from quire.platform import detect_platform
@@ -26,13 +26,6 @@ def pack(request: pytest.FixtureRequest) -> Pack:
     if reason is not None:
         pytest.skip(f"{request.param.name}: {reason}")
     return request.param.load()
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,26 +60,24 @@ def test_any_shape_equals_the_reference(
 
 @pytest.mark.parametrize(("outputs", "depth"), [(1, 1), (33, 7), (257, 129), (640, 512)])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("provider", OP.providers, ids=lambda provider: provider.name)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    pack: Pack,
-    threads: Callable[[int], None],
-    outputs: int,
-    depth: int,
-    dtype: torch.dtype,
+    provider: Provider, outputs: int, depth: int, dtype: torch.dtype
 ) -> None:
     """Batched = alone, and one thread = two. Turns red when the order of a sum depends on the tile,
     on the panels computed side by side, or on the threads."""
+    if (reason := provider.unavailable(PLATFORM)) is not None:
+        pytest.skip(f"{provider.name}: {reason}")
     generator = torch.Generator().manual_seed(0)
-    matrix = pack(
-        normal(generator, outputs, depth, dtype=dtype), normal(generator, outputs, dtype=dtype)
-    )
+    weight = normal(generator, outputs, depth, dtype=dtype)
+    bias = normal(generator, outputs, dtype=dtype)
     x = normal(generator, 500, depth, dtype=dtype)
-    threads(1)
+    matrix = provider.load()(weight, bias)
     alone = torch.cat([matrix(row) for row in x.split(1)])
-    for count in (1, 2):
-        threads(count)
+    for threads in (1, 2):
+        matrix = provider.load(Team(threads))(weight, bias)
         for rows in (*range(1, 131), 239, 241, 500):
-            assert torch.equal(matrix(x[:rows]), alone[:rows]), f"{rows} rows, {count} threads"
+            assert torch.equal(matrix(x[:rows]), alone[:rows]), f"{rows} rows, {threads} threads"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops import ALL_OPS, Case
+from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.check import compare
 from quire.ops.inputs import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
+TEAMS = {threads: Team(threads) for threads in (1, 2)}
 PLATFORM = detect_platform()
 Kernel = Callable[..., torch.Tensor]
 
@@ -24,15 +25,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     reason = request.param.unavailable(PLATFORM)
     if reason is not None:
         pytest.skip(f"{request.param.name}: {reason}")
-    return request.param.load()
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    return request.param.load(Team(2))
 
 
 @st.composite
@@ -71,22 +64,16 @@ def test_any_shape_equals_the_reference(
     """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span."""
     batch = paged_batch(torch.Generator().manual_seed(seed), **shape)  # type: ignore[arg-type]
     case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), {"window": window})
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for provider in OP.providers:
-            if provider.unavailable(PLATFORM) is None:
-                difference = compare(OP, provider.load(), case)
-                assert difference is None, f"{provider.name}: {difference}"
-    finally:
-        torch.set_num_threads(before)
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is None:
+            difference = compare(OP, provider.load(TEAMS[threads]), case)
+            assert difference is None, f"{provider.name}: {difference}"
 
 
 # Positions around the edges of key blocks (64), spans (512) and tiles.
 CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200), (1199, 1200))
 
 
-@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("window", [None, 1, 70, 600])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype"),
@@ -145,8 +132,11 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
     assert torch.equal(last, whole[-1:])
 
 
-def test_bits_do_not_depend_on_threads(kernel: Kernel) -> None:
+@pytest.mark.parametrize("provider", OP.providers, ids=lambda provider: provider.name)
+def test_bits_do_not_depend_on_threads(provider: Provider) -> None:
     """Turns red when long sequences are cut by the number of threads."""
+    if (reason := provider.unavailable(PLATFORM)) is not None:
+        pytest.skip(f"{provider.name}: {reason}")
     batch = paged_batch(
         torch.Generator().manual_seed(0),
         [(1, 2000)],
@@ -156,16 +146,10 @@ def test_bits_do_not_depend_on_threads(kernel: Kernel) -> None:
         block_size=16,
         dtype=torch.float32,
     )
-    before = torch.get_num_threads()
-    results = []
-    for threads in (1, 2, 3, 8):
-        torch.set_num_threads(threads)
-        results.append(kernel(*arguments(batch), 0.125))
-    torch.set_num_threads(before)
+    results = [provider.load(Team(threads))(*arguments(batch), 0.125) for threads in (1, 2, 3, 8)]
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-@pytest.mark.usefixtures("two_threads")
 def test_rows_without_queries_are_nothing_to_do(kernel: Kernel) -> None:
     """Turns red when long rows that are only present, not computed, ask for empty scratch."""
     batch = paged_batch(

@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 from quire.ops.native import DTYPE_CODES
 from quire.ops.operation import Provider
 from quire.ops.paged_attention import OP
+from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
 __all__ = [
@@ -54,7 +55,7 @@ class Candidate(Protocol):
         """Why it cannot serve, or None when it can."""
         ...
 
-    def make(self) -> AttentionBackend:
+    def make(self, team: Team) -> AttentionBackend:
         """The backend; called only after `refusal` gave None."""
         ...
 
@@ -63,7 +64,7 @@ class _Reference:
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> None:
         """It serves everything."""
 
-    def make(self) -> AttentionBackend:
+    def make(self, team: Team) -> AttentionBackend:  # noqa: ARG002  the protocol's
         return ReferenceAttention()
 
 
@@ -77,8 +78,8 @@ class _Cpu:
                 return f"it has no {dtype}"
         return self.provider.unavailable(platform)
 
-    def make(self) -> AttentionBackend:
-        return CpuAttention(self.provider.name, self.provider.load())
+    def make(self, team: Team) -> AttentionBackend:
+        return CpuAttention(self.provider.name, self.provider.load(team))
 
 
 # Best first. The C++ backends have the names of the providers they run.
@@ -96,9 +97,9 @@ def backend_of_isa(isa: str | None) -> str | None:
 
 
 def select_backend(
-    platform: Platform, needs: AttentionNeeds, forced: str | None = None
+    platform: Platform, needs: AttentionNeeds, forced: str | None = None, team: Team = ALONE
 ) -> BackendChoice:
-    """The best backend that can serve `needs` here, or the forced one.
+    """The best backend that can serve `needs` here, or the forced one; `team` computes.
 
     Raises ConfigError when the forced backend does not exist or cannot serve.
     """
@@ -111,7 +112,7 @@ def select_backend(
         refusal = BACKENDS[name].refusal(platform, needs)
         if refusal is None:
             why = "asked for" if forced else "; ".join(["best that serves here", *refusals])
-            return BackendChoice(BACKENDS[name].make(), f"attention: {name} ({why})")
+            return BackendChoice(BACKENDS[name].make(team), f"attention: {name} ({why})")
         refusals.append(f"{name} cannot serve: {refusal}")
     raise ConfigError(
         f"Attention backend {forced!r} cannot serve here: {'; '.join(refusals)}. "

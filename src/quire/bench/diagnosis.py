@@ -11,7 +11,7 @@ from quire.bench.machine import Machine, describe_machine
 from quire.config import env
 from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_isa
 from quire.ops.compile import ISAS
-from quire.ops.native import mapped_openmp_runtimes, native_unavailable
+from quire.ops.native import native_unavailable
 from quire.platform import Platform, detect_platform
 
 __all__ = ["Diagnosis", "OpDiagnosis", "ProviderDiagnosis", "diagnose", "render_diagnosis"]
@@ -44,12 +44,11 @@ class OpDiagnosis:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """compiler: its first line of --version, or None. kernels: by instruction set, None if they
-    are loaded, else why not. openmp: runtimes in the process; more than one fight for the cores."""
+    are loaded, else why not."""
 
     machine: Machine
     compiler: str | None
     kernels: dict[str, str | None]
-    openmp: tuple[str, ...]
     ops: tuple[OpDiagnosis, ...]
 
     @property
@@ -70,7 +69,6 @@ def diagnose(platform: Platform | None = None, seed: int = 0) -> Diagnosis:
         machine=describe_machine(platform),
         compiler=_find_compiler(),
         kernels={isa.name: native_unavailable(isa.name, platform) for isa in ISAS},
-        openmp=mapped_openmp_runtimes(),
         ops=tuple(_diagnose_op(op, chosen[name], platform, seed) for name, op in ALL_OPS.items()),
     )
 
@@ -80,8 +78,6 @@ def render_diagnosis(found: Diagnosis) -> str:
     lines = [*found.machine.lines(), f"compiler     {found.compiler or 'none'}"]
     for isa, reason in found.kernels.items():
         lines.append(f"kernels      {isa}: {reason or 'loaded'}")
-    if len(found.openmp) > 1:
-        lines.append(f"OpenMP       {len(found.openmp)} runtimes: {', '.join(found.openmp)}")
     width = max(len(op.name) for op in found.ops)
     lines.append("operations")
     for op in found.ops:

@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `QUIRE_CPU_ISA` | kernels of one instruction set: `avx512`, `avx2`, or `none` for plain torch |
+| `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
 | `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 """
@@ -16,12 +16,12 @@ from quire.errors import ConfigError
 __all__ = ["CPU_ISAS", "cpu_isa", "limit_spinning", "num_threads"]
 
 SPIN_COUNT = "1000"
-"""Rounds for which an idle OpenMP thread spins before it sleeps. GNU OpenMP spins for milliseconds
+"""Rounds for which an idle thread of torch spins before it sleeps. GNU OpenMP spins milliseconds
 by default, which takes the processor from the very thread that is waited for when another program
-runs beside the engine. 1,000 rounds cost little on an idle machine and are twice as fast as 6,000
-beside a busy program (benchmarks/results/threads_cpu.json)."""
+runs beside the engine. Torch's threads load weights, and compute only where there are no compiled
+kernels."""
 
-CPU_ISAS = ("avx512", "avx2", "none")
+CPU_ISAS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 
 
 def cpu_isa() -> str | None:

@@ -11,8 +11,9 @@ import torch
 from quire.ops.compile import ISAS
 from quire.ops.native import NativeLibrary, load_native, native_unavailable
 from quire.ops.operation import Provider
+from quire.ops.team import ALONE, Team
 
-__all__ = ["cpu_providers", "num_threads", "token_rows"]
+__all__ = ["cpu_providers", "token_rows"]
 
 
 def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[Provider, ...]:
@@ -27,15 +28,12 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
     )
 
 
-def num_threads() -> int:
-    """Threads of a kernel: torch's, so that OMP_NUM_THREADS and set_num_threads hold for both."""
-    return torch.get_num_threads()
-
-
 def token_rows(x: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
 
 
-def _load(isa: str, bind: Callable[[NativeLibrary], Callable[..., Any]]) -> Callable[..., Any]:
-    return bind(load_native(isa))
+def _load(
+    isa: str, bind: Callable[[NativeLibrary], Callable[..., Any]], team: Team = ALONE
+) -> Callable[..., Any]:
+    return bind(load_native(isa, team))

@@ -1,31 +1,24 @@
-"""Load the C++ kernels: one library per instruction set, on torch's own OpenMP runtime.
-
-The libraries name OpenMP symbols without linking a runtime. They find them in the runtime that
-torch has loaded, so that the process has one team of threads, of torch's size.
-"""
+"""Load the C++ kernels: one library per instruction set."""
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from quire.errors import EngineError
 from quire.ops.compile import ISAS, Isa, build_hash, library_path
+from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
 __all__ = [
     "DTYPE_CODES",
     "NativeLibrary",
     "load_native",
-    "mapped_openmp_runtimes",
     "native_unavailable",
 ]
 
@@ -34,8 +27,6 @@ DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
     {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 )
 
-_MAPS = Path("/proc/self/maps")
-_OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)[-.][^/]*$")
 _log = logging.getLogger("quire.ops")
 
 _POINTER, _INT64, _INT32, _FLOAT = (
@@ -44,42 +35,44 @@ _POINTER, _INT64, _INT32, _FLOAT = (
     ctypes.c_int32,
     ctypes.c_float,
 )
-# Parameters of each function in csrc, in order.
+# Parameters of each function in csrc, in order, without the team that comes last in all.
 _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "paged_attention": (
-            (_POINTER,) * 7 + (_INT64,) * 4 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 4
+            (_POINTER,) * 7 + (_INT64,) * 4 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
         ),
-        "write_kv": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 3,
-        "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64, _INT32),
+        "write_kv": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 2,
+        "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
         "rms_norm": (
             (_POINTER, _INT64, _INT64) * 2
             + (_POINTER,) * 3
             + (_INT64,) * 3
             + (_FLOAT,)
-            + (_INT32,) * 3
+            + (_INT32,) * 2
         ),
-        "silu_and_mul": (_POINTER, _INT64, _POINTER, _INT64, _INT64, _INT32, _INT32),
-        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,) * 2),
-        "linear_rows": ((_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 2),
-        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 3),
-        "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 3),
+        "silu_and_mul": (_POINTER, _INT64, _POINTER, _INT64, _INT64, _INT32),
+        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,)),
+        "linear_rows": ((_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,)),
+        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 2),
+        "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 2),
     }
 )
 
 
 class NativeLibrary:
-    """The functions of one library. Every call releases the GIL."""
+    """The functions of one library, computed by one team. Every call releases the GIL."""
 
-    def __init__(self, isa: str, library: ctypes.CDLL) -> None:
+    def __init__(self, isa: str, library: ctypes.CDLL, team: Team) -> None:
         self.isa = isa
+        self._team = team
+        self._team_handle = team.start(library)
         self._functions = {
             name: _declare(library, name, parameters) for name, parameters in _SIGNATURES.items()
         }
 
     def call(self, name: str, *arguments: object) -> None:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
-        code = self._functions[name](*arguments)
+        code = self._functions[name](*arguments, self._team_handle)
         if code != 0:
             raise EngineError(
                 f"The {self.isa} kernel {name} failed with code {code} "
@@ -96,29 +89,19 @@ def native_unavailable(isa: str, platform: Platform) -> str | None:
         return f"tensors live on {platform.device}, these kernels compute on the CPU"
     if platform.cpu.architecture not in entry.architectures:
         return f"the processor is {platform.cpu.architecture}"
-    missing = [name for name in entry.features if not platform.cpu.has(name)]
+    missing = [name for name in entry.all_features if not platform.cpu.has(name)]
     if missing:
         return f"the processor lacks {', '.join(missing)}"
     loaded = _open(isa)
     return loaded if isinstance(loaded, str) else None
 
 
-def load_native(isa: str) -> NativeLibrary:
+def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:
     """The library of `isa`. Raises EngineError with the reason when it cannot be loaded."""
     loaded = _open(isa)
     if isinstance(loaded, str):
         raise EngineError(f"Kernels for {isa} cannot be loaded: {loaded}.")
-    return loaded
-
-
-def mapped_openmp_runtimes() -> tuple[str, ...]:
-    """Paths of the OpenMP runtimes in this process; more than one fight for the cores."""
-    try:
-        lines = _MAPS.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ()  # not Linux
-    paths = {line.split(maxsplit=5)[-1] for line in lines}
-    return tuple(sorted(path for path in paths if _OPENMP.search(path)))
+    return NativeLibrary(isa, loaded, team)
 
 
 def _isa(name: str) -> Isa:
@@ -126,16 +109,13 @@ def _isa(name: str) -> Isa:
 
 
 @cache
-def _open(name: str) -> NativeLibrary | str:
+def _open(name: str) -> ctypes.CDLL | str:
     """The library, or why there is none. Cached: a process loads a library once."""
     isa = _isa(name)
     path = library_path(isa)
     rebuild = "run python -m quire.ops.compile"
     if not path.exists():
         return f"the kernels were not compiled at install; {rebuild}"
-    problem = _share_openmp()
-    if problem is not None:
-        return problem
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -145,24 +125,11 @@ def _open(name: str) -> NativeLibrary | str:
         reason = f"{path.name} was compiled from other sources; {rebuild}"
         _log.warning("plain torch instead of %s kernels: %s", name, reason)
         return reason
-    return NativeLibrary(name, library)
-
-
-@cache
-def _share_openmp() -> str | None:
-    """Make the symbols of the process's OpenMP runtime visible to our libraries; why not, if so."""
-    runtime = next(iter(mapped_openmp_runtimes()), None) or ctypes.util.find_library("gomp")
-    if runtime is None:
-        return "there is no OpenMP runtime, neither torch's nor the system's; install libgomp"
-    try:
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return f"the OpenMP runtime {runtime} does not load ({error})"
-    return None
+    return library
 
 
 def _declare(library: ctypes.CDLL, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:
     function = getattr(library, f"quire_{name}")
-    function.argtypes = parameters
+    function.argtypes = (*parameters, ctypes.c_void_p)
     function.restype = ctypes.c_int
     return function

@@ -37,12 +37,13 @@ class Provider:
     """One implementation of an operation.
 
     unavailable: why this machine cannot run it, as a sentence, or None when it can.
-    load: returns the callable; called only where `unavailable` gave None.
+    load: returns the callable; called only where `unavailable` gave None. It may be given the team
+    of threads that computes; without, the calling thread does.
     """
 
     name: str
     unavailable: Callable[[Platform], str | None]
-    load: Callable[[], Callable[..., Any]]
+    load: Callable[..., Callable[..., Any]]
 
 
 def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

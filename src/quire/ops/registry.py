@@ -24,6 +24,7 @@ from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
 from quire.ops.rope import OP as ROPE
 from quire.ops.silu_and_mul import OP as SILU_AND_MUL
+from quire.ops.team import ALONE, Team
 from quire.ops.write_kv import OP as WRITE_KV
 from quire.platform import Platform
 
@@ -76,7 +77,9 @@ class OpSet:
     chosen: Mapping[str, str]
 
 
-def select(op: Op, platform: Platform, forced: str | None = None) -> tuple[str, Callable[..., Any]]:
+def select(
+    op: Op, platform: Platform, forced: str | None = None, team: Team = ALONE
+) -> tuple[str, Callable[..., Any]]:
     """The name and callable of the best provider that this machine has, or of the forced one.
 
     Raises ConfigError when the forced provider does not exist or cannot run here.
@@ -96,18 +99,20 @@ def select(op: Op, platform: Platform, forced: str | None = None) -> tuple[str, 
                 f"Provider {forced!r} of operation {op.name} cannot run here: {reason}. "
                 f"Force another one, or none."
             )
-        return provider.name, provider.load()
+        return provider.name, provider.load(team)
     for provider in op.providers:
         if provider.unavailable(platform) is None:
-            return provider.name, provider.load()
+            return provider.name, provider.load(team)
     return REFERENCE, op.reference
 
 
-def build_op_set(platform: Platform, forced: Mapping[str, str] | None = None) -> OpSet:
+def build_op_set(
+    platform: Platform, forced: Mapping[str, str] | None = None, team: Team = ALONE
+) -> OpSet:
     """Choose a provider for every operation.
 
-    forced: provider name by operation name, `{}` for none. Raises ConfigError for an unknown
-    operation or a provider that cannot run here.
+    forced: provider name by operation name, `{}` for none. team: the threads that compute.
+    Raises ConfigError for an unknown operation or a provider that cannot run here.
     """
     wanted = dict(forced or {})
     unknown = sorted(wanted.keys() - ALL_OPS.keys())
@@ -115,7 +120,7 @@ def build_op_set(platform: Platform, forced: Mapping[str, str] | None = None) ->
         raise ConfigError(
             f"No such operation: {', '.join(unknown)}. Use one of: {', '.join(ALL_OPS)}."
         )
-    picked = {name: select(op, platform, wanted.get(name)) for name, op in ALL_OPS.items()}
+    picked = {name: select(op, platform, wanted.get(name), team) for name, op in ALL_OPS.items()}
     return OpSet(
         **{name: call for name, (_, call) in picked.items()},
         chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),

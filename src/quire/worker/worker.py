@@ -12,7 +12,7 @@ from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.layers import LayerFactory
 from quire.models import LoadFormat, load_model
-from quire.ops import OpSet, build_op_set
+from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.platform import Platform
 from quire.protocol.step import StepPlan, StepResult
 from quire.quantization import QuantizedFormats
@@ -26,9 +26,9 @@ __all__ = ["Worker", "WorkerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker needs to know. forced_ops: op name → provider. num_threads: of the math
-    libraries, None for their default. dtype, kv_dtype: names of torch dtypes. quantization: of the
-    matrices, as in `EngineSettings`."""
+    """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
+    dtype, kv_dtype: names of torch dtypes. quantization: of the matrices, as in `EngineSettings`.
+    """
 
     spec: ModelSpec
     folder: Path
@@ -44,7 +44,7 @@ class WorkerSettings:
     platform: Platform
     forced_ops: dict[str, str]
     attention_backend: str | None
-    num_threads: int | None
+    num_threads: int
     show_progress: bool
 
 
@@ -52,15 +52,15 @@ class Worker:
     """Loads on construction. Raises ConfigError if the model cannot be loaded as asked."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        if settings.num_threads is not None:
-            torch.set_num_threads(settings.num_threads)
+        torch.set_num_threads(settings.num_threads)
+        team = Team(settings.num_threads)
         device = torch.device(settings.platform.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
         kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
         spec = replace(settings.spec, dtype=settings.dtype)
-        ops = build_op_set(settings.platform, settings.forced_ops)
+        ops = build_op_set(settings.platform, settings.forced_ops, team)
         needs = AttentionNeeds(dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
-        choice = select_backend(settings.platform, needs, settings.attention_backend)
+        choice = select_backend(settings.platform, needs, settings.attention_backend, team)
         formats = QuantizedFormats(settings.quantization, ops)
         factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)
         with torch.inference_mode():
@@ -72,6 +72,8 @@ class Worker:
                 settings.seed,
                 settings.show_progress,
             )
+        if ops.chosen["linear"] != REFERENCE:
+            torch.set_num_threads(1)  # the team computes; torch's own threads have only loaded
         layout = settings.layout
         pages = _allocate_pages(layout, settings.num_blocks, kv_dtype, device)
         kv = _pool(layout, pages, spec.num_layers)

@@ -30,13 +30,14 @@ __all__ = [
 
 SOURCE_FOLDER = Path(__file__).parents[1] / "csrc"
 LIBRARY_FOLDER = Path(__file__).parents[1] / "_lib"
+_BUILD_INFO = "build_info"  # the source file that holds the hash, one for each library
 
 # Contraction is off because a value must not depend on how a template was instantiated.
 _FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-fopenmp",
+    "-pthread",
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-math-errno",
@@ -50,38 +51,49 @@ _SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefi
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set: compiler flags, and the processor features it needs (kernel's names)."""
+    """An instruction set: compiler flags, and the processor features it needs (kernel's names).
+
+    extends: a narrower set of which it is a widening: its flags and features come before these, and
+    of the sources only `units` (file names without ending) are compiled anew. A compiler that does
+    not know the flags of a widening leaves it out.
+    """
 
     name: str
     architectures: tuple[str, ...]
     flags: tuple[str, ...]
     features: tuple[str, ...]
+    extends: Isa | None = None
+    units: tuple[str, ...] = ()
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        return (*(self.extends.all_flags if self.extends else ()), *self.flags)
+
+    @property
+    def all_features(self) -> tuple[str, ...]:
+        return (*(self.extends.all_features if self.extends else ()), *self.features)
 
 
-# Best first. A later set (AVX512_BF16, AMX, NEON) is a row here and a section in csrc/simd.h.
-ISAS = (
-    Isa(
-        name="avx512",
-        architectures=("x86_64", "AMD64"),
-        flags=(
-            "-mavx512f",
-            "-mavx512bw",
-            "-mavx512dq",
-            "-mavx512vl",
-            "-mavx2",
-            "-mfma",
-            "-mf16c",
-            "-mprefer-vector-width=512",
-        ),
-        features=("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"),
+_X86 = ("x86_64", "AMD64")
+_AVX2 = Isa("avx2", _X86, ("-mavx2", "-mfma", "-mf16c"), ("avx2", "fma", "f16c"))
+_AVX512 = Isa(
+    "avx512",
+    _X86,
+    (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        *("-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
     ),
-    Isa(
-        name="avx2",
-        architectures=("x86_64", "AMD64"),
-        flags=("-mavx2", "-mfma", "-mf16c"),
-        features=("avx2", "fma", "f16c"),
-    ),
+    ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"),
 )
+_AVX512_VNNI = Isa(
+    "avx512_vnni", _X86, ("-mavx512vnni",), ("avx512_vnni",), extends=_AVX512, units=()
+)
+_AVX512_BF16 = Isa(
+    "avx512_bf16", _X86, ("-mavx512bf16",), ("avx512_bf16",), extends=_AVX512_VNNI, units=()
+)
+
+# Best first. A later set (AMX, NEON) is a row here and, for another width, a section in simd.h.
+ISAS = (_AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
 
 
 class CompileError(Exception):
@@ -96,7 +108,7 @@ def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
 def build_hash(isa: Isa, sources: Path = SOURCE_FOLDER) -> str:
     """Digest of all sources and flags of `isa`. It is compiled into the library, so that a library
     built from other sources is told apart."""
-    digest = hashlib.sha256(repr((_FLAGS, isa.flags)).encode())
+    digest = hashlib.sha256(repr((_FLAGS, isa.all_flags)).encode())
     for path in sorted([*sources.glob("*.h"), *sources.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
@@ -118,15 +130,16 @@ def compile_kernels(
     wanted = [
         isa
         for isa in ISAS
-        if platform.machine() in isa.architectures and (isas is None or isa.name in isas)
+        if platform.machine() in isa.architectures
+        and (isas is None or isa.name in isas)
+        and (isa.extends is None or _knows(compiler, isa.all_flags))
     ]
     if not wanted:
         raise CompileError(f"no kernels for {platform.machine()} ({isas or 'any instruction set'})")
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        built = [
-            _compile_isa(compiler, isa, sources, Path(scratch), pool, sanitize) for isa in wanted
-        ]
+        build = _Build(compiler, sources, Path(scratch), pool, sanitize)
+        built = [build.library(isa) for isa in wanted]
         done: list[Path] = []
         for isa, library in zip(wanted, built, strict=True):
             target = library_path(isa, output)
@@ -138,6 +151,11 @@ def compile_kernels(
     return tuple(done)
 
 
+def _knows(compiler: str, flags: Sequence[str]) -> bool:
+    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def _compiler() -> str:
     named = os.environ.get("CXX")  # the build's own convention, not a setting of the engine
     for candidate in (named,) if named else ("c++", "g++", "clang++"):
@@ -147,28 +165,38 @@ def _compiler() -> str:
     raise CompileError(f"no C++ compiler ({named or 'c++, g++, clang++'}) on the path")
 
 
-def _compile_isa(
-    compiler: str,
-    isa: Isa,
-    sources: Path,
-    scratch: Path,
-    pool: ThreadPoolExecutor,
-    sanitize: bool,
-) -> Path:
-    flags = [*_FLAGS, *isa.flags, f'-DQUIRE_BUILD_HASH="{build_hash(isa, sources)}"']
-    flags += _SANITIZE_FLAGS if sanitize else ()
-    units = sorted(sources.glob("*.cpp"))
-    objects = [scratch / f"{isa.name}_{unit.stem}.o" for unit in units]
-    commands = [
-        [compiler, *flags, "-c", str(unit), "-o", str(target)]
-        for unit, target in zip(units, objects, strict=True)
-    ]
-    list(pool.map(_call, commands))
-    library = scratch / f"libquire_{isa.name}.so"
-    # Linked without -fopenmp: the runtime is the one that torch brings (see native.py).
-    link = [compiler, "-shared", *(_SANITIZE_FLAGS if sanitize else ()), "-o", str(library)]
-    _call([*link, *map(str, objects)])
-    return library
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """One run of the compiler over some instruction sets; objects that two share are made once."""
+
+    compiler: str
+    sources: Path
+    scratch: Path
+    pool: ThreadPoolExecutor
+    sanitize: bool
+
+    def library(self, isa: Isa) -> Path:
+        flags = [*_FLAGS, f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"']
+        flags += _SANITIZE_FLAGS if self.sanitize else ()
+        objects: list[Path] = []
+        commands: list[list[str]] = []
+        for unit in sorted(self.sources.glob("*.cpp")):
+            maker = isa if unit.stem == _BUILD_INFO else _maker(isa, unit.stem)
+            target = self.scratch / f"{maker.name}_{unit.stem}.o"
+            objects.append(target)
+            if not target.exists():
+                given = [*flags, *maker.all_flags, "-c", str(unit), "-o", str(target)]
+                commands.append([self.compiler, *given])
+        list(self.pool.map(_call, commands))
+        library = self.scratch / f"libquire_{isa.name}.so"
+        link = [self.compiler, "-shared", "-pthread", *(_SANITIZE_FLAGS if self.sanitize else ())]
+        _call([*link, "-o", str(library), *map(str, objects)])
+        return library
+
+
+def _maker(isa: Isa, unit: str) -> Isa:
+    """The set whose object of a source file serves `isa`."""
+    return isa if isa.extends is None or unit in isa.units else _maker(isa.extends, unit)
 
 
 def _call(command: list[str]) -> None:

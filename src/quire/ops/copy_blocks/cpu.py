@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import num_threads
 from quire.ops.native import NativeLibrary
 
 __all__ = ["bind"]
@@ -29,7 +28,6 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             src.data_ptr(),
             dst.data_ptr(),
             src.numel(),
-            num_threads(),
         )
 
     return copy_blocks

@@ -29,7 +29,7 @@ QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
 QUIRE_API int quire_write_kv(const void* k, const void* v, void* k_cache, void* v_cache,
                              const int64_t* slots, int64_t num_tokens, int64_t width,
                              int64_t k_stride, int64_t v_stride, int32_t dtype,
-                             int32_t cache_dtype, int32_t num_threads) {
+                             int32_t cache_dtype, quire::Team* team) {
   using namespace quire;
   int inner = 0;
   const int outer = dispatch(static_cast<DType>(dtype), [&](auto* from) {
@@ -37,7 +37,7 @@ QUIRE_API int quire_write_kv(const void* k, const void* v, void* k_cache, void* 
     inner = dispatch(static_cast<DType>(cache_dtype), [&](auto* to) {
       using To = std::remove_pointer_t<decltype(to)>;
       const int64_t grain = kBytesPerTask / (width * 2 * sizeof(To)) + 1;
-      parallel_for(num_tokens, grain, num_threads, [&](int64_t t) {
+      parallel_for(num_tokens, grain, team, [&](int64_t t) {
         if (slots[t] < 0) return;
         const int64_t at = slots[t] * width;
         convert(static_cast<const From*>(k) + t * k_stride, static_cast<To*>(k_cache) + at, width);
@@ -52,10 +52,10 @@ QUIRE_API int quire_write_kv(const void* k, const void* v, void* k_cache, void* 
 // sources are read before any destination is written, through a buffer; planes are independent.
 QUIRE_API int quire_copy_blocks(void* pages, int64_t num_planes, int64_t num_blocks,
                                 int64_t block_bytes, const int64_t* src, const int64_t* dst,
-                                int64_t count, int32_t num_threads) {
+                                int64_t count, quire::Team* team) {
   using namespace quire;
   std::atomic<int> failed{0};
-  parallel_for(num_planes, 1, num_threads, [&](int64_t plane) {
+  parallel_for(num_planes, 1, team, [&](int64_t plane) {
     char* base = static_cast<char*>(pages) + plane * num_blocks * block_bytes;
     char* buffer = static_cast<char*>(std::malloc(count * block_bytes));
     if (buffer == nullptr) {

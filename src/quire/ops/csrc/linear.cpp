@@ -88,7 +88,7 @@ constexpr Tiles<W> kTiles = tiles_of<W>(std::make_index_sequence<kMaxRows>());
 struct Problem {
   int64_t rows, outputs, depth, x_stride, y_stride;
   const float* bias;
-  int num_threads;
+  Team* team;
 };
 
 // Rows [first, first + rows) of x as float32, [depth, rows].
@@ -175,17 +175,17 @@ void multiply_block(const Problem& problem, const E* x, const W* weight, E* y, f
   const Block<W, E> block{problem, weight, y, scratch, height, (rows + height - 1) / height,
                           (problem.outputs + kWidth - 1) / kWidth};
   const int64_t tile_work = height * depth * 8;  // slow: columns are written into rows
-  parallel_for(block.num_tiles, kWorkPerTask / (tile_work + 1) + 1, problem.num_threads,
+  parallel_for(block.num_tiles, kWorkPerTask / (tile_work + 1) + 1, problem.team,
                [&](int64_t t) {
                  gather_rows(x + t * height * problem.x_stride, problem.x_stride, depth,
                              block.rows_of(t), scratch + t * height * depth);
                });
   const int64_t together = block.num_tiles == 1 ? panels_of(static_cast<int>(height)) : 1;
   // Side by side only if there is enough for all threads then.
-  const int64_t group = block.num_panels >= 2 * together * problem.num_threads ? together : 1;
+  const int64_t group = block.num_panels >= 2 * together * team_size(problem.team) ? together : 1;
   const int64_t num_groups = (block.num_panels + group - 1) / group;
   const int64_t grain = kWorkPerTask / (group * kWidth * rows * depth + 1) + 1;
-  parallel_for(num_groups, grain, problem.num_threads, [&](int64_t task) {
+  parallel_for(num_groups, grain, problem.team, [&](int64_t task) {
     const int64_t first = task * group, last = std::min(block.num_panels, first + group);
     if (group > 1 && last - first == group) {
       block.multiply(0, first, group, Ahead{});
@@ -216,12 +216,12 @@ int multiply(Problem problem, const E* x, const W* weight, E* y) {
 
 // weight: contiguous [outputs, depth]. packed: [panels, depth, kWidth].
 QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,
-                                int32_t dtype, int32_t num_threads) {
+                                int32_t dtype, quire::Team* team) {
   using namespace quire;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using W = std::remove_pointer_t<decltype(tag)>;
     const int64_t panels = (outputs + kWidth - 1) / kWidth;
-    parallel_for(panels, kWorkPerTask / (depth * kWidth + 1) + 1, num_threads, [&](int64_t panel) {
+    parallel_for(panels, kWorkPerTask / (depth * kWidth + 1) + 1, team, [&](int64_t panel) {
       const W* source = static_cast<const W*>(weight) + panel * kWidth * depth;
       W* target = static_cast<W*>(packed) + panel * kWidth * depth;
       const int64_t columns = std::min<int64_t>(kWidth, outputs - panel * kWidth);
@@ -237,14 +237,14 @@ QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t output
 // Rows of the matrix that was packed: out [num_ids, depth]. Reads one panel per id, in order.
 QUIRE_API int quire_linear_rows(const void* packed, const int64_t* ids, void* out, int64_t num_ids,
                                 int64_t outputs, int64_t depth, int32_t dtype,
-                                int32_t num_threads) {
+                                quire::Team* team) {
   using namespace quire;
   for (int64_t i = 0; i < num_ids; ++i) {
     if (ids[i] < 0 || ids[i] >= outputs) return 3;
   }
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using W = std::remove_pointer_t<decltype(tag)>;
-    parallel_for(num_ids, kWorkPerTask / 8 / (depth + 1) + 1, num_threads, [&](int64_t i) {
+    parallel_for(num_ids, kWorkPerTask / 8 / (depth + 1) + 1, team, [&](int64_t i) {
       const W* source = static_cast<const W*>(packed) + ids[i] / kWidth * kWidth * depth +
                         position<W>(static_cast<int>(ids[i] % kWidth));
       W* target = static_cast<W*>(out) + i * depth;
@@ -257,9 +257,9 @@ QUIRE_API int quire_linear_rows(const void* packed, const int64_t* ids, void* ou
 // float32 or null.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
                            void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
-                           int32_t weight_dtype, int32_t num_threads) {
+                           int32_t weight_dtype, quire::Team* team) {
   using namespace quire;
-  const Problem problem{rows, outputs, depth, x_stride, outputs, bias, num_threads};
+  const Problem problem{rows, outputs, depth, x_stride, outputs, bias, team};
   int failed = 0, unknown_x = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
     using W = std::remove_pointer_t<decltype(weight_tag)>;

@@ -186,7 +186,7 @@ bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
 // Few tiles and long sequences: spans are tasks of their own, merged in order afterwards.
 template <class E>
 bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
-               int num_threads) {
+               Team* team) {
   thread_local Arena arena;
   float* parts = arena.reserve(num_works * num_spans * state_size(b));
   if (parts == nullptr) return false;
@@ -195,14 +195,14 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
     return carve_state(b, at);
   };
   std::atomic<bool> ok{true};
-  parallel_for(num_works * num_spans, 1, num_threads, [&](int64_t task) {
+  parallel_for(num_works * num_spans, 1, team, [&](int64_t task) {
     const int64_t index = task / num_spans, offset = task % num_spans;
     const Tile tile = make_tile(b, works[index]);
     const int64_t span = first_span(tile) + offset;
     if (span > last_span(tile)) return;
     if (!run_span<E>(b, works[index], span, part_of(index, offset))) ok = false;
   });
-  parallel_for(num_works, 1, num_threads, [&](int64_t index) {
+  parallel_for(num_works, 1, team, [&](int64_t index) {
     const Tile tile = make_tile(b, works[index]);
     State total = part_of(index, 0);
     for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
@@ -249,9 +249,9 @@ int64_t most_spans(const Batch& b) {
 constexpr int kTasksPerThread = 2;
 
 template <class E>
-bool run_batch(const Batch& b, int num_threads) {
+bool run_batch(const Batch& b, Team* team) {
   thread_local Arena arena;
-  const int64_t enough = num_threads > 1 ? int64_t{kTasksPerThread} * num_threads : 1;
+  const int64_t enough = team_size(team) > 1 ? int64_t{kTasksPerThread} * team_size(team) : 1;
   int heads = b.num_kv_heads;
   int64_t count = cut_rows(b, heads, nullptr);
   if (count == 0) return true;  // no row has a query
@@ -265,16 +265,16 @@ bool run_batch(const Batch& b, int num_threads) {
   if (memory == nullptr) return false;
   Work* works = reinterpret_cast<Work*>(memory);
   cut_rows(b, heads, works);
-  if (spans > 1) return run_split<E>(b, works, count, spans, num_threads);
+  if (spans > 1) return run_split<E>(b, works, count, spans, team);
   auto cost = [&](const Work& work) {
     const Tile tile = make_tile(b, work);
     return (tile.position(tile.rows - 1) + 1 - tile.low(0)) * work.num_tokens * work.num_kv_heads;
   };
-  if (num_threads > 1)  // longest first; any order gives the same bits
+  if (team_size(team) > 1)  // longest first; any order gives the same bits
     std::sort(works, works + count,
               [&](const Work& x, const Work& y) { return cost(x) > cost(y); });
   std::atomic<bool> ok{true};
-  parallel_for(count, 1, num_threads, [&](int64_t index) {
+  parallel_for(count, 1, team, [&](int64_t index) {
     if (!run_tile<E>(b, works[index])) ok = false;
   });
   return ok;
@@ -293,7 +293,7 @@ QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const vo
                                     int64_t table_stride, int32_t block_size, int32_t num_rows,
                                     int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
                                     float scale, int32_t window, int32_t q_dtype,
-                                    int32_t cache_dtype, int32_t num_threads) {
+                                    int32_t cache_dtype, quire::Team* team) {
   using namespace quire;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
   const Batch batch{q,
@@ -321,7 +321,7 @@ QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const vo
   bool ok = true;
   const int unknown = dispatch(static_cast<DType>(cache_dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    ok = run_batch<E>(batch, num_threads);
+    ok = run_batch<E>(batch, team);
   });
   return unknown ? 1 : ok ? 0 : 2;
 }

@@ -1,29 +1,33 @@
-// Work for a team of threads. Only GOMP_parallel is needed, which the OpenMP runtime that torch
-// has loaded provides: linking a second runtime would give the process a second set of threads.
+// Loops whose iterations a team of threads shares.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+#include "team.h"
+
 namespace quire {
 
+inline int team_size(const Team* team) { return team == nullptr ? 1 : team->size(); }
+
 // Calls body(i) for 0 <= i < count, each once, in no order. Threads take `grain` indices at a time.
+// team: null for the caller alone.
 template <class F>
-void parallel_for(int64_t count, int64_t grain, int num_threads, F&& body) {
-  if (num_threads <= 1 || count <= grain) {
+void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
+  if (team == nullptr || count <= grain) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(num_threads)
-  {
+  auto share = [&] {
     for (;;) {
       const int64_t first = next.fetch_add(grain, std::memory_order_relaxed);
-      if (first >= count) break;
+      if (first >= count) return;
       const int64_t last = first + grain < count ? first + grain : count;
       for (int64_t i = first; i < last; ++i) body(i);
     }
-  }
+  };
+  team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
 }  // namespace quire

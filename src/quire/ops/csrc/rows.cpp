@@ -114,11 +114,11 @@ QUIRE_INLINE void rotate_pairs(E* x, const float* cos, const float* sin, int64_t
 QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, const void* residual,
                              int64_t residual_outer, int64_t residual_inner, const void* weight,
                              void* out, void* total, int64_t outer, int64_t inner, int64_t width,
-                             float eps, int32_t unit_offset, int32_t dtype, int32_t num_threads) {
+                             float eps, int32_t unit_offset, int32_t dtype, quire::Team* team) {
   using namespace quire;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    parallel_for(outer * inner, grain_of(width), num_threads, [&](int64_t row) {
+    parallel_for(outer * inner, grain_of(width), team, [&](int64_t row) {
       const int64_t o = row / inner, i = row % inner;
       const E* source = static_cast<const E*>(x) + o * x_outer + i * x_inner;
       if (residual != nullptr) {
@@ -138,14 +138,14 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
 
 // x: rows of 2 · width, stride in elements; out: contiguous rows of width.
 QUIRE_API int quire_silu_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
-                                 int64_t width, int32_t dtype, int32_t num_threads) {
+                                 int64_t width, int32_t dtype, quire::Team* team) {
   using namespace quire;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     // Pieces of a row are tasks too: one decode row may be wide. Pieces are whole vectors.
     const int64_t piece = kElementsPerTask / 4;
     const int64_t pieces = (width + piece - 1) / piece;
-    parallel_for(rows * pieces, grain_of(width / pieces), num_threads, [&](int64_t task) {
+    parallel_for(rows * pieces, grain_of(width / pieces), team, [&](int64_t task) {
       const int64_t row = task / pieces, first = task % pieces * piece;
       const int64_t last = first + piece < width ? first + piece : width;
       const E* gate = static_cast<const E*>(x) + row * stride;
@@ -162,12 +162,12 @@ QUIRE_API int quire_silu_and_mul(const void* x, int64_t stride, void* out, int64
 QUIRE_API int quire_rope(void* q, void* k, int64_t q_stride, int64_t k_stride, int64_t q_heads,
                          int64_t k_heads, int64_t head_dim, const int64_t* positions,
                          const float* cos, const float* sin, int64_t half, int64_t num_tokens,
-                         int32_t interleaved, int32_t dtype, int32_t num_threads) {
+                         int32_t interleaved, int32_t dtype, quire::Team* team) {
   using namespace quire;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     const int64_t grain = grain_of((q_heads + k_heads) * head_dim);
-    parallel_for(num_tokens, grain, num_threads, [&](int64_t t) {
+    parallel_for(num_tokens, grain, team, [&](int64_t t) {
       const float* c = cos + positions[t] * half;
       const float* s = sin + positions[t] * half;
       for (int64_t h = 0; h < q_heads + k_heads; ++h) {

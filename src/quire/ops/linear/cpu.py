@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from quire.ops.cpu_provider import num_threads
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
@@ -45,7 +44,6 @@ class _CpuMatrix:
             self._outputs,
             self._depth,
             self._code,
-            num_threads(),
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +63,6 @@ class _CpuMatrix:
             self._depth,
             DTYPE_CODES[x.dtype],
             self._code,
-            num_threads(),
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
 
@@ -81,6 +78,5 @@ class _CpuMatrix:
             self._outputs,
             self._depth,
             self._code,
-            num_threads(),
         )
         return out

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import num_threads, token_rows
+from quire.ops.cpu_provider import token_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -52,7 +52,6 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             window or 0,
             DTYPE_CODES[q.dtype],
             DTYPE_CODES[k_cache.dtype],
-            num_threads(),
         )
         return out
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import num_threads
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind", "bind_with_residual"]
@@ -37,7 +36,6 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             eps,
             unit_offset,
             DTYPE_CODES[x.dtype],
-            num_threads(),
         )
         return out
 
@@ -76,7 +74,6 @@ def bind_with_residual(
             eps,
             unit_offset,
             DTYPE_CODES[x.dtype],
-            num_threads(),
         )
         return out, total
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from quire.errors import EngineError
-from quire.ops.cpu_provider import num_threads
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -48,7 +47,6 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             num_tokens,
             interleaved,
             DTYPE_CODES[q.dtype],
-            num_threads(),
         )
 
     return rope

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import num_threads
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -29,7 +28,6 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
                 out.numel() // width,
                 width,
                 DTYPE_CODES[x.dtype],
-                num_threads(),
             )
         return out
 

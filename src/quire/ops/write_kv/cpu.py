@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import num_threads, token_rows
+from quire.ops.cpu_provider import token_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -38,7 +38,6 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             v.stride(0),
             DTYPE_CODES[k.dtype],
             DTYPE_CODES[k_cache.dtype],
-            num_threads(),
         )
 
     return write_kv

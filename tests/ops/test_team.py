@@ -1,0 +1,108 @@
+"""The team of threads: every kernel's work is done, whoever of the team has time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.ops import ALL_OPS, Provider, Team
+from quire.platform import detect_platform
+
+PLATFORM = detect_platform()
+ROWS, WIDTH = 2000, 512
+
+
+@pytest.fixture
+def norm() -> Provider:
+    for provider in ALL_OPS["rms_norm"].providers:
+        if provider.unavailable(PLATFORM) is None:
+            return provider
+    pytest.skip("no compiled kernels here")
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, float]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.ones(WIDTH), 1e-6
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_a_team_does_what_one_thread_does(norm: Provider, threads: int) -> None:
+    """Turns red when a round is lost, computed twice, or its result read too early; members sleep
+    between some rounds and spin between others."""
+    given = inputs()
+    expected = norm.load()(*given)
+    call = norm.load(Team(threads))
+    for round_number in range(300):
+        assert torch.equal(call(*given), expected)
+        if round_number % 50 == 0:
+            threading.Event().wait(0.002)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads through /proc")
+def test_threads_end_with_the_team(norm: Provider) -> None:
+    """Turns red when an engine that was shut down leaves threads behind."""
+    before = tasks()
+    call = norm.load(Team(4))
+    call(*inputs())
+    assert tasks() == before + 3
+    del call
+    gc.collect()
+    assert tasks() == before
+
+
+def test_two_callers_at_once_both_get_their_results(norm: Provider) -> None:
+    """Turns red when a second caller's work replaces the first one's."""
+    given = inputs()
+    expected = norm.load()(*given)
+    call = norm.load(Team(2))
+    wrong: list[int] = []
+
+    def compute() -> None:
+        wrong.extend(i for i in range(200) if not torch.equal(call(*given), expected))
+
+    callers = [threading.Thread(target=compute) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+FORKED = """
+import os, torch
+from quire.ops import ALL_OPS, Team
+from quire.platform import detect_platform
+here = detect_platform()
+provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
+call = provider.load(Team(3))
+x = torch.randn(2000, 512)
+expected = call(x, x[0], 1e-6)
+child = os.fork()
+if child == 0:
+    ok = torch.equal(call(x, x[0], 1e-6), expected)
+    del call
+    raise SystemExit(0 if ok else 3)  # runs what ends a process in the ordinary way
+_, status = os.waitpid(child, 0)
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.usefixtures("norm")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_computes_alone_and_ends() -> None:
+    """Turns red when a child waits for threads that stayed with its parent."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
