@@ -19,8 +19,8 @@ MIDDLE = 8
 
 EXTREMES = (7.2, 8.0, 8.8)
 """Where in a symmetric group the number of largest size lands before it is rounded and cut off at
--8: on wider and on narrower grids. One grid gives more error (docs/quantization.md), and more than
-these three give no less."""
+-8: on wider and on narrower grids. Without a choice there is more error (docs/quantization.md); a
+choice of more than three gains little."""
 
 SHARES = (1.0, 0.95, 0.9, 0.85)
 """Of the range of a group with a zero point that its grid spans."""
