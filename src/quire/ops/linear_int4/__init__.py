@@ -23,7 +23,9 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.cpu_provider import cpu_providers
 from quire.ops.linear import PackedMatrix
+from quire.ops.linear_int4.cpu import bind
 from quire.ops.linear_int4.inputs import make_inputs
 from quire.ops.linear_int4.reference import PlainInt4Matrix
 from quire.ops.operation import Op, rounding
@@ -49,5 +51,6 @@ OP = Op(
     reference=PlainInt4Matrix,
     make_inputs=make_inputs,
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
+    providers=cpu_providers(bind),
     apply=_apply,
 )

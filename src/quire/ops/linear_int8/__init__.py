@@ -20,7 +20,9 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.cpu_provider import cpu_providers
 from quire.ops.linear import PackedMatrix
+from quire.ops.linear_int8.cpu import bind
 from quire.ops.linear_int8.inputs import make_inputs
 from quire.ops.linear_int8.reference import PlainInt8Matrix
 from quire.ops.operation import Op, rounding
@@ -45,5 +47,6 @@ OP = Op(
     reference=PlainInt8Matrix,
     make_inputs=make_inputs,
     tolerance=rounding("the same integers, scaled in the same order"),
+    providers=cpu_providers(bind),
     apply=_apply,
 )
