@@ -86,16 +86,25 @@ class Variant:
 
 
 class RoundToNearest:
-    """4 bits in groups of 32 on the grid max|w| / 7, without any search: what the search gains."""
+    """4 bits in groups of 32 on the grid max|w| / 7, or (max - min) / 15 with a zero point: what
+    the search for better grids gains."""
 
-    def __init__(self, ops: OpSet) -> None:
+    def __init__(self, ops: OpSet, *, zero_points: bool) -> None:
         self._linear = ops.linear_int4
+        self._zero_points = zero_points
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
         groups = weight.float().unflatten(1, (-1, 32))
-        scale = groups.abs().amax(2) / 7
-        values = (groups / scale.clamp(min=1e-30).unsqueeze(2)).round().clamp(-7, 7) + 8
-        return self._linear(values.flatten(1).byte(), scale, None, bias, dtype=weight.dtype)
+        if self._zero_points:
+            low = groups.amin(2, keepdim=True).clamp(max=0)
+            scale = (groups.amax(2, keepdim=True).clamp(min=0) - low).clamp(min=1e-30) / 15
+            zero = (-low / scale).round()
+        else:
+            scale = groups.abs().amax(2, keepdim=True).clamp(min=1e-30) / 7
+            zero = torch.full_like(scale, 8.0)
+        values = ((groups / scale).round() + zero).clamp(0, 15).flatten(1).byte()
+        zeros = zero.squeeze(2).byte() if self._zero_points else None
+        return self._linear(values, scale.squeeze(2), zeros, bias, dtype=weight.dtype)
 
 
 def variants(ops: OpSet) -> Iterator[Variant]:
@@ -113,10 +122,12 @@ def variants(ops: OpSet) -> Iterator[Variant]:
                 if group <= size
             ]
             yield Variant(f"int4, groups of {size}, {kind}", body, int8)
-    body = [(32, Int4Format(ops, 32))]
-    yield Variant("int4, groups of 32, symmetric, head in int4", body, body[0][1])
-    yield Variant("int4, groups of 32, symmetric, head as it is", body, plain)
-    yield Variant("int4, groups of 32, max|w| / 7", [(32, RoundToNearest(ops))], int8)
+    int4 = Int4Format(ops)
+    for name, head in (("in int4", int4), ("as it is", plain)):
+        yield Variant(f"int4, groups of 32, zero points, head {name}", [(32, int4)], head)
+    for zero_points, name in ((False, "max|w| / 7"), (True, "(max - min) / 15")):
+        rounded = RoundToNearest(ops, zero_points=zero_points)
+        yield Variant(f"int4, groups of 32, {name}", [(32, rounded)], int8)
 
 
 class Reader:

@@ -120,13 +120,13 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype) -> None:
 def test_a_bad_weight_spoils_no_other_row_and_no_range(bad: float) -> None:
     """Catches integers out of range, which would spill into a neighbour's bits when packed."""
     weight = random_weight(3, 4, 64)
-    clean8, clean4 = quantize_int8(weight), quantize_int4(weight, 32)
+    clean8, clean4 = quantize_int8(weight), quantize_int4(weight)
     weight[1, 5] = bad
     values, scale = quantize_int8(weight)
     assert not bool(scale[1].isfinite())
     for row in (0, 2, 3):
         assert torch.equal(values[row], clean8[0][row])
-    values, scale, _ = quantize_int4(weight, 32)
+    values, scale, _ = quantize_int4(weight)
     assert not bool(scale[1, 0].isfinite())
     assert int(values.max()) <= 15
     for row in (0, 2, 3):

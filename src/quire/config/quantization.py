@@ -27,8 +27,9 @@ FormatName = Literal["plain", "int8", "int4"]
 QUANTIZATIONS: tuple[FormatName, ...] = ("int8", "int4")
 
 INT4_GROUP_SIZE = 32
-"""Inputs that share a scale. The smallest of the sizes that the kernels have, 4.5 bits per weight:
-64 inputs save a quarter of a bit and add a fifth more error (docs/quantization.md)."""
+"""Inputs that share a scale and a zero point: the smallest of the sizes that the kernels have.
+Groups of 64 save a quarter of a bit per weight, and add a fifth more error; groups without zero
+points save an eighth of a bit, add as much, and are no faster (docs/quantization.md)."""
 
 INT8_MAX_INPUTS = 131_072
 """So many products of two 8-bit numbers fit an int32 sum; a limit of the operation."""
@@ -68,8 +69,10 @@ def matrix_bytes(name: FormatName, outputs: int, inputs: int, dtype_bytes: int) 
         return outputs * inputs * dtype_bytes
     if name == "int8":
         return outputs * (inputs + _FLOAT32_BYTES)
-    scales = inputs // INT4_GROUP_SIZE * _FLOAT16_BYTES + _FLOAT32_BYTES
-    return outputs * (inputs // 2 + scales)
+    groups = outputs * inputs // INT4_GROUP_SIZE
+    values_and_scales = groups * (INT4_GROUP_SIZE // 2 + _FLOAT16_BYTES)
+    zero_points = groups // 2
+    return values_and_scales + zero_points + outputs * _FLOAT32_BYTES
 
 
 def quantized_bytes(spec: ModelSpec, quantization: str | None, plain_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""4 bits per weight, one scale and at will one zero point per group of inputs."""
+"""4 bits per weight, one scale and one zero point per group of inputs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Int4Format:
     """`WeightFormat` for inputs that are a multiple of the group size.
 
     group_size: inputs that share a scale. zero_points: a grid from the smallest to the largest
-    number of a group, in place of one that is symmetric around zero.
+    number of a group; without, one that is symmetric around zero.
     """
 
     def __init__(
-        self, ops: OpSet, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = False
+        self, ops: OpSet, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = True
     ) -> None:
         self._linear = ops.linear_int4
         self._group_size = group_size
@@ -50,7 +50,7 @@ Int4Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def quantize_int4(
-    weight: torch.Tensor, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = False
+    weight: torch.Tensor, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = True
 ) -> Int4Matrix:
     """weight [O, I] → values uint8 [O, I] in 0 to 15, scales float32 [O, I / group_size], and zero
     points uint8 of the same shape or None, which is 8; weight ≈ (value - zero) · scale.
