@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 
 from quire import LLM
 from quire.bundled import bundled_model_path
+from quire.cli.main import main
 from quire.config import MatrixShape, ModelSpec, read_checkpoint, read_model_spec
 from quire.config.memory_plan import weight_bytes
 from quire.config.quantization import (
@@ -84,6 +86,14 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         ConfigError, match=r"quantization cannot be 'fp8'\. Give one of: int8, int4"
     ):
         LLM(quantization="fp8")
+
+
+def test_the_flag_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a flag that is read and forgotten."""
+    assert main(["plan", "--quantization", "int4", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["settings"]["quantization"] == "int4"
+    assert plan["memory"]["fixed"]["weights"] == weight_bytes(bundled_spec(), None, "int4")
 
 
 class Counting:
