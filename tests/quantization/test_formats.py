@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -174,3 +175,20 @@ def test_rows_of_a_tied_table_come_in_the_dtype_of_the_model() -> None:
         assert got.dtype == torch.bfloat16
         torch.testing.assert_close(got.float(), table[[3, 3, 9]], rtol=0.02, atol=0.03)
         assert head(torch.randn(2, 64, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_plain_matrix_is_let_go_when_it_is_packed(quantization: str) -> None:
+    """Catches a quantized model that keeps its 16 bits too."""
+    factory = new_factory(bundled_spec(), formats=QuantizedFormats(quantization, OPS))
+    layers = [
+        factory.merged_linear(64, {"gate": 3, "up": 3}, bias=True),
+        factory.embedding_and_head(4, 64, tied=False)[1],
+        factory.embedding_and_head(4, 64, tied=True)[0],
+    ]
+    plain = [weakref.ref(layer.weights._plain.weight) for layer in layers]
+    for layer in layers:
+        for part, shape in layer.weights.shapes().items():
+            layer.weights.load(part, torch.zeros(shape))
+        layer.weights.finish()
+    assert [weight() for weight in plain] == [None] * len(layers)

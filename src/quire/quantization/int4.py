@@ -63,15 +63,15 @@ def quantize_int4(
     values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(grid, dtype=torch.float32, device=weight.device)
     zeros = torch.empty(grid, dtype=torch.uint8, device=weight.device) if zero_points else None
-    starts = _grids_between_extremes if zero_points else _symmetric_grids
+    grids = _grids_between_extremes if zero_points else _symmetric_grids
     for rows, block in row_blocks(weight):
         groups = block.view(-1, grid[1], group_size)
-        best = _best_fit(groups, starts(groups))
+        best = _best_fit(groups, grids(groups))
         values[rows] = (best.levels + best.zero).view(-1, inputs)
         scales[rows] = best.scale.squeeze(2)
         if zeros is not None:
-            zeros[rows] = best.zero.squeeze(2)
-    return values.clamp_(max=LARGEST), scales, zeros  # the clamp is for weights that are NaN
+            zeros[rows] = best.zero.squeeze(2).nan_to_num_()  # weights that are NaN
+    return values.clamp_(max=LARGEST), scales, zeros  # the same
 
 
 _Grid = tuple[torch.Tensor, torch.Tensor]
