@@ -28,8 +28,8 @@ QUANTIZATIONS: tuple[FormatName, ...] = ("int8", "int4")
 
 INT4_GROUP_SIZE = 32
 """Inputs that share a scale and a zero point: the smallest of the sizes that the kernels have.
-Groups of 64 save a quarter of a bit per weight, and add a fifth more error; groups without zero
-points save an eighth of a bit, add as much, and are no faster (docs/quantization.md)."""
+Groups of 64 save a third of a bit per weight and add a quarter more error; groups without zero
+points save an eighth of a bit and add a seventh (docs/quantization.md)."""
 
 INT8_MAX_INPUTS = 131_072
 """So many products of two 8-bit numbers fit an int32 sum; a limit of the operation."""
