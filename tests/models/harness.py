@@ -23,8 +23,9 @@ from quire.attention import (
 from quire.config import ModelSpec, group_layers, read_model_spec
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
-from quire.ops import build_op_set, force_isa
+from quire.ops import OpSet, build_op_set, force_isa
 from quire.platform import detect_platform
+from quire.quantization import MatrixFormats, QuantizedFormats
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256
@@ -33,12 +34,19 @@ NUM_BLOCKS = 256
 class PagedModel:
     """A loaded model with its KV pool and the block tables of the sequences fed so far."""
 
-    def __init__(self, folder: Path, implementation: str, max_positions: int = 96) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        implementation: str,
+        max_positions: int = 96,
+        quantization: str | None = None,
+    ) -> None:
         """implementation: "reference" (plain torch only) or "best" (what this machine has)."""
         self.spec = read_model_spec(folder)
         dtype: torch.dtype = getattr(torch, self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation)
-        factory = new_factory(self.spec, implementation, self._backend, max_positions)
+        formats = QuantizedFormats(quantization, new_ops(implementation))
+        factory = new_factory(self.spec, implementation, self._backend, max_positions, formats)
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
         self._pool = _new_pool(self.spec, dtype)
         self._groups = group_layers(self.spec.windows)
@@ -112,16 +120,23 @@ def new_factory(
     implementation: str = "reference",
     backend: AttentionBackend | None = None,
     max_positions: int = 64,
+    formats: MatrixFormats | None = None,
 ) -> LayerFactory:
     """What makes the layers of `spec` on this machine's CPU."""
-    isa = "none" if implementation == "reference" else None
     return LayerFactory(
-        build_op_set(detect_platform(), force_isa(isa)),
+        new_ops(implementation),
         backend or _new_backend(spec, implementation),
         getattr(torch, spec.dtype),
         torch.device("cpu"),
         max_positions,
+        formats,
     )
+
+
+def new_ops(implementation: str) -> OpSet:
+    """Plain torch for "reference", what this machine has for "best"."""
+    isa = "none" if implementation == "reference" else None
+    return build_op_set(detect_platform(), force_isa(isa))
 
 
 def _new_backend(spec: ModelSpec, implementation: str) -> AttentionBackend:

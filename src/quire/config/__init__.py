@@ -6,7 +6,13 @@ from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.hub import resolve_model_folder
 from quire.config.kv_layout import KVGroup, KVLayout, group_layers
-from quire.config.model_spec import GenerationDefaults, ModelSpec, ParameterCounts, RopeSpec
+from quire.config.model_spec import (
+    GenerationDefaults,
+    MatrixShape,
+    ModelSpec,
+    ParameterCounts,
+    RopeSpec,
+)
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -14,6 +20,7 @@ __all__ = [
     "GenerationDefaults",
     "KVGroup",
     "KVLayout",
+    "MatrixShape",
     "ModelSpec",
     "ParameterCounts",
     "RawConfig",

@@ -17,6 +17,7 @@ from quire.config.model_spec import (
     DTYPE_BYTES,
     GPT2Traits,
     LlamaTraits,
+    MatrixShape,
     ModelSpec,
     OPTTraits,
     ParameterCounts,
@@ -179,6 +180,13 @@ def _read_llama_like(
         ropes=ropes,
         traits=traits,
         parameters=ParameterCounts(vocab * hidden, layer, head),
+        matrices=(
+            MatrixShape(q_size + 2 * kv_size, hidden, len(layer_types)),
+            MatrixShape(hidden, q_size, len(layer_types)),
+            MatrixShape(2 * intermediate, hidden, len(layer_types)),
+            MatrixShape(hidden, intermediate, len(layer_types)),
+            MatrixShape(vocab, hidden, is_head=True),
+        ),
         bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),
@@ -249,10 +257,26 @@ def _read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
         ropes=(None,) * num_layers,
         traits=traits,
         parameters=ParameterCounts(embedding, layer, head),
+        matrices=(
+            *_plain_block_matrices(hidden, ffn, num_layers),
+            *(_narrow_matrices(hidden, traits.embed_size) if narrow else ()),
+            MatrixShape(vocab, traits.embed_size, is_head=True),
+        ),
         bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
+
+
+def _plain_block_matrices(hidden: int, inner: int, num_layers: int) -> tuple[MatrixShape, ...]:
+    """q, k, v; attention's output; the MLP up and down; as many key heads as query heads."""
+    sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))
+    return tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes)
+
+
+def _narrow_matrices(hidden: int, embed_size: int) -> tuple[MatrixShape, ...]:
+    """From narrow embeddings into the layers and back."""
+    return MatrixShape(hidden, embed_size), MatrixShape(embed_size, hidden)
 
 
 def _read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -288,6 +312,10 @@ def _read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
             tuple(scale / (layer + 1 if by_layer else 1) for layer in range(num_layers))
         ),
         parameters=ParameterCounts((vocab + positions) * hidden, layer, head),
+        matrices=(
+            *_plain_block_matrices(hidden, inner, num_layers),
+            MatrixShape(vocab, hidden, is_head=True),
+        ),
         bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),

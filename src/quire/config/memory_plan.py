@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire.config.checkpoint import Checkpoint
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import ModelSpec
+from quire.config.quantization import quantized_bytes
 
 __all__ = [
     "PROMPT_LOGPROB_ROWS",
@@ -82,14 +83,22 @@ class MemoryPlan:
         return self.fixed.total + self.kv_cache
 
 
-def weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
-    """Weights in memory in `spec.dtype`: from the files' headers, or without files from the
-    number of parameters. A tied LM head that is stored a second time counts once.
+def weight_bytes(
+    spec: ModelSpec, checkpoint: Checkpoint | None, quantization: str | None = None
+) -> int:
+    """Weights in memory, in `spec.dtype` but for matrices that are quantized.
 
-    Packed weights replace the plain ones and take as much, but for less than 32 rows of padding in
-    a matrix whose rows are no multiple of 32; `RUNTIME_BYTES` has room for those. The one layer
-    that exists twice while it is packed does so before the KV pool takes its memory.
+    Packed weights replace the plain ones. In `spec.dtype` they take as much, but for less than 32
+    rows of padding in a matrix whose rows are no multiple of 32; `RUNTIME_BYTES` has room for
+    those. The one layer that exists twice while it is packed does so before the KV pool takes its
+    memory.
     """
+    return quantized_bytes(spec, quantization, _plain_weight_bytes(spec, checkpoint))
+
+
+def _plain_weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
+    """From the files' headers, or without files from the number of parameters. A tied LM head that
+    is stored a second time counts once."""
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes
     shapes = {

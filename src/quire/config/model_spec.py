@@ -17,6 +17,7 @@ __all__ = [
     "Llama3Scaling",
     "LlamaTraits",
     "LongRopeScaling",
+    "MatrixShape",
     "ModelSpec",
     "OPTTraits",
     "ParameterCounts",
@@ -140,6 +141,19 @@ class ParameterCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixShape:
+    """A matrix [outputs, inputs] that the model multiplies with, merged as the layers merge it.
+
+    count: of such matrices in the model. is_head: the projection to logits.
+    """
+
+    outputs: int
+    inputs: int
+    count: int = 1
+    is_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """What generation_config.json asks for when a request does not say; None is not stated."""
 
@@ -160,6 +174,7 @@ class ModelSpec:
     max_context: longest context in tokens that the checkpoint claims, rope scaling included.
     windows, ropes: per layer; the window counts the query itself, None is full attention; no
     rope means that positions are learned, and then `max_context` cannot be exceeded.
+    matrices: every one that is multiplied with, for the memory plan of quantized weights.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
@@ -181,6 +196,7 @@ class ModelSpec:
     ropes: tuple[RopeSpec | None, ...]
     traits: object
     parameters: ParameterCounts
+    matrices: tuple[MatrixShape, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None

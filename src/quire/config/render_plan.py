@@ -33,8 +33,11 @@ def render_plan(plan: Resolved, extra: Sequence[Decision] = ()) -> str:
 def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     memory, fixed, settings = plan.memory, plan.memory.fixed, plan.settings
     loaded = "made up" if settings.load_format == "dummy" else "from the files"
+    kept = settings.dtype
+    if settings.quantization is not None:
+        kept = f"{settings.quantization}, but for what is no matrix"
     return [
-        ("  weights", format_bytes(fixed.weights), f"in {settings.dtype}, {loaded}"),
+        ("  weights", format_bytes(fixed.weights), f"in {kept}, {loaded}"),
         (
             "  activations",
             format_bytes(fixed.activations + fixed.logits),

@@ -12,6 +12,7 @@ from quire.config.kv_layout import KVLayout, group_layers
 from quire.config.memory_plan import MemoryPlan, weight_bytes
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.config.pool_size import PoolSizing
+from quire.config.quantization import choose_format
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
@@ -45,9 +46,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """`EngineSettings` with nothing left open. attention_backend None: the best that serves."""
+    """`EngineSettings` with nothing left open. attention_backend None: the best that serves.
+    quantization None: matrices stay in dtype."""
 
     dtype: str
+    quantization: str | None
     kv_cache_dtype: str
     max_model_len: int
     block_size: int
@@ -103,7 +106,7 @@ def resolve(
         settings,
         spec,
         layout,
-        weights=weight_bytes(spec, checkpoint),
+        weights=weight_bytes(spec, checkpoint, settings.quantization),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         free_bytes=platform.free_bytes,
@@ -112,6 +115,7 @@ def resolve(
     num_blocks, blocks_reason = sizing.choose_blocks(context)
     decisions = (
         Decision("dtype", dtype, dtype_reason),
+        _describe_quantization(settings, spec),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
         Decision("max_model_len", f"{context:,}", context_reason),
         Decision("max_num_seqs", f"{num_seqs:,}", seqs_reason),
@@ -127,6 +131,7 @@ def resolve(
     )
     resolved = ResolvedSettings(
         dtype=dtype,
+        quantization=settings.quantization,
         kv_cache_dtype=kv_dtype,
         max_model_len=context,
         block_size=block_size,
@@ -162,6 +167,20 @@ def _choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform)
     ):
         return "bfloat16", "the checkpoint's float16 has no instructions on this CPU; as small"
     return spec.dtype, "as in the checkpoint"
+
+
+def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decision:
+    """What was asked for, and in what other formats which sizes of matrix will be."""
+    if settings.quantization is None:
+        return Decision("quantization", "none", "as in the checkpoint")
+    reasons = ["as asked"]
+    for shape in spec.matrices:
+        choice = choose_format(settings.quantization, shape)
+        if choice.name != settings.quantization:
+            of = "the head" if shape.is_head else f"{shape.inputs:,} inputs"
+            name = spec.dtype if choice.name == "plain" else choice.name
+            reasons.append(f"{of} in {name}")
+    return Decision("quantization", settings.quantization, "; ".join(dict.fromkeys(reasons)))
 
 
 def _choose_threads(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
+from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
 
 __all__ = [
@@ -87,6 +88,11 @@ class EngineSettings:
         "auto",
         "dtype of weights and activations; auto: the checkpoint's, if the machine computes in it",
         choices=("auto", *COMPUTE_DTYPES),
+    )
+    quantization: str | None = _setting(
+        None,
+        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset",
+        choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = _setting(
         "auto", "dtype of the KV cache; auto: that of the model", choices=("auto", *COMPUTE_DTYPES)

@@ -101,6 +101,7 @@ def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]
         max_num_seqs=chosen.max_num_seqs,
         max_model_len=chosen.max_model_len,
         dtype=chosen.dtype,
+        quantization=chosen.quantization,
         kv_dtype=chosen.kv_cache_dtype,
         load_format=cast("LoadFormat", chosen.load_format),  # settings.py checks it
         seed=chosen.seed,

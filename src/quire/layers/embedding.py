@@ -7,6 +7,7 @@ import torch
 from quire.layers.linear import Linear
 from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
 from quire.ops import OpSet
+from quire.quantization import WeightFormat
 
 __all__ = ["Embedding", "LMHead", "TiedEmbedding"]
 
@@ -41,10 +42,15 @@ class TiedEmbedding:
     """
 
     def __init__(
-        self, ops: OpSet, num_rows: int, size: int, dtype: torch.dtype, device: torch.device
+        self,
+        weight_format: WeightFormat,
+        num_rows: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         weight = torch.empty((num_rows, size), dtype=dtype, device=device)
-        self.weights = PackedWeights(ops.linear, weight, None, {"weight": weight})
+        self.weights = PackedWeights(weight_format.pack, weight, None, {"weight": weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix.rows(ids)

@@ -1,7 +1,7 @@
 """Makes layers, so that a model file names only what a layer is, never how it is computed.
 
-Operations, dtype and device are fixed here for the whole model; weight formats and the share of
-a tensor-parallel rank will be decided here too, with no change to any model file.
+Operations, dtype, device and the formats of matrices are fixed here for the whole model; the share
+of a tensor-parallel rank will be decided here too, with no change to any model file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.attention import AttentionBackend
-from quire.config.model_spec import RopeSpec
+from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.linear import Linear, MergedLinear
@@ -19,12 +19,14 @@ from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import OpSet
+from quire.quantization import MatrixFormats, QuantizedFormats
 
 __all__ = ["LayerFactory"]
 
 
 class LayerFactory:
-    """max_positions: positions that a sequence may reach, the length of the rope tables."""
+    """max_positions: positions that a sequence may reach, the length of the rope tables. formats:
+    in which matrices are kept; in `dtype` if None."""
 
     def __init__(
         self,
@@ -33,18 +35,20 @@ class LayerFactory:
         dtype: torch.dtype,
         device: torch.device,
         max_positions: int,
+        formats: MatrixFormats | None = None,
     ) -> None:
         self._ops = ops
         self._backend = attention
         self._dtype, self._device = dtype, device
         self._max_positions = max_positions
+        self._formats = formats or QuantizedFormats(None, ops)
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def linear(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
     ) -> Linear:
         return Linear(
-            self._ops,
+            self._formats.choose(MatrixShape(out_features, in_features)),
             in_features,
             out_features,
             self._dtype,
@@ -56,7 +60,10 @@ class LayerFactory:
     def merged_linear(
         self, in_features: int, parts: Mapping[str, int], *, bias: bool
     ) -> MergedLinear:
-        return MergedLinear(self._ops, in_features, parts, self._dtype, self._device, bias=bias)
+        shape = MatrixShape(sum(parts.values()), in_features)
+        return MergedLinear(
+            self._formats.choose(shape), in_features, parts, self._dtype, self._device, bias=bias
+        )
 
     def qkv_linear(
         self, in_features: int, heads: tuple[int, int, int], *, bias: bool
@@ -74,10 +81,11 @@ class LayerFactory:
         self, vocab_size: int, size: int, *, tied: bool
     ) -> tuple[Embedding | TiedEmbedding, LMHead]:
         """The table of tokens and the projection to logits; one matrix for both if tied."""
+        head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
-            shared = TiedEmbedding(self._ops, vocab_size, size, self._dtype, self._device)
+            shared = TiedEmbedding(head, vocab_size, size, self._dtype, self._device)
             return shared, LMHead(shared)
-        own = Linear(self._ops, size, vocab_size, self._dtype, self._device, bias=False)
+        own = Linear(head, size, vocab_size, self._dtype, self._device, bias=False)
         return self.embedding(vocab_size, size), LMHead(own)
 
     def rms_norm(self, size: int, eps: float) -> RMSNorm:

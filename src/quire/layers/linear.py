@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.layers.weights import PackedWeights
-from quire.ops import OpSet
+from quire.quantization import WeightFormat
 
 __all__ = ["Linear", "MergedLinear"]
 
@@ -20,7 +20,7 @@ class Linear:
 
     def __init__(
         self,
-        ops: OpSet,
+        weight_format: WeightFormat,
         in_features: int,
         out_features: int,
         dtype: torch.dtype,
@@ -34,7 +34,7 @@ class Linear:
         storage = {"weight": weight.t() if transposed else weight}
         if biases is not None:
             storage["bias"] = biases
-        self.weights = PackedWeights(ops.linear, weight, biases, storage)
+        self.weights = PackedWeights(weight_format.pack, weight, biases, storage)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)
@@ -48,7 +48,7 @@ class MergedLinear:
 
     def __init__(
         self,
-        ops: OpSet,
+        weight_format: WeightFormat,
         in_features: int,
         parts: Mapping[str, int],
         dtype: torch.dtype,
@@ -64,7 +64,7 @@ class MergedLinear:
         if biases is not None:
             views = zip(parts, biases.split(sizes), strict=True)
             storage |= {f"{part}.bias": view for part, view in views}
-        self.weights = PackedWeights(ops.linear, weight, biases, storage)
+        self.weights = PackedWeights(weight_format.pack, weight, biases, storage)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)

@@ -66,8 +66,8 @@ class PackedWeights:
 
     While a model loads, one layer at a time exists twice.
 
-    pack: the operation `linear`. weight [O, I], bias [O]: empty, to be filled. storage: by part,
-    the slice or view of them to copy into.
+    pack: of the format in which the layer keeps its matrix. weight [O, I], bias [O]: empty, to be
+    filled. storage: by part, the slice or view of them to copy into.
     """
 
     def __init__(

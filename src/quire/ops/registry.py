@@ -18,6 +18,8 @@ from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import OP as LINEAR
 from quire.ops.linear import PackedMatrix
+from quire.ops.linear_int4 import OP as LINEAR_INT4
+from quire.ops.linear_int8 import OP as LINEAR_INT8
 from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
@@ -45,6 +47,8 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             SILU_AND_MUL,
             ACTIVATION,
             LINEAR,
+            LINEAR_INT8,
+            LINEAR_INT4,
             EMBEDDING,
             DRAW,
         )
@@ -69,6 +73,8 @@ class OpSet:
     silu_and_mul: Callable[..., torch.Tensor]
     activation: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
+    linear_int8: Callable[..., PackedMatrix]
+    linear_int4: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
     draw: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]

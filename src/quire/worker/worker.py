@@ -15,6 +15,7 @@ from quire.models import LoadFormat, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.platform import Platform
 from quire.protocol.step import StepPlan, StepResult
+from quire.quantization import QuantizedFormats
 from quire.runner import RowTable
 from quire.runner.inputs import InputBuilder
 from quire.runner.runner import ModelRunner
@@ -26,7 +27,8 @@ __all__ = ["Worker", "WorkerSettings"]
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
-    dtype, kv_dtype: names of torch dtypes."""
+    dtype, kv_dtype: names of torch dtypes. quantization: of the matrices, as in `EngineSettings`.
+    """
 
     spec: ModelSpec
     folder: Path
@@ -35,6 +37,7 @@ class WorkerSettings:
     max_num_seqs: int
     max_model_len: int
     dtype: str
+    quantization: str | None
     kv_dtype: str
     load_format: LoadFormat
     seed: int
@@ -58,7 +61,8 @@ class Worker:
         ops = build_op_set(settings.platform, settings.forced_ops, team)
         needs = AttentionNeeds(dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
         choice = select_backend(settings.platform, needs, settings.attention_backend, team)
-        factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len)
+        formats = QuantizedFormats(settings.quantization, ops)
+        factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)
         with torch.inference_mode():
             model = load_model(
                 spec,

@@ -86,7 +86,12 @@ _AVX512 = Isa(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"),
 )
 _AVX512_VNNI = Isa(
-    "avx512_vnni", _X86, ("-mavx512vnni",), ("avx512_vnni",), extends=_AVX512, units=()
+    "avx512_vnni",
+    _X86,
+    ("-mavx512vnni",),
+    ("avx512_vnni",),
+    extends=_AVX512,
+    units=("linear_int8", "linear_int4"),
 )
 _AVX512_BF16 = Isa(
     "avx512_bf16",

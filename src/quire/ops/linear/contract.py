@@ -17,5 +17,6 @@ class PackedMatrix(Protocol):
         ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [T] integers → the rows W[ids], [T, I], bit for bit (a tied embedding)."""
+        """ids [T] integers → the rows W[ids], [T, I] (a tied embedding): bit for bit, or in the
+        dtype that a matrix of integers was made for."""
         ...

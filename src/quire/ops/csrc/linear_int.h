@@ -1,0 +1,248 @@
+// y = x Wᵀ + b with integer weights: what the formats share. The rows of x become 8-bit integers once
+// per call; a format multiplies a tile of rows by panels of kWidth output columns; the sums are
+// scaled and stored here.
+//
+// Every output is a function of its row and its column alone: integers are exact, and what follows
+// in float32 has one order. So the bits do not depend on rows, panels, threads or instruction set.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "parallel.h"
+#include "simd_int.h"
+
+namespace quire {
+
+constexpr int kWidth = 2 * kLanes;
+constexpr int64_t kWorkPerTask = 1 << 19;  // products of 8 bits, about 3 µs
+constexpr float kSmallest = 1e-30f;        // of a row's largest magnitude; below, the row counts as 0
+
+// scale, bias: of the output columns, up to a whole number of panels; bias may be null.
+struct LinearCall {
+  int64_t rows, outputs, depth, x_stride;
+  const float* scale;
+  const float* bias;
+  Team* team;
+};
+
+// Rows of x as integers: inputs [groups · inputs of a group, rows], sums [groups, rows] with the
+// sum of a group's integers times a factor of the format, scales [rows].
+struct QuantizedRows {
+  int32_t* inputs;
+  int32_t* sums;
+  float* scales;
+  int64_t rows;
+};
+
+inline bool all_below(const int64_t* ids, int64_t count, int64_t end) {
+  return std::all_of(ids, ids + count, [&](int64_t id) { return 0 <= id && id < end; });
+}
+
+// Room that a thread keeps from call to call. Null when there is no memory.
+inline char* scratch(std::size_t bytes) {
+  thread_local std::unique_ptr<char, decltype(&std::free)> room(nullptr, std::free);
+  thread_local std::size_t size = 0;
+  if (bytes > size) {
+    room.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+    size = room == nullptr ? 0 : bytes;
+  }
+  return room.get();
+}
+
+template <class E>
+QUIRE_INLINE vf load_at_most(const E* x, int64_t n) {
+  return n >= kLanes ? load(x) : load_part(x, static_cast<int>(n));
+}
+
+// At most n elements.
+template <class E>
+QUIRE_INLINE void put(E* y, vf value, int64_t n) {
+  if (n >= kLanes) {
+    store(y, value);
+  } else {
+    store_part(y, value, static_cast<int>(n));
+  }
+}
+
+// The largest magnitude, infinity or NaN if the row has one: their bits are the largest.
+template <class E>
+float largest_magnitude(const E* x, int64_t depth) {
+  vi largest = zero_int();
+  for (int64_t k = 0; k < depth; k += kLanes) {
+    const vf value = load_at_most(x + k, depth - k);
+    largest = max_int(largest, and_int(bits_of(value), set1_int(0x7fffffff)));
+  }
+  const int32_t bits = maximum(largest);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Row r of `target` from one row of x. Format::kInputs numbers carry a quad of integers.
+template <class Format, class E>
+void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows target, int64_t r) {
+  const float largest = largest_magnitude(x, depth);
+  const bool finite = largest <= std::numeric_limits<float>::max();
+  const bool usable = finite && largest >= kSmallest;
+  target.scales[r] = usable   ? largest / 127.0f
+                     : finite ? 0.0f
+                              : std::numeric_limits<float>::quiet_NaN();
+  const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
+  const vi keep = set1_int(usable ? -1 : 0);
+  int32_t* inputs = target.inputs + r;
+  for (int64_t first = 0, group = 0; first < depth; first += format.group_size, ++group) {
+    const int64_t end = std::min(depth, first + format.group_size);
+    vi total = zero_int();
+    for (int64_t k = first; k < end; k += kLanes) {
+      const vi numbers = and_int(to_int(mul(load_at_most(x + k, end - k), inverse)), keep);
+      total = add_int(total, numbers);
+      int32_t quads[kLanes / 4], expanded[Format::kInputs];
+      store_bytes(quads, numbers);
+      const int64_t count = std::min<int64_t>(kLanes / 4, (end - k + 3) / 4);
+      for (int64_t q = 0; q < count; ++q) {
+        Format::expand(quads[q], expanded);
+        for (const int32_t value : expanded) {
+          *inputs = value;
+          inputs += target.rows;
+        }
+      }
+    }
+    target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
+  }
+}
+
+// Columns [column, column + kWidth) of one row: scales, bias, rounding, and no more than there are.
+template <class E>
+QUIRE_INLINE void put_columns(const LinearCall& call, const float* sums, float row_scale,
+                              int64_t column, E* y) {
+  for (int half = 0; half < 2; ++half, column += kLanes, sums += kLanes) {
+    const int64_t left = call.outputs - column;
+    if (left <= 0) return;
+    vf value = mul(mul(load(sums), set1(row_scale)), load(call.scale + column));
+    if (call.bias != nullptr) value = add(value, load(call.bias + column));
+    put(y + column, value, left);
+  }
+}
+
+// Panels that a tile of `rows` rows computes side by side, so that the sums hide the latency.
+constexpr int panels_of(int rows, int max_rows) {
+  return 4 * rows <= max_rows ? 4 : 2 * rows <= max_rows ? 2 : 1;
+}
+
+// out: [rows, panels, kWidth]. ahead: memory to fetch meanwhile, as much as a panel.
+template <class Format>
+using Tile = void (*)(const Format&, const QuantizedRows&, int64_t panel, const char* ahead,
+                      float* out);
+template <class Format>
+struct Tiles {
+  std::array<Tile<Format>, Format::kMaxRows> one;   // one panel, by rows - 1
+  std::array<Tile<Format>, Format::kMaxRows> many;  // panels_of(rows) panels
+};
+template <class Format, std::size_t... I>
+constexpr Tiles<Format> tiles_of(std::index_sequence<I...>) {
+  return {{Format::template tile<I + 1, 1>...},
+          {Format::template tile<I + 1, panels_of(I + 1, Format::kMaxRows)>...}};
+}
+template <class Format>
+constexpr Tiles<Format> kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRows>());
+
+// Up to Format::kBlockRows rows, quantized in tiles of `height` rows and one with what is left.
+template <class Format, class E>
+struct Block {
+  const Format& format;
+  const LinearCall& call;
+  const QuantizedRows& x;
+  E* y;
+  int64_t height, num_tiles, num_panels;
+
+  QuantizedRows tile_rows(int64_t t) const {
+    const int64_t first = t * height;
+    return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
+            x.scales + first, std::min(height, call.rows - first)};
+  }
+
+  // Tile t by `count` panels from `first`.
+  void multiply(int64_t t, int64_t first, int64_t count, const char* ahead) const {
+    alignas(64) float sums[2 * Format::kMaxRows * kWidth];
+    const QuantizedRows rows = tile_rows(t);
+    const auto& kernels = count == 1 ? kTiles<Format>.one : kTiles<Format>.many;
+    kernels[rows.rows - 1](format, rows, first, ahead, sums);
+    for (int64_t r = 0, i = 0; r < rows.rows; ++r) {
+      for (int64_t p = 0; p < count; ++p, ++i) {
+        put_columns(call, sums + i * kWidth, rows.scales[r], (first + p) * kWidth,
+                    y + (t * height + r) * call.outputs);
+      }
+    }
+  }
+
+  // All tiles by one panel. The last one finds it in the caches, so the next one comes meanwhile.
+  void multiply_panel(int64_t index) const {
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      const bool from_memory = t == 0;
+      const bool last = t == num_tiles - 1;
+      const int64_t next = last && !from_memory ? std::min(index + 1, num_panels - 1) : index;
+      multiply(t, index, 1, format.panel(next) + (from_memory ? kAhead : 0));
+    }
+  }
+  static constexpr int64_t kAhead = 2048;
+};
+
+template <class Format, class E>
+void multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
+                    E* y) {
+  const int64_t least_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
+  const int64_t height = (call.rows + least_tiles - 1) / least_tiles;
+  const Block<Format, E> block{format, call, rows, y, height, (call.rows + height - 1) / height,
+                               (call.outputs + kWidth - 1) / kWidth};
+  parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
+    quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(r / height),
+                 r % height);
+  });
+  const int64_t together =
+      block.num_tiles == 1 ? panels_of(static_cast<int>(height), Format::kMaxRows) : 1;
+  // Side by side only if there is enough for all threads then.
+  const int64_t group = block.num_panels >= 2 * together * team_size(call.team) ? together : 1;
+  const int64_t num_groups = (block.num_panels + group - 1) / group;
+  const int64_t grain = kWorkPerTask / (group * kWidth * call.rows * call.depth + 1) + 1;
+  parallel_for(num_groups, grain, call.team, [&](int64_t task) {
+    const int64_t first = task * group, last = std::min(block.num_panels, first + group);
+    if (group > 1 && last - first == group) {
+      block.multiply(0, first, group, format.panel(first) + block.kAhead);
+      return;
+    }
+    for (int64_t panel = first; panel < last; ++panel) block.multiply_panel(panel);
+  });
+}
+
+// 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.
+template <class Format, class E>
+int multiply(const Format& format, LinearCall call, const E* x, E* y) {
+  const int64_t rows = call.rows, block_rows = std::min(rows, Format::kBlockRows);
+  char* room = scratch(4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1));
+  if (room == nullptr) return 2;
+  int32_t* inputs = reinterpret_cast<int32_t*>(room);
+  int32_t* sums = inputs + block_rows * format.inputs_per_row;
+  float* scales = reinterpret_cast<float*>(sums + block_rows * format.sums_per_row);
+  for (int64_t first = 0; first < rows; first += block_rows) {
+    call.rows = std::min(block_rows, rows - first);
+    multiply_block(format, call, x + first * call.x_stride,
+                   QuantizedRows{inputs, sums, scales, call.rows}, y + first * call.outputs);
+  }
+  return 0;
+}
+
+template <class Format>
+int multiply(const Format& format, const LinearCall& call, DType dtype, const void* x, void* y) {
+  int failed = 0;
+  const int unknown = dispatch(dtype, [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    failed = multiply(format, call, static_cast<const E*>(x), static_cast<E*>(y));
+  });
+  return unknown != 0 ? unknown : failed;
+}
+
+}  // namespace quire

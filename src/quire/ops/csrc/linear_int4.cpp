@@ -1,0 +1,255 @@
+// y = x (scale · (W - zero))ᵀ + b with 4-bit weights in groups along the inputs.
+//
+// Packed: panels of kWidth output columns; in a panel, group after group: the quads of its columns
+// for k = 0 … 3, then k = 4 … 7, …, column i and kLanes + i in the low and the high half of a byte;
+// then the float16 scales of the columns. Zero points, if any, stand apart: [panels, groups,
+// kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
+// - zero times the sum of the integers.
+#include "linear_int.h"
+
+namespace quire {
+namespace {
+
+constexpr int kQuadBytes = 2 * kWidth;   // of a panel
+constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
+constexpr int kBlockQuads = 8;           // the most that add_nibbles takes
+constexpr int kSymmetricZero = 8;
+
+// kZeros: whether there are zero points.
+template <bool kZeros>
+struct Int4Format {
+  static constexpr int kInputs = 1;
+  // Rows of a register tile: 12 (4) integer and as many float32 sums.
+  static constexpr int kMaxRows = kLanes == 16 ? 6 : 2;
+  static constexpr int64_t kBlockRows = 240;
+  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+
+  const uint8_t* weight;
+  const uint8_t* zeros;
+  int64_t group_size, groups;
+  int64_t inputs_per_row = groups * group_size / 4;
+  int64_t sums_per_row = groups;
+  int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
+
+  int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
+  const uint8_t* panel_bytes(int64_t index) const { return weight + index * groups * group_bytes(); }
+  const char* panel(int64_t index) const {
+    return reinterpret_cast<const char*>(panel_bytes(index));
+  }
+
+  template <int R, int P>
+  static void tile(const Int4Format& format, const QuantizedRows& x, int64_t panel,
+                   const char* ahead, float* out) {
+    const uint8_t* weight = format.panel_bytes(panel);
+    const int64_t groups = format.groups, blocks = format.group_size / (4 * kBlockQuads);
+    const int64_t stride = groups * format.group_bytes();
+    const uint8_t* zeros = kZeros ? format.zeros + panel * groups * kLanes : nullptr;
+    const int32_t* inputs = x.inputs;
+    const vi mask = set1_int(0x0f0f0f0f);
+    vf totals[R][P][2];
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      vi sums[R][P][2];
+      for (int p = 0; p < P; ++p) {
+        vi low, high;
+        if (kZeros) load_zeros(zeros + (p * groups + g) * kLanes, low, high);
+        for (int r = 0; r < R; ++r) {
+          const vi sum = set1_int(x.sums[g * R + r]);
+          sums[r][p][0] = kZeros ? pairs(low, sum) : sum;
+          sums[r][p][1] = kZeros ? pairs(high, sum) : sum;
+        }
+      }
+      for (int64_t b = 0; b < blocks; ++b) {
+        vi parts[R][P][2];
+        for (int r = 0; r < R; ++r) {
+          for (int p = 0; p < P; ++p) {
+            parts[r][p][0] = open_sum(sums[r][p][0]);
+            parts[r][p][1] = open_sum(sums[r][p][1]);
+          }
+        }
+        for (int q = 0; q < kBlockQuads; ++q) {
+          vi low[P], high[P];
+          for (int p = 0; p < P; ++p) {
+            const vi both = load_int(weight + p * stride);
+            low[p] = and_int(both, mask);
+            high[p] = and_int(shift_right_16bit(both, 4), mask);
+            _mm_prefetch(ahead + p * stride, _MM_HINT_T0);
+          }
+          for (int r = 0; r < R; ++r) {
+            const vi value = set1_int(inputs[r]);
+            for (int p = 0; p < P; ++p) {
+              parts[r][p][0] = add_nibbles(parts[r][p][0], low[p], value);
+              parts[r][p][1] = add_nibbles(parts[r][p][1], high[p], value);
+            }
+          }
+          inputs += R;
+          weight += kQuadBytes;
+          ahead += kQuadBytes;
+        }
+        for (int r = 0; r < R; ++r) {
+          for (int p = 0; p < P; ++p) {
+            sums[r][p][0] = close_sum(sums[r][p][0], parts[r][p][0]);
+            sums[r][p][1] = close_sum(sums[r][p][1], parts[r][p][1]);
+          }
+        }
+      }
+      for (int p = 0; p < P; ++p) {
+        const fp16* scale = reinterpret_cast<const fp16*>(weight + p * stride);
+        const vf low = load(scale), high = load(scale + kLanes);
+        for (int r = 0; r < R; ++r) {
+          totals[r][p][0] = fma(to_float(sums[r][p][0]), low, totals[r][p][0]);
+          totals[r][p][1] = fma(to_float(sums[r][p][1]), high, totals[r][p][1]);
+        }
+      }
+      weight += kScaleBytes;
+      ahead += kScaleBytes;
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        store(out + (r * P + p) * kWidth, totals[r][p][0]);
+        store(out + (r * P + p) * kWidth + kLanes, totals[r][p][1]);
+      }
+    }
+  }
+};
+
+// Where the parts of a packed matrix are.
+struct Int4Layout {
+  int64_t group_size, groups;
+
+  int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
+  int64_t group_start(int64_t panel, int64_t g) const {
+    return (panel * groups + g) * group_bytes();
+  }
+  int64_t scale_start(int64_t panel, int64_t g) const {
+    return group_start(panel, g) + group_size / 4 * kQuadBytes;
+  }
+  // The byte that holds element k of a group for column c of a panel.
+  int64_t byte_in_group(int64_t k, int64_t c) const {
+    return k / 4 * kQuadBytes + c % kLanes * 4 + k % 4;
+  }
+};
+
+// The half of a byte that belongs to column c of a panel.
+int shift_of(int64_t c) { return c < kLanes ? 0 : 4; }
+
+void set_half(uint8_t& byte, int64_t c, uint8_t value) {
+  byte = static_cast<uint8_t>(byte | (value & 15) << shift_of(c));
+}
+
+struct Int4Source {
+  const uint8_t* weight;
+  const uint16_t* scale;
+  const uint8_t* zero;
+  int64_t outputs, depth;
+};
+
+// One panel of zeros before, from the columns that there are.
+void pack_panel(const Int4Source& source, const Int4Layout& layout, int64_t panel, uint8_t* packed,
+                uint8_t* packed_zeros) {
+  for (int64_t c = 0; c < kWidth; ++c) {
+    const int64_t column = panel * kWidth + c;
+    if (column >= source.outputs) return;
+    for (int64_t g = 0; g < layout.groups; ++g) {
+      const uint8_t* values = source.weight + column * source.depth + g * layout.group_size;
+      uint8_t* target = packed + layout.group_start(panel, g);
+      for (int64_t k = 0; k < layout.group_size; ++k) {
+        set_half(target[layout.byte_in_group(k, c)], c, values[k]);
+      }
+      const int64_t from = column * layout.groups + g;
+      std::memcpy(packed + layout.scale_start(panel, g) + 2 * c, source.scale + from, 2);
+      if (source.zero != nullptr) {
+        set_half(packed_zeros[(panel * layout.groups + g) * kLanes + c % kLanes], c,
+                 source.zero[from]);
+      }
+    }
+  }
+}
+
+struct Int4Table {
+  const uint8_t* packed;
+  const uint8_t* packed_zeros;
+  const float* power;
+  Int4Layout layout;
+};
+
+// Group g of row `id`, kLanes values at a time.
+template <class E>
+void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
+  const Int4Layout& layout = table.layout;
+  const int64_t panel = id / kWidth, c = id % kWidth;
+  const uint8_t* source = table.packed + layout.group_start(panel, g);
+  fp16 scales[kLanes] = {};
+  std::memcpy(scales, table.packed + layout.scale_start(panel, g) + 2 * c, 2);
+  float scale[kLanes], values[kLanes];
+  store(scale, load(scales));
+  int zero = kSymmetricZero;
+  if (table.packed_zeros != nullptr) {
+    zero = table.packed_zeros[(panel * layout.groups + g) * kLanes + c % kLanes] >> shift_of(c) & 15;
+  }
+  const vf factor = set1(scale[0] * table.power[id]);
+  for (int64_t k = 0; k < layout.group_size; k += kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int value = source[layout.byte_in_group(k + i, c)] >> shift_of(c) & 15;
+      values[i] = static_cast<float>(value - zero);
+    }
+    store(out + k, mul(load(values), factor));
+  }
+}
+
+}  // namespace
+}  // namespace quire
+
+// weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero: bytes
+// or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros.
+QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
+                                     const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
+                                     int64_t outputs, int64_t groups, int64_t group_size,
+                                     quire::Team* team) {
+  using namespace quire;
+  const int64_t panels = (outputs + kWidth - 1) / kWidth, depth = groups * group_size;
+  const Int4Source source{weight, scale, zero, outputs, depth};
+  const Int4Layout layout{group_size, groups};
+  parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
+    pack_panel(source, layout, panel, packed, packed_zeros);
+  });
+  return 0;
+}
+
+// Rows scale · (W - zero) of the matrix that was packed: out [num_ids, groups · group_size]. 3: an id
+// outside the table.
+QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packed_zeros,
+                                     const float* power, const int64_t* ids, void* out,
+                                     int64_t num_ids, int64_t outputs, int64_t groups,
+                                     int64_t group_size, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  if (!all_below(ids, num_ids, outputs)) return 3;
+  const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
+  const int64_t depth = groups * group_size;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
+      E* target = static_cast<E*>(out) + i * depth;
+      for (int64_t g = 0; g < groups; ++g) {
+        unpack_group(table, ids[i], g, target + g * group_size);
+      }
+    });
+  });
+}
+
+// x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type.
+// power and bias (or null): float32 for whole panels.
+QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
+                                const uint8_t* packed_zeros, const float* power, const float* bias,
+                                void* y, int64_t rows, int64_t outputs, int64_t groups,
+                                int64_t group_size, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
+  const auto type = static_cast<DType>(dtype);
+  if (packed_zeros == nullptr) {
+    return multiply(Int4Format<false>{packed, nullptr, group_size, groups}, call, type, x, y);
+  }
+  return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, type, x, y);
+}

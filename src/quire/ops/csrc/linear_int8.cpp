@@ -1,0 +1,126 @@
+// y = x (scale · W)ᵀ + b with 8-bit weights, one scale per output column.
+//
+// Packed: panels of kWidth output columns; in a panel the quads of all columns for k = 0 … 3, then
+// for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
+// integers is taken off at the start of its sums.
+#include "linear_int.h"
+
+namespace quire {
+namespace {
+
+struct Int8Format {
+  static constexpr int kInputs = kByteInputs;
+  // Rows of a register tile: 24 (8) sums, the weights and one input in 32 (16) registers.
+  static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
+  // Rows whose integers stay in the caches while all weights pass.
+  static constexpr int64_t kBlockRows = 20 * kMaxRows;
+  static void expand(int32_t quad, int32_t* inputs) { quire::expand(quad, inputs); }
+
+  const uint8_t* weight;
+  int64_t quads;
+  int64_t group_size = 4 * quads;
+  int64_t inputs_per_row = kInputs * quads;
+  int64_t sums_per_row = 1;
+  int32_t sum_factor = -128;
+
+  const uint8_t* panel_bytes(int64_t index) const { return weight + index * quads * 4 * kWidth; }
+  const char* panel(int64_t index) const {
+    return reinterpret_cast<const char*>(panel_bytes(index));
+  }
+
+  template <int R, int P>
+  static void tile(const Int8Format& format, const QuantizedRows& x, int64_t panel,
+                   const char* ahead, float* out) {
+    const uint8_t* weight = format.panel_bytes(panel);
+    const int64_t quads = format.quads, stride = quads * 4 * kWidth;
+    const int32_t* inputs = x.inputs;
+    vi sums[R][P][2];
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = set1_int(x.sums[r]);
+    }
+    for (int64_t q = 0; q < quads; ++q) {
+      Bytes w[P][2];
+      for (int p = 0; p < P; ++p) {
+        w[p][0] = load_weights(weight + p * stride);
+        w[p][1] = load_weights(weight + p * stride + 4 * kLanes);
+        for (int line = 0; line < 4 * kWidth; line += 64) {
+          _mm_prefetch(ahead + p * stride + line, _MM_HINT_T0);
+        }
+      }
+      for (int r = 0; r < R; ++r) {
+        const Inputs value = broadcast(inputs + r, R);
+        for (int p = 0; p < P; ++p) {
+          sums[r][p][0] = add_bytes(sums[r][p][0], w[p][0], value);
+          sums[r][p][1] = add_bytes(sums[r][p][1], w[p][1], value);
+        }
+      }
+      inputs += kInputs * R;
+      weight += 4 * kWidth;
+      ahead += 4 * kWidth;
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        store(out + (r * P + p) * kWidth, to_float(sums[r][p][0]));
+        store(out + (r * P + p) * kWidth + kLanes, to_float(sums[r][p][1]));
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace quire
+
+// weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4].
+QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int64_t outputs,
+                                     int64_t depth, quire::Team* team) {
+  using namespace quire;
+  const int64_t quads = (depth + 3) / 4, panels = (outputs + kWidth - 1) / kWidth;
+  parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
+    uint8_t* target = packed + panel * quads * 4 * kWidth;
+    for (int64_t c = 0; c < kWidth; ++c) {
+      const int64_t column = panel * kWidth + c;
+      for (int64_t k = 0; k < 4 * quads; ++k) {
+        const int number = column < outputs && k < depth ? weight[column * depth + k] : 0;
+        target[(k / 4 * kWidth + c) * 4 + k % 4] = static_cast<uint8_t>(number + 128);
+      }
+    }
+  });
+  return 0;
+}
+
+// Rows scale · W of the matrix that was packed: out [num_ids, depth]. 3: an id outside the table.
+QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, const int64_t* ids,
+                                     void* out, int64_t num_ids, int64_t outputs, int64_t depth,
+                                     int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  if (!all_below(ids, num_ids, outputs)) return 3;
+  const int64_t quads = (depth + 3) / 4;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
+      const int64_t c = ids[i] % kWidth;
+      const uint8_t* source = packed + ids[i] / kWidth * quads * 4 * kWidth + 4 * c;
+      E* target = static_cast<E*>(out) + i * depth;
+      float row[kLanes];
+      for (int64_t k = 0; k < depth; k += kLanes) {
+        const int64_t n = std::min<int64_t>(kLanes, depth - k);
+        for (int64_t j = 0; j < n; ++j) {
+          row[j] = static_cast<float>(source[(k + j) / 4 * 4 * kWidth + j % 4] - 128);
+        }
+        put(target + k, mul(load(row), set1(scale[ids[i]])), n);
+      }
+    });
+  });
+}
+
+// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type. scale and
+// bias (or null): float32 for whole panels.
+QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
+                                const float* scale, const float* bias, void* y, int64_t rows,
+                                int64_t outputs, int64_t depth, int32_t dtype,
+                                quire::Team* team) {
+  using namespace quire;
+  const Int8Format format{packed, (depth + 3) / 4};
+  const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
+  return multiply(format, call, static_cast<DType>(dtype), x, y);
+}

@@ -1,0 +1,61 @@
+"""`linear_int4` by the C++ kernel (csrc/linear_int4.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from quire.ops.linear import PackedMatrix
+from quire.ops.linear_int4.contract import check_arguments, pack_scale
+from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
+from quire.ops.native import NativeLibrary
+
+__all__ = ["bind"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
+    """`linear_int4` on `library`; contract in `quire.ops.linear_int4`."""
+    return partial(_pack, library)
+
+
+def _pack(
+    library: NativeLibrary,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> IntegerPanels:
+    group_size = check_arguments(weight, scale, zero, bias)
+    outputs, groups = scale.shape
+    half, power = pack_scale(scale)
+    power = pad_columns(power)
+    columns = len(power)
+    packed = torch.zeros(columns * groups * (group_size // 2 + half.itemsize), dtype=torch.uint8)
+    packed_zeros = None if zero is None else torch.zeros(columns * groups // 2, dtype=torch.uint8)
+    weight, half = weight.contiguous(), half.contiguous()
+    zero = None if zero is None else zero.contiguous()
+    library.call(
+        "linear_int4_pack",
+        weight.data_ptr(),
+        half.data_ptr(),
+        None if zero is None else zero.data_ptr(),
+        packed.data_ptr(),
+        None if packed_zeros is None else packed_zeros.data_ptr(),
+        outputs,
+        groups,
+        group_size,
+    )
+    return IntegerPanels(
+        library,
+        "linear_int4",
+        [packed, packed_zeros],
+        power,
+        None if bias is None else pad_columns(bias),
+        outputs=outputs,
+        sizes=[groups, group_size],
+        dtype=dtype,
+    )

@@ -1,0 +1,31 @@
+"""What `linear_int8` accepts."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.errors import EngineError
+
+__all__ = ["MAX_DEPTH", "check_arguments"]
+
+MAX_DEPTH = 2**17
+"""Inputs of a layer: 127 · 127 · 2**17 is the largest such sum that fits 32 bits."""
+
+
+def check_arguments(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raises EngineError unless weight is int8 [O, I], scale float32 [O] and bias [O] or None."""
+    if weight.dtype != torch.int8 or weight.dim() != 2 or not 0 < weight.shape[1] <= MAX_DEPTH:
+        raise EngineError(
+            f"linear_int8 takes an int8 matrix with 1 to {MAX_DEPTH} inputs, not "
+            f"{weight.dtype}{list(weight.shape)}."
+        )
+    outputs = weight.shape[0]
+    if scale.dtype != torch.float32 or scale.shape != (outputs,):
+        raise EngineError(
+            f"linear_int8 takes one float32 scale for each of {outputs} outputs, not "
+            f"{scale.dtype}{list(scale.shape)}."
+        )
+    if bias is not None and bias.shape != (outputs,):
+        raise EngineError(
+            f"linear_int8 takes a bias of {outputs} numbers, not of {list(bias.shape)}."
+        )

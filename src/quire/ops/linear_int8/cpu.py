@@ -1,0 +1,49 @@
+"""`linear_int8` by the C++ kernel (csrc/linear_int8.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from quire.ops.linear import PackedMatrix
+from quire.ops.linear_int8.contract import check_arguments
+from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
+from quire.ops.native import NativeLibrary
+
+__all__ = ["bind"]
+
+QUAD = 4
+"""Inputs of a column that stand side by side; storage is a multiple of it."""
+
+
+def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
+    """`linear_int8` on `library`; contract in `quire.ops.linear_int8`."""
+    return partial(_pack, library)
+
+
+def _pack(
+    library: NativeLibrary,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> IntegerPanels:
+    check_arguments(weight, scale, bias)
+    outputs, depth = weight.shape
+    scale = pad_columns(scale)
+    packed = torch.empty(len(scale) * -(-depth // QUAD) * QUAD, dtype=torch.uint8)
+    weight = weight.contiguous()
+    library.call("linear_int8_pack", weight.data_ptr(), packed.data_ptr(), outputs, depth)
+    return IntegerPanels(
+        library,
+        "linear_int8",
+        [packed],
+        scale,
+        None if bias is None else pad_columns(bias),
+        outputs=outputs,
+        sizes=[depth],
+        dtype=dtype,
+    )

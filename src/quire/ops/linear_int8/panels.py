@@ -1,0 +1,81 @@
+"""What the integer linear layers of csrc/linear_int.h have in common on the side of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.ops.native import DTYPE_CODES, NativeLibrary
+
+__all__ = ["IntegerPanels", "pad_columns"]
+
+PANEL = 32
+"""Output columns of the widest panel of csrc/linear_int.h; storage is a multiple of it."""
+
+
+class IntegerPanels:
+    """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
+
+    packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; their product is I.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        name: str,
+        packed: Sequence[torch.Tensor | None],
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        outputs: int,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._call, self._name = library.call, name
+        self._kept = (*packed, scale, bias)
+        pointers = [None if part is None else part.data_ptr() for part in self._kept]
+        self._table, self._bias = pointers[:-1], pointers[-1]
+        self._outputs, self._sizes = outputs, tuple(sizes)
+        self._depth = torch.Size(sizes).numel()
+        self._dtype = dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, self._depth)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
+        self._call(
+            self._name,
+            rows.data_ptr(),
+            rows.stride(0),
+            *self._table,
+            self._bias,
+            out.data_ptr(),
+            rows.shape[0],
+            self._outputs,
+            *self._sizes,
+            DTYPE_CODES[x.dtype],
+        )
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        ids = ids.to(torch.int64).contiguous()
+        out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
+        self._call(
+            f"{self._name}_rows",
+            *self._table,
+            ids.data_ptr(),
+            out.data_ptr(),
+            ids.numel(),
+            self._outputs,
+            *self._sizes,
+            DTYPE_CODES[self._dtype],
+        )
+        return out
+
+
+def pad_columns(values: torch.Tensor) -> torch.Tensor:
+    """values [O] → float32 with zeros up to a whole number of panels."""
+    return torch.nn.functional.pad(values.float(), (0, -len(values) % PANEL))

@@ -1,0 +1,18 @@
+"""Formats in which the matrices of a model are kept, and how plain weights become them."""
+
+from quire.quantization.formats import MatrixFormats, QuantizedFormats
+from quire.quantization.int4 import Int4Format, quantize_int4
+from quire.quantization.int8 import Int8Format, quantize_int8
+from quire.quantization.plain import PlainFormat
+from quire.quantization.weight_format import WeightFormat
+
+__all__ = [
+    "Int4Format",
+    "Int8Format",
+    "MatrixFormats",
+    "PlainFormat",
+    "QuantizedFormats",
+    "WeightFormat",
+    "quantize_int4",
+    "quantize_int8",
+]

@@ -1,0 +1,56 @@
+"""Which format each matrix of a model gets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from quire.config import MatrixShape
+from quire.config.quantization import FormatName, choose_format
+from quire.ops import OpSet
+from quire.quantization.int4 import Int4Format
+from quire.quantization.int8 import Int8Format
+from quire.quantization.plain import PlainFormat
+from quire.quantization.weight_format import WeightFormat
+
+__all__ = ["MatrixFormats", "QuantizedFormats"]
+
+_log = logging.getLogger("quire.quantization")
+
+
+class MatrixFormats(Protocol):
+    """Decides on the format of each matrix."""
+
+    def choose(self, shape: MatrixShape) -> WeightFormat:
+        """The format for one matrix of `shape`."""
+        ...
+
+
+class QuantizedFormats:
+    """Formats under the setting `quantization`; None keeps every matrix in the model's dtype.
+
+    A size of matrix that the format cannot hold gets a wider one, and one line in the log.
+    """
+
+    def __init__(self, quantization: str | None, ops: OpSet) -> None:
+        self._quantization = quantization
+        self._formats: dict[FormatName, WeightFormat] = {
+            "plain": PlainFormat(ops),
+            "int8": Int8Format(ops),
+            "int4": Int4Format(ops),
+        }
+        self._told: set[MatrixShape] = set()
+
+    def choose(self, shape: MatrixShape) -> WeightFormat:
+        choice = choose_format(self._quantization, shape)
+        if choice.fallback is not None and shape not in self._told:
+            self._told.add(shape)
+            _log.warning(
+                "Matrices of %d outputs and %d inputs are kept in %s, not in %s: %s.",
+                shape.outputs,
+                shape.inputs,
+                "the model's dtype" if choice.name == "plain" else choice.name,
+                self._quantization,
+                choice.fallback,
+            )
+        return self._formats[choice.name]

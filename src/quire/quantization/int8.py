@@ -1,0 +1,41 @@
+"""8 bits per weight, one scale per output channel."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.ops import OpSet, PackedMatrix
+from quire.quantization.weight_format import row_blocks
+
+__all__ = ["Int8Format", "quantize_int8"]
+
+LARGEST = 127
+"""-128 is left out, so that the range is symmetric."""
+
+
+class Int8Format:
+    """`WeightFormat` for any number of outputs, and inputs up to `INT8_MAX_INPUTS`."""
+
+    def __init__(self, ops: OpSet) -> None:
+        self._linear = ops.linear_int8
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+        values, scale = quantize_int8(weight)
+        return self._linear(values, scale, bias, dtype=weight.dtype)
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [O, I] → int8 [O, I] in [-127, 127] and float32 scales [O]; weight ≈ scale · value.
+
+    Symmetric, scale = max|weight| / 127 of each output (Jacob et al. 2018, arXiv:1712.05877,
+    section 3; per channel as in Krishnamoorthi 2018, arXiv:1806.08342, section 3.1). A row of
+    zeros has scale 0.
+    """
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    for rows, block in row_blocks(weight):
+        scale = block.abs().amax(1) / LARGEST
+        divisor = torch.where(scale == 0, 1.0, scale)
+        values[rows] = (block / divisor[:, None]).round_().clamp_(-LARGEST, LARGEST)
+        scales[rows] = scale
+    return values, scales

@@ -1,0 +1,33 @@
+"""What a format does: a plain matrix in, a packed one out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from quire.ops import PackedMatrix
+
+__all__ = ["WeightFormat", "row_blocks"]
+
+BLOCK_ELEMENTS = 1 << 18
+"""Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
+largest matrix of a model never exists in float32."""
+
+
+class WeightFormat(Protocol):
+    """One way to keep a matrix."""
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+        """weight [O, I] and bias [O] of one dtype, which may be let go afterwards."""
+        ...
+
+
+def row_blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are."""
+    outputs, inputs = weight.shape
+    height = max(1, BLOCK_ELEMENTS // inputs)
+    for start in range(0, outputs, height):
+        rows = slice(start, min(start + height, outputs))
+        yield rows, weight[rows].float()
