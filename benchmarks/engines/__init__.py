@@ -11,7 +11,7 @@ from engines.engine import (
     EngineOptions,
     Moment,
     Timeline,
-    Unavailable,
+    UnavailableError,
     run_requests,
 )
 
@@ -22,7 +22,7 @@ __all__ = [
     "EngineOptions",
     "Moment",
     "Timeline",
-    "Unavailable",
+    "UnavailableError",
     "open_engine",
     "run_requests",
 ]
@@ -30,8 +30,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """module: has `open_engine(options)`, which raises Unavailable. bits: of a weight, by format,
-    without the scales; formats are spelled as the engine's own users know them."""
+    """module: has `open_engine(options)`, which raises UnavailableError. bits: of a weight, without
+    its scales, by format; formats are spelled as the engine's own users know them."""
 
     title: str
     module: str
@@ -41,7 +41,7 @@ class Adapter:
 ENGINES: Mapping[str, Adapter] = {
     "quire": Adapter("quire", "engines.quire_engine", {"bfloat16": 16, "int8": 8, "int4": 4}),
     "openvino": Adapter(
-        "OpenVINO GenAI", "engines.openvino_engine", {"FP16": 16, "INT8": 8, "INT4": 4}
+        "OpenVINO GenAI", "engines.openvino_engine", {"FP16": 16, "BF16": 16, "INT8": 8, "INT4": 4}
     ),
     "llama_cpp": Adapter(
         "llama.cpp",
@@ -53,6 +53,6 @@ ENGINES: Mapping[str, Adapter] = {
 
 
 def open_engine(name: str, options: EngineOptions) -> Engine:
-    """Load it. Raises Unavailable with the reason on one line."""
+    """Load it. Raises UnavailableError with the reason on one line."""
     make: Callable[[EngineOptions], Engine] = import_module(ENGINES[name].module).open_engine
     return make(options)

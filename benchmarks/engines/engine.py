@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Engine", "EngineOptions", "Moment", "Timeline", "Unavailable", "run_requests"]
+__all__ = ["Engine", "EngineOptions", "Moment", "Timeline", "UnavailableError", "run_requests"]
 
 MAX_IDLE_STEPS = 10_000
 """Steps without a new token after which a run is given up."""
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """This engine, or this format of its weights, cannot run here; the message is one line."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.engine import EngineOptions, Unavailable
+from engines.engine import EngineOptions, UnavailableError
 from engines.gguf_file import write_gguf
 from engines.random_checkpoint import read_config
 
@@ -43,14 +43,14 @@ class LlamaCppEngine:
         from llama_cpp import llama_cpp as lib
 
         self._lib = lib
-        self._silence = lib.llama_log_callback(lambda level, text, data: None)
+        self._silence = lib.llama_log_callback(_ignore)
         lib.llama_log_set(self._silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
         self._model = lib.llama_model_load_from_file(
             str(file).encode(), lib.llama_model_default_params()
         )
         if not self._model:
-            raise Unavailable(f"llama.cpp does not load {file.name}")
+            raise UnavailableError(f"llama.cpp does not load {file.name}")
         per_sequence = -(-options.max_model_len // CONTEXT_STEP) * CONTEXT_STEP
         params = lib.llama_context_default_params()
         params.n_ctx = per_sequence * options.max_num_seqs
@@ -59,7 +59,7 @@ class LlamaCppEngine:
         params.n_threads = params.n_threads_batch = options.num_threads
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
-            raise Unavailable(f"llama.cpp makes no context of {params.n_ctx} tokens")
+            raise UnavailableError(f"llama.cpp makes no context of {params.n_ctx} tokens")
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._vocab_size = read_config(options.model)["vocab_size"]
@@ -136,10 +136,14 @@ class LlamaCppEngine:
         return int(np.argmax(np.ctypeslib.as_array(logits, (self._vocab_size,))))
 
 
+def _ignore(*message: object) -> None:
+    """llama.cpp tells its whole start-up on stderr."""
+
+
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
     if find_spec("llama_cpp") is None:
-        raise Unavailable("llama-cpp-python is not installed")
+        raise UnavailableError("llama-cpp-python is not installed")
     file = options.work_dir / f"{options.weights}.gguf"
     if not file.exists() and find_spec("gguf") is None:
-        raise Unavailable("gguf, which writes the model file, is not installed")
+        raise UnavailableError("gguf, which writes the model file, is not installed")
     return LlamaCppEngine(options, write_gguf(options.model, file, options.weights, options.seed))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.engine import EngineOptions, Unavailable
+from engines.engine import EngineOptions, UnavailableError
 from engines.random_checkpoint import read_config
 
 __all__ = ["open_engine"]
@@ -79,7 +79,7 @@ class OpenVinoEngine:
 def open_engine(options: EngineOptions) -> OpenVinoEngine:
     for package in ("openvino_genai", "openvino"):
         if find_spec(package) is None:
-            raise Unavailable(f"{package} is not installed")
+            raise UnavailableError(f"{package} is not installed")
     return OpenVinoEngine(options, _exported(options))
 
 
@@ -90,13 +90,13 @@ def _exported(options: EngineOptions) -> Path:
     if folder.exists():
         return folder
     if find_spec("optimum") is None:
-        raise Unavailable("optimum-intel, which converts the model, is not installed")
+        raise UnavailableError("optimum-intel, which converts the model, is not installed")
     command = [sys.executable, str(Path(__file__).with_name("openvino_export.py"))]
     arguments = [str(options.model), str(folder), options.weights, str(options.seed)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Unavailable(f"the model was not converted: {last}")
+        raise UnavailableError(f"the model was not converted: {last}")
     return folder
 
 

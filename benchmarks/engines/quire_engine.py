@@ -13,7 +13,7 @@ env.limit_spinning()  # as the engine does, before torch starts its threads
 import numpy as np  # noqa: E402
 
 import quire  # noqa: E402
-from engines.engine import EngineOptions, Unavailable  # noqa: E402
+from engines.engine import EngineOptions, UnavailableError  # noqa: E402
 from quire.bench.throughput import exact_params  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.llm import LLM  # noqa: E402
@@ -119,4 +119,4 @@ def open_engine(options: EngineOptions) -> QuireEngine:
     try:
         return QuireEngine(options)
     except ConfigError as error:
-        raise Unavailable(str(error)) from error
+        raise UnavailableError(str(error)) from error

@@ -8,7 +8,7 @@ that both 16-bit formats start from the same values.
 from __future__ import annotations
 
 import json
-import shutil
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["random_tensors", "read_config", "write_checkpoint"]
+__all__ = ["count_weights", "random_tensors", "read_config", "write_checkpoint"]
 
 SCALE = 0.02
 Floats = npt.NDArray[np.float32]
@@ -26,6 +26,13 @@ Floats = npt.NDArray[np.float32]
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder."""
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def count_weights(config: dict[str, Any]) -> tuple[int, int]:
+    """Weights in the matrices of all layers, and in the tied embedding, which is the head."""
+    sizes = {name: math.prod(shape) for name, shape in _shapes(config) if len(shape) == 2}
+    head = sizes.pop("model.embed_tokens.weight")
+    return sum(sizes.values()), head
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Floats]]:
@@ -38,18 +45,20 @@ def random_tensors(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Flo
             yield name, _round_to_bfloat16(generator.standard_normal(shape, np.float32) * SCALE)
 
 
-def write_checkpoint(model: Path, folder: Path, seed: int) -> Path:
-    """`folder` with config.json and model.safetensors in bfloat16; made once, then kept."""
+def write_checkpoint(model: Path, folder: Path, dtype: str, seed: int) -> Path:
+    """`folder` with config.json and model.safetensors in `dtype`, a name of torch's; made once,
+    then kept."""
     import torch
     from safetensors.torch import save_file
 
     target = folder / "model.safetensors"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(model / "config.json", folder / "config.json")
+        config = {**read_config(model), "torch_dtype": dtype}
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         tensors = {
-            name: torch.from_numpy(tensor).to(torch.bfloat16)
-            for name, tensor in random_tensors(read_config(model), seed)
+            name: torch.from_numpy(tensor).to(getattr(torch, dtype))
+            for name, tensor in random_tensors(config, seed)
         }
         staged = target.with_suffix(".tmp")
         save_file(tensors, staged, metadata={"format": "pt"})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from engines.engine import EngineOptions, Unavailable
+from engines.engine import EngineOptions, UnavailableError
 from engines.random_checkpoint import read_config
 
 __all__ = ["open_engine"]
@@ -77,5 +77,5 @@ class VllmEngine:
 
 def open_engine(options: EngineOptions) -> VllmEngine:
     if find_spec("vllm") is None:
-        raise Unavailable("vllm is not installed")
+        raise UnavailableError("vllm is not installed")
     return VllmEngine(options)
