@@ -9,47 +9,52 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.compile import ISAS, build
+from quire.ops.compile import ISAS, build, library_path
 from quire.platform import detect_platform
 
 CPU = detect_platform().cpu
 ISA_NAMES = [
     isa.name
     for isa in ISAS
-    if CPU.architecture in isa.architectures and all(map(CPU.has, isa.features))
+    if CPU.architecture in isa.architectures and all(map(CPU.has, isa.all_features))
 ]
 
 PREPARE = """
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 import torch
 from quire.ops import ALL_OPS, check_provider, native
 from quire.ops.compile import library_path
+from quire.ops.team import ALONE, Team
 from quire.platform import detect_platform
 
-folder, names = Path(sys.argv[1]), sys.argv[2:]
+folder = Path(sys.argv[1])
 native.library_path = lambda isa: library_path(isa, folder)
 platform = detect_platform()
-torch.set_num_threads(2)
+compiled = [
+    (op, provider)
+    for op in ALL_OPS.values()
+    for provider in op.providers
+    if provider.name.removeprefix("cpu_") in sys.argv[2:]
+]
 """
 
 CHECK_ALL = """
 checked = 0
-for op in ALL_OPS.values():
-    for provider in op.providers:
-        if provider.name.removeprefix("cpu_") not in names:
-            continue
-        reason = provider.unavailable(platform)
-        assert reason is None, f"{provider.name}: {reason}"
-        report = check_provider(op, provider)
+for op, provider in compiled:
+    reason = provider.unavailable(platform)
+    assert reason is None, f"{provider.name}: {reason}"
+    for team in (ALONE, Team(2)):
+        report = check_provider(op, replace(provider, load=partial(provider.load, team=team)))
         assert report.ok, report.failures
         checked += report.num_cases
 print("checked", checked)
 """
 
 READ_BEYOND = """
-op = ALL_OPS["silu_and_mul"]
-provider = next(p for p in op.providers if p.name == f"cpu_{names[0]}")
+provider = next(provider for op, provider in compiled if op.name == "silu_and_mul")
 x = torch.ones(64, 256)
 x.untyped_storage().resize_(1024)
 provider.load()(x)
@@ -82,7 +87,7 @@ def sanitizer_runtime(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def sanitized_kernels(sanitizer_runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every library that this processor runs."""
+    """A folder with every library that the compiler makes and this processor runs."""
     if not ISA_NAMES:
         pytest.skip(f"no kernels for this processor, {CPU.architecture}")
     folder = tmp_path_factory.mktemp("sanitized")
@@ -92,13 +97,14 @@ def sanitized_kernels(sanitizer_runtime: str, tmp_path_factory: pytest.TempPathF
 
 def run_sanitized(script: str, runtime: str, kernels: Path) -> subprocess.CompletedProcess[str]:
     """In a process of its own. Leaks are not looked for: Python and torch keep memory for good."""
+    names = [isa.name for isa in ISAS if library_path(isa, kernels).exists()]
     options = {
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     return subprocess.run(
-        [sys.executable, "-c", PREPARE + script, str(kernels), *ISA_NAMES],
+        [sys.executable, "-c", PREPARE + script, str(kernels), *names],
         env={**os.environ, **options},
         capture_output=True,
         text=True,
