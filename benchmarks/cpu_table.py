@@ -29,6 +29,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,13 +92,13 @@ def measure(run: Run, options: argparse.Namespace) -> BenchRecord:
     vocab_size = config["vocab_size"]
     limits = LimitTurns(options.threads)
     timelines: dict[str, list[Timeline]] = {column: [] for column in options.columns}
+    seeds = count(options.seed)  # no prompt twice: an engine might know the second
     for column in options.columns:
-        run_column(run, column, WARMUP_OUTPUT_LEN, vocab_size, seed=options.seed)
-    for repeat in range(options.repeats):
+        run_column(run, column, WARMUP_OUTPUT_LEN, vocab_size, next(seeds))
+    for _ in range(options.repeats):
         limits.measure()
         for column in options.columns:
-            seed = options.seed + 1 + repeat
-            timeline = run_column(run, column, options.output_len, vocab_size, seed)
+            timeline = run_column(run, column, options.output_len, vocab_size, next(seeds))
             timelines[column].append(timeline)
     figures: dict[str, Sequence[float]] = {}
     for column, turns in timelines.items():
@@ -113,9 +114,9 @@ def measure(run: Run, options: argparse.Namespace) -> BenchRecord:
 
 
 def run_column(run: Run, column: str, output_len: int, vocab_size: int, seed: int) -> Timeline:
-    count = batch_size(column)
-    prompts = random_prompts([PROMPT_LEN] * count, vocab_size, seed)
-    lengths = [1 if column == "prefill" else output_len] * count
+    size = batch_size(column)
+    prompts = random_prompts([PROMPT_LEN] * size, vocab_size, seed)
+    lengths = [1 if column == "prefill" else output_len] * size
     return run_requests(run.engine, prompts, lengths)
 
 

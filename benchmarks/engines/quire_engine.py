@@ -65,6 +65,7 @@ class QuireEngine:
             "max_model_len": options.max_model_len,
             "block_size": KV_BLOCK,
             "num_kv_blocks": blocks * options.max_num_seqs,
+            "enable_prefix_caching": False,
             "seed": options.seed,
         }
         if options.weights in ("bfloat16", "float16", "float32"):
