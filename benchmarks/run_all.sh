@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Every figure of docs/benchmarks.md, on an otherwise idle machine; about ten minutes on two cores.
+# Every figure of docs/benchmarks.md, on an otherwise idle machine; about twenty minutes on two cores.
+# PEERS_PYTHON: the interpreter of an environment with other engines, which then are measured too
+# (docs/benchmarks.md says how to make one); another half hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=benchmarks/results
@@ -28,3 +30,14 @@ for threads in 1 2; do
 done
 $python benchmarks/quantization_formats_cpu.py --output $results/quantization_formats_cpu.json
 $python benchmarks/quantization_quality.py --output $results/quantization_quality.json
+$python benchmarks/cpu_table.py --output-folder $results/cpu_table
+$python benchmarks/cpu_mixed.py --repeats 3 --output-folder $results/cpu_mixed
+if [[ -n "${PEERS_PYTHON:-}" ]]; then
+  export PYTHONPATH=src
+  converted=$(mktemp -d)
+  trap 'rm -r "$converted"' EXIT
+  $PEERS_PYTHON benchmarks/cpu_table.py --engine openvino llama_cpp vllm --work-dir "$converted" \
+    --output-folder $results/cpu_table
+  $PEERS_PYTHON benchmarks/cpu_mixed.py --engine openvino --repeats 3 --work-dir "$converted" \
+    --output-folder $results/cpu_mixed
+fi

@@ -6,7 +6,8 @@ import platform as host
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,15 @@ import quire
 from quire.config.memory_plan import format_bytes
 from quire.platform import Platform, detect_platform
 
-__all__ = ["Limits", "Machine", "current_commit", "describe_machine", "measure_limits"]
+__all__ = [
+    "Limits",
+    "LowPrecisionLimits",
+    "Machine",
+    "current_commit",
+    "describe_machine",
+    "measure_limits",
+    "measure_low_precision_limits",
+]
 
 READ_BYTES = 10**9
 MATMUL_SIZE = 2048
@@ -70,6 +79,15 @@ class Limits:
     num_threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class LowPrecisionLimits:
+    """What plain torch reaches in the same product of bfloat16 matrices, and of uint8 by int8 ones
+    with sums in int32, by oneDNN. Best of REPEATS."""
+
+    bf16_gflop_per_s: float
+    int8_gop_per_s: float
+
+
 def describe_machine(platform: Platform | None = None) -> Machine:
     """The machine as it is now."""
     found = platform or detect_platform()
@@ -93,20 +111,50 @@ def measure_limits(
 ) -> Limits:
     """Measure on this machine, in this process, on random numbers. torch's own number of threads
     is as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with _torch_threads(num_threads):
         numbers = torch.rand(read_bytes // 4)
         read = _best_seconds(numbers.sum)
         left, right = torch.rand(size, size), torch.rand(size, size)
         product = _best_seconds(lambda: left @ right)
-    finally:
-        torch.set_num_threads(before)
     return Limits(
         read_gb_per_s=round(read_bytes / read / 1e9, 2),
         matmul_gflop_per_s=round(2 * size**3 / product / 1e9, 1),
         num_threads=num_threads,
     )
+
+
+def measure_low_precision_limits(num_threads: int, size: int = MATMUL_SIZE) -> LowPrecisionLimits:
+    """As `measure_limits`."""
+    with _torch_threads(num_threads):
+        left, right = torch.rand(2, size, size).bfloat16()
+        bf16 = _best_seconds(lambda: left @ right)
+        int8 = _best_seconds(_int8_product(size))
+    return LowPrecisionLimits(
+        bf16_gflop_per_s=round(2 * size**3 / bf16 / 1e9, 1),
+        int8_gop_per_s=round(2 * size**3 / int8 / 1e9, 1),
+    )
+
+
+def _int8_product(size: int) -> Callable[[], object]:
+    """The quantized linear layer of torch's own quantization, with a weight packed before."""
+    onednn = torch.ops.onednn
+    weight = torch.randint(-128, 128, (size, size), dtype=torch.int8)
+    packed = onednn.qlinear_prepack(weight, None)
+    x = torch.randint(0, 256, (size, size), dtype=torch.uint8)
+    scales, zeros = torch.ones(size), torch.zeros(size, dtype=torch.int64)
+    return lambda: onednn.qlinear_pointwise(
+        x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def current_commit() -> str | None:

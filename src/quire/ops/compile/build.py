@@ -46,7 +46,7 @@ _FLAGS = (
     "-Wno-uninitialized",  # the compiler's own AVX-512 headers
     "-Wno-maybe-uninitialized",
 )
-_SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+_SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
 
 
 @dataclass(frozen=True, slots=True)

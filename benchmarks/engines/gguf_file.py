@@ -1,0 +1,76 @@
+"""The random checkpoint as a GGUF file for llama.cpp, in one of its formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from engines.random_checkpoint import random_tensors, read_config
+
+__all__ = ["write_gguf"]
+
+ARCHITECTURE = "qwen3"
+
+# Names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md ("Standardized tensor names").
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_TENSORS = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
+_LAYER_TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(model: Path, target: Path, weights: str, seed: int) -> Path:
+    """`target`, made once, then kept. weights: F16, BF16, Q8_0 or Q4_0, of all matrices, the
+    embedding too; norms are float32. There is no vocabulary in it: token ids go in and out."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
+
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_suffix(".tmp")
+    config = read_config(model)
+    writer = GGUFWriter(staged, ARCHITECTURE)
+    _write_facts(writer, config)
+    for name, tensor in random_tensors(config, seed):
+        kind = GGMLQuantizationType.F32 if tensor.ndim == 1 else GGMLQuantizationType[weights]
+        writer.add_tensor(_gguf_name(name), quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    staged.rename(target)
+    return target
+
+
+def _write_facts(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+
+
+def _gguf_name(name: str) -> str:
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return f"{_TENSORS[name]}.weight"
+    return f"blk.{match[1]}.{_LAYER_TENSORS[match[2]]}.weight"

@@ -1,0 +1,210 @@
+"""The benchmarks that compare CPU engines: what their rates mean, and that they add up."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.bench.machine import measure_limits, measure_low_precision_limits
+from quire.llm import LLM
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when one of them is run as a script."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return tmp_path
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of a machine take seconds at their real sizes."""
+    runs = importlib.import_module("engine_runs")
+    small = partial(measure_limits, read_bytes=4_000_000, size=64)
+    monkeypatch.setattr(runs, "measure_limits", small)
+    monkeypatch.setattr(
+        runs, "measure_low_precision_limits", partial(measure_low_precision_limits, size=64)
+    )
+
+
+def timeline(wanted: Sequence[int], *steps: tuple[float, tuple[int, ...], float | None]) -> Any:
+    engines = importlib.import_module("engines")
+    moments = tuple(engines.Moment(*step) for step in steps)
+    return engines.Timeline((10,) * len(wanted), tuple(wanted), moments)
+
+
+def test_decoding_counts_only_while_all_requests_decode() -> None:
+    """Turns red when tokens that came while another prompt was computed count as decoded in no
+    time, or when the steps of a shrunken batch count."""
+    run = timeline(
+        (4, 4),
+        (1.0, (1, 0), 0.5),
+        (2.0, (2, 1), 1.0),
+        (3.0, (3, 2), 1.75),
+        (4.0, (4, 3), 2.5),
+        (9.0, (4, 4), 3.0),
+    )
+    assert run.decode_rate() == pytest.approx(4 / 2.0)
+    assert run.share_outside_kernels() == pytest.approx(1 - 1.5 / 2)
+    assert run.prefill_rate() == pytest.approx(20 / 2.0)
+    assert run.output_rate() == pytest.approx(8 / 9.0)
+
+
+def test_a_run_without_a_decode_phase_has_no_decode_rate() -> None:
+    """Turns red when a rate is made of nothing."""
+    run = timeline((2, 2), (1.0, (1, 0), None), (2.0, (2, 1), None), (3.0, (2, 2), None))
+    with pytest.raises(ValueError, match="ask for more output tokens"):
+        run.decode_rate()
+
+
+class ScriptedEngine:
+    """Gives the counts that it was told, then stays at the last ones."""
+
+    def __init__(self, *counts: tuple[int, ...]) -> None:
+        self._counts = list(counts)
+
+    def start(self, prompts: Sequence[Sequence[int]], output_lengths: Sequence[int]) -> None:
+        pass
+
+    def step(self) -> tuple[int, ...]:
+        return self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
+
+    def kernel_seconds(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("counts", [[(1, 1), (2, 1)], [(1, 3)]], ids=["stuck", "too many"])
+def test_a_run_with_other_tokens_than_asked_for_is_an_error(counts: list[tuple[int, ...]]) -> None:
+    """Turns red when an engine that stops early looks fast."""
+    engines = importlib.import_module("engines")
+    with pytest.raises(RuntimeError, match=r"not \(2, 2\)"):
+        engines.run_requests(ScriptedEngine(*counts), [[1], [2]], [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("size", "prompt_tokens", "output_tokens", "longest"),
+    [(16, 1812, 2829, [740, 982]), (64, 7628, 7293, [256, 256])],
+)
+def test_mixed_workloads_have_their_totals(
+    size: int, prompt_tokens: int, output_tokens: int, longest: list[int]
+) -> None:
+    """Turns red when a figure is compared with one of another workload."""
+    work = importlib.import_module("cpu_mixed").read_workload(size)
+    assert len(work.prompt_lengths) == len(work.output_lengths) == size
+    assert work.num_prompt_tokens == prompt_tokens
+    assert work.num_output_tokens == output_tokens
+    assert sorted(work.output_lengths)[-2:] == longest
+
+
+def test_the_table_adds_up_and_skips_what_is_not_there(
+    tiny_model: Path,
+    small_limits: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Turns red when a rate, a share and the limit that it is of do not belong together, or when a
+    missing engine ends the run."""
+    llama = importlib.import_module("engines.llama_cpp_engine")
+    monkeypatch.setattr(llama, "find_spec", lambda name: None)
+    results = tiny_model / "results"
+    command = ["cpu_table.py", "--engine", "llama_cpp", "quire", "--model", str(tiny_model)]
+    command += ["--weights", "Q8_0", "bfloat16", "--columns", "prefill", "4", "--repeats", "2"]
+    command += ["--threads", "1", "--output-len", "8", "--output-folder", str(results)]
+    monkeypatch.setattr("sys.argv", command)
+    table = importlib.import_module("cpu_table")
+    assert table.main() == 0
+    shown = capsys.readouterr()
+    assert "llama.cpp, Q8_0: skipped, llama-cpp-python is not installed" in shown.err
+    assert "| quire, bfloat16 |" in shown.out
+    record = json.loads((results / "quire_bfloat16_prefill_4.json").read_text())
+    figures = {name: figure["values"] for name, figure in record["figures"].items()}
+    weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
+    for rate, share, limit in zip(
+        figures["decode_4_tokens_per_s"],
+        figures["decode_4_share_of_read"],
+        figures["limit_read_gb_per_s"],
+        strict=True,
+    ):
+        assert share == pytest.approx(rate / 4 * weights * 2 / (limit * 1e9))
+    assert all(0 < share < 1 for share in figures["decode_4_share_outside_kernels"])
+    monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", *map(str, results.glob("*.json"))])
+    assert table.main() == 0
+    assert f"{np.median(figures['prefill_tokens_per_s']):.1f} (" in capsys.readouterr().out
+
+
+def test_nothing_measured_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red when a script takes an empty table for a result."""
+    vllm = importlib.import_module("engines.vllm_engine")
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["cpu_mixed.py", "--engine", "vllm"])
+    assert importlib.import_module("cpu_mixed").main() == 1
+    assert "vLLM CPU, bfloat16: skipped, vllm is not installed" in capsys.readouterr().err
+
+
+def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
+    """Turns red when a tensor has a wrong name or shape, so that other engines compute less."""
+    module = importlib.import_module("engines.random_checkpoint")
+    folder = module.write_checkpoint(tiny_model, tiny_model / "checkpoint", "bfloat16", 0)
+    with LLM(str(folder), skip_tokenizer_init=True, num_threads=1, quiet=True) as llm:
+        [output] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], use_tqdm=False)
+        assert output.error is None
+        counts = llm.engine.spec.parameters
+    norms = 2 * TINY["hidden_size"] + 2 * TINY["head_dim"]
+    layers, head = module.count_weights(TINY)
+    assert layers == TINY["num_hidden_layers"] * (counts.layer - norms)
+    assert head == counts.embedding
+
+
+def test_every_tensor_has_its_own_name_in_gguf() -> None:
+    """Turns red when one tensor of a llama.cpp model replaces another."""
+    module = importlib.import_module("engines.gguf_file")
+    names = [name for name, _ in module.random_tensors(TINY, 0)]
+    assert len({module._gguf_name(name) for name in names}) == len(names) == 11 * 2 + 2
+
+
+@given(st.lists(st.floats(-1e30, 1e30, width=32), min_size=1))
+def test_rounding_is_that_of_bfloat16(values: list[float]) -> None:
+    """Turns red when the two 16-bit formats start from different weights."""
+    module = importlib.import_module("engines.random_checkpoint")
+    array = np.array(values, np.float32)
+    expected = torch.from_numpy(array).bfloat16().float().numpy()
+    np.testing.assert_array_equal(module._round_to_bfloat16(array.copy()), expected)

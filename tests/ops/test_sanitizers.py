@@ -1,0 +1,127 @@
+"""The C++ kernels under the address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.ops.compile import ISAS, build, library_path
+from quire.platform import detect_platform
+
+CPU = detect_platform().cpu
+ISA_NAMES = [
+    isa.name
+    for isa in ISAS
+    if CPU.architecture in isa.architectures and all(map(CPU.has, isa.all_features))
+]
+
+PREPARE = """
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+import torch
+from quire.ops import ALL_OPS, check_provider, native
+from quire.ops.compile import library_path
+from quire.ops.team import Team
+from quire.platform import detect_platform
+
+folder = Path(sys.argv[1])
+native.library_path = lambda isa: library_path(isa, folder)
+platform = detect_platform()
+compiled = [
+    (op, provider)
+    for op in ALL_OPS.values()
+    for provider in op.providers
+    if provider.name.removeprefix("cpu_") in sys.argv[2:]
+]
+"""
+
+CHECK_ALL = """
+checked, team = 0, Team(2)
+for op, provider in compiled:
+    reason = provider.unavailable(platform)
+    assert reason is None, f"{provider.name}: {reason}"
+    report = check_provider(op, replace(provider, load=partial(provider.load, team=team)))
+    assert report.ok, report.failures
+    checked += report.num_cases
+print("checked", checked)
+"""
+
+READ_BEYOND = """
+provider = next(provider for op, provider in compiled if op.name == "silu_and_mul")
+x = torch.ones(64, 256)
+x.untyped_storage().resize_(1024)
+provider.load()(x)
+"""
+"""The tensor says 64 KiB; its memory has become 1 KiB, and what it was before is freed."""
+
+
+@pytest.fixture(scope="module")
+def sanitizer_runtime(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shared library that must be loaded before Python; skips when the compiler has none."""
+    folder = tmp_path_factory.mktemp("probe")
+    try:
+        compiler = build._compiler()
+    except build.CompileError as error:
+        pytest.skip(str(error))
+    source = folder / "probe.cpp"
+    source.write_text("int main() { return 0; }\n")
+    command = [compiler, *build._SANITIZE_FLAGS, str(source), "-o", str(folder / "probe")]
+    probe = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if probe.returncode != 0:
+        pytest.skip(f"{compiler} has no sanitizers: {probe.stderr.strip()[-200:]}")
+    name = "libclang_rt.asan-x86_64.so" if "clang" in Path(compiler).name else "libasan.so"
+    found = subprocess.run(
+        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"{compiler} has no shared {name}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sanitized_kernels(sanitizer_runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every library that the compiler makes and this processor runs."""
+    if not ISA_NAMES:
+        pytest.skip(f"no kernels for this processor, {CPU.architecture}")
+    folder = tmp_path_factory.mktemp("sanitized")
+    build.compile_kernels(folder, isas=ISA_NAMES, sanitize=True)
+    return folder
+
+
+def run_sanitized(script: str, runtime: str, kernels: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own. Leaks are not looked for: Python and torch keep memory for good."""
+    names = [isa.name for isa in ISAS if library_path(isa, kernels).exists()]
+    options = {
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", PREPARE + script, str(kernels), *names],
+        env={**os.environ, **options},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_kernel_runs_clean(sanitizer_runtime: str, sanitized_kernels: Path) -> None:
+    """Turns red when a kernel touches memory outside its tensors, or computes what C++ leaves
+    undefined: a misaligned load, an overflowing index, a shift too far."""
+    result = run_sanitized(CHECK_ALL, sanitizer_runtime, sanitized_kernels)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "runtime error" not in result.stderr, result.stderr[-4000:]
+    assert int(result.stdout.split()[-1]) > 0
+
+
+def test_a_read_beyond_a_tensor_is_seen(sanitizer_runtime: str, sanitized_kernels: Path) -> None:
+    """Turns red when the sanitizers are not in force, so that the test above cannot fail."""
+    result = run_sanitized(READ_BEYOND, sanitizer_runtime, sanitized_kernels)
+    assert result.returncode != 0
+    assert "ERROR: AddressSanitizer: heap-" in result.stderr
