@@ -48,7 +48,7 @@ async def hosted(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=stall_s),
+        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 3.0)),
         restart_policy=policy,
         **supervisor_options,
     )

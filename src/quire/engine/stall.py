@@ -12,10 +12,12 @@ __all__ = ["StallLimits", "StallWatch"]
 @dataclass(frozen=True, slots=True)
 class StallLimits:
     """min_s: no step or silence that is shorter counts as a hang. steps: nor does a step that is
-    shorter than so many of the slowest recent ones. start_s: a start may take so long."""
+    shorter than so many of the slowest recent ones. first_beat_s: from the spawn to the first
+    heartbeat, in which the interpreter starts. start_s: a start may take so long in all."""
 
     min_s: float = 60.0
     steps: float = 20.0
+    first_beat_s: float = 60.0
     start_s: float = 1800.0
 
 
@@ -39,11 +41,11 @@ class StallWatch:
     def hang(self, now: float) -> str | None:
         """Why the core counts as hung; None while it does not."""
         limits, beat = self._limits, self._beat
+        age = now - self._spawned
+        if not self.was_ready and age > limits.start_s:
+            return f"it has not started in {age:.1f} s"
         silence = now - self._heard
-        if not self.was_ready:  # loading and importing may hold the interpreter for long
-            age = now - self._spawned
-            return f"it has not started in {age:.1f} s" if age > limits.start_s else None
-        if silence > limits.min_s:
+        if silence > (limits.first_beat_s if beat is None else limits.min_s):
             return f"it has said nothing for {silence:.1f} s"
         if beat is None or beat.step_seconds is None:
             return None
