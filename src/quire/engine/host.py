@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire.engine.private_directory import private_directory
 from quire.engine.process_client import ProcessEngineClient
@@ -16,8 +17,10 @@ __all__ = ["EngineHost", "host_engine"]
 
 @dataclass(frozen=True, slots=True)
 class EngineHost:
-    """supervision: ends, with an error, when no core will come any more."""
+    """directory: in which further clients find the core. supervision: ends, with an error, when no
+    core will come any more."""
 
+    directory: Path
     client: ProcessEngineClient
     supervisor: EngineSupervisor
     supervision: asyncio.Task[None]
@@ -40,7 +43,7 @@ async def host_engine(
         supervisor = make_supervisor(directory, settings, on_dead=client.engine_died)
         supervision = asyncio.ensure_future(supervisor.run())
         try:
-            yield EngineHost(client, supervisor, supervision)
+            yield EngineHost(directory, client, supervisor, supervision)
         finally:
             await client.close()
             await supervisor.stop()

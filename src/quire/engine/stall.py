@@ -8,6 +8,8 @@ from quire.protocol.messages import Heartbeat
 
 __all__ = ["StallLimits", "StallWatch"]
 
+MAX_LOOK_INTERVAL_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
@@ -27,7 +29,7 @@ class StallWatch:
     def __init__(self, limits: StallLimits, now: float) -> None:
         """now: when the core was spawned."""
         self._limits = limits
-        self._spawned = self._heard = now
+        self._spawned = self._heard = self._looked = now
         self._beat: Heartbeat | None = None
 
     def observe(self, beat: Heartbeat, now: float) -> None:
@@ -39,8 +41,11 @@ class StallWatch:
         return self._beat is not None and self._beat.is_ready
 
     def hang(self, now: float) -> str | None:
-        """Why the core counts as hung; None while it does not."""
+        """Why the core counts as hung; None while it does not. To be asked often: time in which
+        this process slept itself does not count against the core."""
         limits, beat = self._limits, self._beat
+        slept = max(now - self._looked - MAX_LOOK_INTERVAL_S, 0.0)
+        self._spawned, self._heard, self._looked = self._spawned + slept, self._heard + slept, now
         age = now - self._spawned
         if not self.was_ready and age > limits.start_s:
             return f"it has not started in {age:.1f} s"
