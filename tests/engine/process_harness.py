@@ -23,6 +23,9 @@ from tests.engine.fake_core_process import FakeCoreOptions
 
 FAKE_MODEL = FakeModel([None], 1000)
 
+STATS_AGE_S = 0.3
+"""Older a reading is not: the core's interval of readings, and a few of its heartbeats."""
+
 RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
 
 
@@ -71,6 +74,7 @@ async def until_state(client: ProcessEngineClient, state: EngineState) -> None:
 async def until_idle(client: ProcessEngineClient) -> None:
     """Until the core reports that it holds nothing for anybody, which means that nothing leaks."""
     async with asyncio.timeout(20):
+        await asyncio.sleep(STATS_AGE_S)
         while True:
             stats = client.stats
             if stats.num_blocks and not (
