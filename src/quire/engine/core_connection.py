@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,16 +54,21 @@ class CoreConnection:
     async def run(self) -> None:
         """Hand out messages until the core is gone, the last ones that it sent included."""
         gone = asyncio.ensure_future(self._wait_until_gone())
+        received = asyncio.ensure_future(self._receive())
         try:
-            while not gone.done():
-                received = asyncio.ensure_future(self._socket.recv())
-                await asyncio.wait((received, gone), return_when=asyncio.FIRST_COMPLETED)
-                if received.done():
-                    self._on_message(self._codec.decode(received.result()))
-                else:
-                    received.cancel()
+            await asyncio.wait((received, gone), return_when=asyncio.FIRST_COMPLETED)
+            if received.done():
+                received.result()  # endless, so this raises
         finally:
             gone.cancel()
+            received.cancel()
+            await asyncio.gather(gone, received, return_exceptions=True)
+        with contextlib.suppress(zmq.Again):
+            await self._receive(zmq.NOBLOCK)
+
+    async def _receive(self, flags: int = 0) -> None:
+        while True:
+            self._on_message(self._codec.decode(await self._socket.recv(flags)))
 
     async def _wait_until_gone(self) -> None:
         while True:

@@ -14,6 +14,7 @@ __all__ = ["CoreSocket", "core_address"]
 
 SEND_QUEUE_MESSAGES = 1000
 RETRY_MS = 10
+LINGER_MS = 500
 
 
 def core_address(directory: Path) -> str:
@@ -100,5 +101,6 @@ class CoreSocket:
         return True
 
     def close(self) -> None:
-        self._socket.close()
+        """What was sent gets a moment to leave."""
+        self._socket.close(linger=LINGER_MS)
         self._context.term()

@@ -30,9 +30,11 @@ def private_directory() -> Generator[Path]:
     """
     _sweep(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
-    lock = os.open(directory / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    unlocked = directory / "unlocked"  # nobody sweeps a directory without OWNER_LOCK
+    lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        unlocked.rename(directory / OWNER_LOCK)
         if len(os.fsencode(directory)) > MAX_SOCKET_PATH - len("/heartbeat"):
             raise ConfigError(
                 f"The temporary directory {str(directory)!r} has a path too long for sockets. "
