@@ -49,9 +49,13 @@ BuildCore = Callable[[Launch, Progress, PlanObserver], StartedCore]
 
 def run_core_process(build: BuildCore) -> int:
     """Read the launch, build the core, and serve until told to stop. The exit status."""
-    launch = read_launch(sys.stdin.fileno())
-    directory = Path(launch.directory)
     logging.basicConfig(format=f"%(levelname)s core[{os.getpid()}] %(message)s")
+    try:
+        launch = read_launch(sys.stdin.fileno())
+    except ConfigError as error:
+        logger.error("%s", error)
+        return 2
+    directory = Path(launch.directory)
     _die_with(launch.parent_pid)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -20,9 +20,8 @@ class EngineStats:
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
     generation_tokens_total: sampled and sent. step_seconds_total: time spent in steps.
     step_tokens: per bucket of `STEP_TOKEN_BOUNDS`, steps that sampled at most so many tokens.
-    refused_total: requests that the core could
-    never serve. aborted_total: sequences that were asked to end. garbled_messages_total: messages
-    of clients that could not be read.
+    refused_total: requests that the core could never serve. aborted_total: sequences that clients
+    ended early. garbled_messages_total: messages of clients that could not be read.
     """
 
     num_running: int = 0
