@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "quire"
 
-COMMON = ("errors", "protocol", "platform", "config", "telemetry")
+COMMON = ("errors", "telemetry", "protocol", "platform", "config")
 PLAN = ("kv_cache", "grammar", "scheduler")
 DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
@@ -21,7 +21,8 @@ FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator"
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",
-    "runner.rows", "executor.fake", "engine.core",
+    "runner.rows", "executor.fake", "engine.core", "telemetry", "engine.host",
+    "engine.core_process", "engine.model_front",
 )  # fmt: skip
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "cli", "bundled")
 
@@ -83,21 +84,7 @@ def test_only_build_sees_both_plan_and_data() -> None:
             assert not all(sides), f"{path} sees both sides: {sides}"
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "errors",
-        "protocol",
-        "config",
-        "platform",
-        "kv_cache",
-        "scheduler",
-        "rendering",
-        "runner.rows",
-        "executor.fake",
-        "engine.core",
-    ],
-)
+@pytest.mark.parametrize("package", LIGHT)
 def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     """A lazy import that stopped being lazy would make every start seconds slower."""
     code = f"import sys, quire.{package}; sys.exit('torch' in sys.modules)"

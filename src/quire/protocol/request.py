@@ -34,6 +34,8 @@ class EngineRequest:
         handles. A client never reuses one.
     prompt_token_ids: int32, at least one token.
     output_token_ids: empty for a new request; else the request resumes as if preempted (n = 1).
+    first_sample: index of the first of `params.n` samples; not 0 where a later sample resumes by
+        itself. An index has the same random stream, whichever samples run beside it.
     seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
     salt: tenants with different salts never share cached blocks.
     """
@@ -47,6 +49,7 @@ class EngineRequest:
     output_token_ids: IntArray = field(default_factory=no_ints)
     arrival_time: float = 0.0
     salt: str = ""
+    first_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)

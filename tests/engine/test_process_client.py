@@ -1,0 +1,294 @@
+"""A core in a process of its own, seen by its clients: streams, aborts, limits, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from quire.engine.core_socket import core_address
+from quire.engine.private_directory import private_directory
+from quire.engine.process_client import ProcessEngineClient
+from quire.errors import RequestError
+from quire.protocol import FinishReason, SamplingParams
+from quire.protocol.codec import Codec, encode
+from quire.protocol.messages import (
+    HANDLES_PER_CLIENT,
+    Abort,
+    Add,
+    CoreMessage,
+    Hello,
+    Rejected,
+    Welcome,
+)
+from quire.protocol.status import EngineState
+from tests.engine.fake_core_process import FakeCoreOptions
+from tests.engine.process_harness import (
+    FAKE_MODEL,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_idle,
+    until_state,
+)
+
+
+def test_many_streams_at_once_each_get_their_own_tokens() -> None:
+    async def work() -> None:
+        async with hosted() as host:
+            streams = [
+                await ask(host.client, [i], seed=i, n=1 + i % 3, max_tokens=5 + i)
+                for i in range(40)
+            ]
+            founds = await asyncio.gather(*map(collect, streams))
+            for i, found in enumerate(founds):
+                assert found.tokens == {
+                    s: FAKE_MODEL.expected_tokens([i], 5 + i, i, s) for s in range(1 + i % 3)
+                }
+            await until_idle(host.client)
+            stats = host.client.stats
+            assert stats.requests_total == 40
+            assert stats.generation_tokens_total == sum((5 + i) * (1 + i % 3) for i in range(40))
+            assert sum(stats.step_tokens) >= 45
+            assert host.client.num_unfinished == 0
+
+    run(work())
+
+
+def test_a_slow_reader_gets_larger_updates() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.001)) as host:
+            stream = await ask(host.client, [1], max_tokens=200)
+            first = await anext(stream)
+            while host.client.stats.generation_tokens_total < 200:
+                await asyncio.sleep(0.02)
+            found = await collect(stream)
+            assert found.num_updates == 1
+            tokens = first.samples[0].token_ids + found.tokens[0]
+            assert tokens == FAKE_MODEL.expected_tokens([1], 200, 0)
+
+    run(work())
+
+
+def test_an_abort_storm_leaks_nothing() -> None:
+    """Half of the streams are left after a random number of updates; the others are complete."""
+
+    async def one(client: ProcessEngineClient, i: int, rng: random.Random) -> None:
+        stream = await ask(client, [i % 100, 5], seed=i, n=1 + i % 2, max_tokens=20)
+        if i % 2:
+            found = await collect(stream)
+            for sample, tokens in found.tokens.items():
+                assert tokens == FAKE_MODEL.expected_tokens([i % 100, 5], 20, i, sample)
+            return
+        left = rng.randrange(8)
+        async with stream:
+            async for _ in stream:
+                left -= 1
+                if left <= 0:
+                    break
+
+    async def work() -> None:
+        rng = random.Random(0)
+        async with hosted(FakeCoreOptions(num_blocks=64)) as host:
+            await asyncio.gather(*(one(host.client, i, rng) for i in range(400)))
+            assert host.client.num_unfinished == 0
+            await until_idle(host.client)
+            assert host.client.stats.aborted_total > 0
+            assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_an_abort_frees_within_two_steps() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.1)) as host:
+            stream = await ask(host.client, [1, 2, 3], max_tokens=200)
+            await anext(stream)
+            steps = host.client.stats.steps_total
+            stream.abort()
+            assert (await anext(stream)).samples[0].finish.reason is FinishReason.ABORT
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            await until_idle(host.client)
+            assert host.client.stats.steps_total <= steps + 4  # two in flight, and a beat's delay
+
+    run(work())
+
+
+def test_a_request_that_can_never_be_served_is_refused() -> None:
+    async def work() -> None:
+        async with hosted(max_message_bytes=4000) as host:
+            too_long = await ask(host.client, [1] * 300, max_tokens=5)
+            with pytest.raises(RequestError, match="the prompt has 300 tokens"):
+                await collect(too_long)
+            with pytest.raises(RequestError, match="may be sent"):
+                await ask(host.client, [1] * 2000)
+            with pytest.raises(RequestError, match="logits_processors"):
+                await ask(host.client, [1], logits_processors=[lambda ids, logits: logits])
+            assert host.client.num_unfinished == 0
+
+    run(work())
+
+
+def test_several_fronts_share_a_core() -> None:
+    """Each with its own handles; one that leaves frees what it had, and bothers nobody."""
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.002)) as host:
+            other = ProcessEngineClient(host.directory, client_id=1)
+            await until_state(other, EngineState.READY)
+            assert other.reserve_handles(1) == HANDLES_PER_CLIENT
+            mine = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=150)))
+            theirs = await ask(other, [2], max_tokens=200)
+            await anext(theirs)
+            third = await ask(other, [3], seed=3, max_tokens=10)
+            assert (await collect(third)).tokens[0] == FAKE_MODEL.expected_tokens([3], 10, 3)
+            await other.close()
+            assert (await collect(theirs)).finishes[0].reason is FinishReason.ERROR
+            assert (await mine).tokens[0] == FAKE_MODEL.expected_tokens([1], 150, 0)
+            await until_idle(host.client)
+
+    run(work())
+
+
+def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
+    async def work() -> None:
+        async with hosted() as host:
+            context = zmq.asyncio.Context()
+            socket = context.socket(zmq.DEALER)
+            socket.connect(core_address(host.directory))
+            codec: Codec[CoreMessage] = Codec(CoreMessage)
+            stream = await ask(host.client, [1], max_tokens=3)
+            foreign = encode(Add(stream.request))
+            await socket.send(foreign)  # before its Hello
+            await socket.send(encode(Hello(99, 5)))
+            rejected = codec.decode(await socket.recv())
+            assert isinstance(rejected, Rejected)
+            assert "version 99" in rejected.message
+            await socket.send(encode(Hello(1, -1)))
+            assert isinstance(codec.decode(await socket.recv()), Rejected)
+            await socket.send(encode(Hello(1, 5)))
+            assert isinstance(codec.decode(await socket.recv()), Welcome)
+            await socket.send(b"")
+            await socket.send(os.urandom(1000))
+            await socket.send_multipart([b"two", b"frames"])
+            await socket.send(foreign)  # with a handle of another client
+            await socket.send(encode(Abort([0, -5, 2**62])))
+            await socket.send(b"\0" * (65 * 2**20))
+            assert (await collect(stream)).finishes[0].reason is FinishReason.LENGTH
+            while host.client.stats.garbled_messages_total < 6:
+                await asyncio.sleep(0.02)
+            found = await collect(await ask(host.client, [4], max_tokens=3))
+            assert found.tokens[0] == FAKE_MODEL.expected_tokens([4], 3, 0)
+            assert host.client.status.restarts == 0
+            context.destroy(linger=0)
+
+    run(work())
+
+
+def test_drain_serves_what_is_there_and_fails_what_takes_too_long() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
+            short = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=5)))
+            long = asyncio.ensure_future(collect(await ask(host.client, [2], max_tokens=200)))
+            await host.client.drain(0.5)
+            assert (await short).finishes[0].reason is FinishReason.LENGTH
+            assert "not finished in 0.5 s" in (await long).finishes[0].message
+            assert host.client.status.state is EngineState.DRAINING
+
+    run(work())
+
+
+def test_sigterm_lets_a_core_finish_what_it_has() -> None:
+    """And then it ends, and another one takes over."""
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=40)))
+            await asyncio.sleep(0.1)
+            os.kill(host.supervisor.pid, signal.SIGTERM)
+            await until_state(host.client, EngineState.DRAINING)
+            assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 40, 0)
+            while host.client.status.restarts == 0:
+                await asyncio.sleep(0.02)
+            await until_state(host.client, EngineState.READY)
+
+    run(work())
+
+
+def test_nothing_is_left_behind() -> None:
+    async def work() -> None:
+        async with hosted() as host:
+            directory, pid = host.directory, host.supervisor.pid
+            assert directory.stat().st_mode & 0o777 == 0o700
+            stream = await ask(host.client, [1], max_tokens=100)
+        assert (await collect(stream)).finishes[0].reason is FinishReason.ERROR
+        assert not directory.exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    threads, descriptors = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    run(work())
+    run(work())
+    assert len(os.listdir("/proc/self/task")) <= threads + 1
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
+
+
+def test_a_core_dies_with_its_parent_and_the_next_start_clears_up() -> None:
+    script = Path(__file__).with_name("orphan_maker.py")
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        line = parent.stdout.readline().split()
+        pid, directory = int(line[0]), Path(line[1])
+        os.kill(pid, 0)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while _is_alive(pid):
+        assert time.monotonic() < deadline, "the core outlives its parent"
+        time.sleep(0.02)
+    with private_directory() as other:
+        assert other.exists()
+    assert not directory.exists()
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs; one that waits to be reaped by the system's first process does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_client_needs_no_torch_and_no_engine() -> None:
+    code = (
+        "import sys, quire.engine.host\n"
+        "heavy = {'torch', 'transformers', 'quire.scheduler', 'quire.kv_cache', 'tokenizers'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_text_stays_in_the_front() -> None:
+    async def work() -> None:
+        async with hosted() as host:
+            stream = await ask(
+                host.client, [1], max_tokens=3, stop=["secret"], bad_words=["secret"]
+            )
+            assert stream.request.params == SamplingParams(temperature=0.0, max_tokens=3)
+            await collect(stream)
+
+    run(work())

@@ -1,0 +1,201 @@
+"""A stream cut anywhere and continued on another core equals the uncut one; who kills cores is
+found. Without processes: the client's bookkeeping over fake engines that are thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.engine.open_requests import OpenRequests
+from quire.engine.request_stream import RequestStream
+from quire.protocol import EngineRequest, FinishReason, SamplingParams
+from quire.protocol.codec import Codec, encode
+from quire.protocol.messages import Add, ClientMessage, CoreMessage, Output
+from tests.engine.fake_engine import FakeEngine
+from tests.engine.process_harness import FAKE_MODEL, Collected
+from tests.profiles import machine_settings
+
+
+class Cut:
+    """A client and the core that it has at the moment. Everything between them goes as bytes."""
+
+    def __init__(self, max_replays: int = 100) -> None:
+        self._next_handle = 0
+        self._from_client: Codec[ClientMessage] = Codec(ClientMessage)
+        self._from_core: Codec[CoreMessage] = Codec(CoreMessage)
+        self.client = OpenRequests(self.reserve, max_replays)
+        self.engine = FakeEngine(num_blocks=256, max_model_len=128)
+
+    def reserve(self, count: int) -> int:
+        self._next_handle += count
+        return self._next_handle - count
+
+    def add(self, prompt: Sequence[int], *, seed: int, n: int, max_tokens: int) -> RequestStream:
+        request = EngineRequest(
+            "test",
+            self.reserve(n),
+            np.array(prompt, np.int32),
+            SamplingParams(n=n, max_tokens=max_tokens),
+            seed,
+        )
+        stream = self.client.open(request, self.engine.core.abort)
+        self.send(request)
+        return stream
+
+    def send(self, request: EngineRequest) -> None:
+        message = self._from_client.decode(encode(Add(request)))
+        assert isinstance(message, Add)
+        self.engine.core.add(message.request)
+
+    def step(self) -> None:
+        self.engine.now += 1
+        output = self.engine.core.step(self.engine.now)
+        message = self._from_core.decode(encode(Output(output)))
+        assert isinstance(message, Output)
+        self.client.take(message.output)
+        for request in self.client.next_trial():
+            self.send(request)
+
+    def die(self) -> None:
+        """The core is gone, with all that it had not sent; a new one takes over."""
+        running = self.engine.scheduler.running_handles()
+        self.client.core_died(frozenset(running.tolist()))
+        self.engine = FakeEngine(num_blocks=256, max_model_len=128)
+        for request in self.client.core_started():
+            self.send(request)
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if not self.client:
+                return
+            self.step()
+        raise AssertionError("no end")
+
+
+def read(stream: RequestStream) -> Collected:
+    """All that a finished stream has, as its reader gets it."""
+
+    async def collect() -> Collected:
+        found = Collected()
+        async for update in stream:
+            for sample in update.samples:
+                found.tokens.setdefault(sample.index, []).extend(sample.token_ids)
+                assert sample.index not in found.finishes
+                if sample.finish is not None:
+                    found.finishes[sample.index] = sample.finish
+        return found
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("cut", range(26))
+def test_cut_after_each_step_equals_uncut(cut: int, n: int) -> None:
+    prompt = list(range(40))  # takes two steps
+    world = Cut()
+    stream = world.add(prompt, seed=5, n=n, max_tokens=20)
+    for _ in range(cut):
+        world.step()
+    world.die()
+    world.finish()
+    found = read(stream)
+    assert found.tokens == {i: FAKE_MODEL.expected_tokens(prompt, 20, 5, i) for i in range(n)}
+    assert [found.finishes[i].handle for i in range(n)] == list(range(n))
+
+
+@machine_settings(60)
+@given(data=st.data())
+def test_any_number_of_cuts_and_aborts(data: st.DataObject) -> None:
+    """Requests come, samples are aborted and cores die at any time; each sample ends once, and has
+    what an engine without faults gives, or a beginning of it if it was aborted."""
+    world = Cut()
+    streams: list[tuple[RequestStream, list[int], int]] = []
+    aborted: set[tuple[int, int]] = set()
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["add", "step", "step", "step", "die", "abort"]))
+        if action == "add":
+            prompt = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=20))
+            n = data.draw(st.integers(1, 3))
+            stream = world.add(prompt, seed=len(streams), n=n, max_tokens=12)
+            streams.append((stream, prompt, n))
+        elif action == "step":
+            world.step()
+        elif action == "die":
+            world.die()
+        elif streams:
+            which = data.draw(st.integers(0, len(streams) - 1))
+            stream, _, n = streams[which]
+            sample = data.draw(st.integers(0, n - 1))
+            if stream.samples[sample].finish is None:
+                aborted.add((which, sample))
+            world.client.abort([stream.request.first_handle + sample])
+    world.finish()
+    for which, (stream, prompt, n) in enumerate(streams):
+        found = read(stream)
+        for sample in range(n):
+            wanted = FAKE_MODEL.expected_tokens(prompt, 12, which, sample)
+            tokens = found.tokens.get(sample, [])
+            if (which, sample) in aborted:
+                assert found.finishes[sample].reason is FinishReason.ABORT
+                assert tokens == wanted[: len(tokens)]
+            else:
+                assert found.finishes[sample].reason is FinishReason.LENGTH
+                assert tokens == wanted
+    while world.engine.core.has_unfinished:
+        world.step()
+    assert world.engine.core.stats().num_used_blocks == 0
+
+
+@machine_settings(40)
+@given(
+    fatal_step=st.integers(0, 6),
+    max_replays=st.integers(0, 3),
+    num_others=st.integers(0, 6),
+    poison_place=st.integers(0, 6),
+)
+def test_the_request_that_kills_cores_is_the_one_that_fails(
+    fatal_step: int, max_replays: int, num_others: int, poison_place: int
+) -> None:
+    """A core dies once the poison has run for some steps in it. With replays nobody else fails."""
+    world = Cut(max_replays)
+    streams = [world.add([i, 7], seed=i, n=1, max_tokens=30) for i in range(num_others)]
+    streams.insert(min(poison_place, num_others), world.add([777], seed=99, n=1, max_tokens=30))
+    poison = next(s for s in streams if s.request.seed == 99)
+    ran = 0
+    for _ in range(3000):
+        if not world.client:
+            break
+        sequences = world.engine.scheduler._table.sequences
+        is_in = any(s is not None and s.group.request.seed == 99 for s in sequences)
+        ran = ran + 1 if is_in else 0
+        if is_in and ran > min(fatal_step, 3) and not poison.is_finished:
+            world.die()
+            ran = 0
+        else:
+            world.step()
+    assert not world.client, "no end"
+    assert read(poison).finishes[0].reason is FinishReason.ERROR
+    for stream in streams:
+        if stream is not poison:
+            found = read(stream)
+            if max_replays:
+                seed = stream.request.seed
+                assert found.tokens[0] == FAKE_MODEL.expected_tokens([seed, 7], 30, seed)
+            assert len(found.finishes) == 1
+
+
+def test_what_waits_is_not_suspected() -> None:
+    world = Cut(max_replays=0)
+    running = [world.add([i], seed=i, n=1, max_tokens=20) for i in range(8)]  # all slots
+    waiting = world.add([9], seed=9, n=1, max_tokens=20)
+    for _ in range(3):
+        world.step()
+    world.die()
+    assert all(stream.is_finished for stream in running)
+    world.finish()
+    assert read(waiting).tokens[0] == FAKE_MODEL.expected_tokens([9], 20, 9)

@@ -1,0 +1,67 @@
+"""A hung core is told from a busy one, and from a supervisor that slept."""
+
+from __future__ import annotations
+
+from quire.engine.stall import StallLimits, StallWatch
+from quire.protocol.messages import Heartbeat
+
+LIMITS = StallLimits(min_s=10, steps=20, first_beat_s=15, start_s=100)
+
+
+def beat(step_seconds: float | None = None, slowest: float = 0.0, *, is_ready: bool = True):
+    return Heartbeat(
+        0, (), is_ready=is_ready, step_seconds=step_seconds, slowest_step_seconds=slowest
+    )
+
+
+def first_hang(watch: StallWatch, start: float, end: float) -> float | None:
+    """When the watch, asked twice a second, first calls the core hung."""
+    now = start
+    while now < end:
+        if watch.hang(now) is not None:
+            return now
+        now += 0.5
+    return None
+
+
+def test_silence_is_a_hang() -> None:
+    watch = StallWatch(LIMITS, 0)
+    watch.observe(beat(), 1)
+    assert first_hang(watch, 1, 50) == 11.5
+
+
+def test_silence_before_the_first_beat_has_its_own_limit() -> None:
+    assert first_hang(StallWatch(LIMITS, 0), 0, 50) == 15.5
+
+
+def test_a_step_may_take_long_where_steps_do() -> None:
+    watch = StallWatch(LIMITS, 0)
+    watch.observe(beat(10.5), 1)
+    assert "present step" in str(watch.hang(1))
+    watch.observe(beat(39.0, slowest=2.0), 1.5)
+    assert watch.hang(1.5) is None
+    watch.observe(beat(40.5, slowest=2.0), 2)
+    assert "40.0 s are allowed" in str(watch.hang(2))
+
+
+def test_idle_is_no_hang() -> None:
+    watch = StallWatch(LIMITS, 0)
+    for now in range(100):
+        watch.observe(beat(), now)
+        assert watch.hang(now) is None
+
+
+def test_a_start_that_beats_but_never_ends_is_a_hang() -> None:
+    watch = StallWatch(LIMITS, 0)
+    for now in range(101):
+        watch.observe(beat(is_ready=False), now)
+        assert watch.hang(now) is None
+    assert "not started" in str(watch.hang(101))
+
+
+def test_a_supervisor_that_slept_does_not_blame_the_core() -> None:
+    watch = StallWatch(LIMITS, 0)
+    watch.observe(beat(), 1)
+    assert watch.hang(1) is None
+    assert watch.hang(500) is None  # stopped in between, the beats are still in its queue
+    assert first_hang(watch, 500, 600) is not None
