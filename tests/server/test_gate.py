@@ -113,6 +113,17 @@ def test_a_foreign_host_is_refused_without_a_key(server: RunningServer) -> None:
         assert reply.status_code == status, host
 
 
+def test_pages_of_named_origins_may_call(front: ModelFront) -> None:
+    settings = ServerSettings(api_key=KEYS, allowed_origins=("https://ui.example",))
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+    with running_server(front, settings) as server:
+        for origin, status in (("https://ui.example", 200), ("https://evil.example", 400)):
+            headers = {"origin": origin, **asked}
+            reply = httpx.options(f"{server.url}/v1/completions", headers=headers)
+            assert reply.status_code == status
+            assert ("access-control-allow-origin" in reply.headers) == (status == 200)
+
+
 def test_request_ids_come_back(server: RunningServer) -> None:
     def returned(given: str) -> str:
         return httpx.get(f"{server.url}/version", headers={"x-request-id": given}).headers[

@@ -56,6 +56,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
         app.add_exception_handler(kind, _reply)
     _describe_bodies(app)
     # The last that is added is the first that a request meets.
+    app.add_middleware(Gate, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -63,7 +64,6 @@ def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    app.add_middleware(Gate, settings=settings)
     app.add_middleware(
         RequestTrace,
         metrics=services.metrics,

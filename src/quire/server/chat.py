@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -100,10 +101,13 @@ class ChatAnswer:
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
         job = self.job
-        rendering = job.prompts.render_chat(
-            job.ready.model.front.renderer, self.body, job.ready.capacity.max_model_len
+        render = partial(
+            job.prompts.render_chat,
+            job.ready.model.front.renderer,
+            self.body,
+            job.ready.capacity.max_model_len,
         )
-        return job.open(rendering, self.params, self.body)
+        return job.open(render, self.params, self.body)
 
     def _head(self, kind: str) -> AnswerHead:
         return self.job.head("chatcmpl-", kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -140,13 +141,14 @@ class CompletionAnswer:
 
     def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
         job = self.job
-        rendering = job.prompts.render_prompt(
+        render = partial(
+            job.prompts.render_prompt,
             job.ready.model.front.renderer,
             prompt,
             job.ready.capacity.max_model_len,
             add_special_tokens=self.body.add_special_tokens is not False,
         )
-        return job.open(rendering, self.params, self.body)
+        return job.open(render, self.params, self.body)
 
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")

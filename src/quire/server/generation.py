@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,7 +24,9 @@ from quire.server.prompts import check_context
 from quire.server.timeline import Timeline
 from quire.server.waiting import Place, WaitingRoom
 
-__all__ = ["Generation", "GenerationService", "SampleDelta"]
+__all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
+
+Render = Callable[[], Awaitable[RenderedPrompt]]
 
 Ending = Literal["stop", "length"]
 """What OpenAI clients accept as finish_reason of text. All other endings are errors."""
@@ -46,12 +48,15 @@ class SampleDelta:
 @dataclass(slots=True)
 class _Sample:
     renderer: OutputRenderer
-    num_tokens: int = 0
     ending: str | None = None
 
 
 class Generation:
-    """Iterate `deltas` once. Opened and closed by `GenerationService.open`."""
+    """Iterate `deltas` once. Opened and closed by `GenerationService.open`.
+
+    num_tokens: of all samples so far. num_cached_tokens: of the prompt. prompt_logprobs: by
+    position, if asked; complete when the first token comes.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Generation:
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
+        self.num_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
@@ -80,6 +86,7 @@ class Generation:
         self._samples = [
             _Sample(_output_renderer(front.renderer, prompt, params)) for _ in range(params.n)
         ]
+        self._last_token_s: float | None = None
         self._has_failed = False
         self._expiry: RefusedError | None = None
         self._timer = self._expire_after(
@@ -87,11 +94,6 @@ class Generation:
             f"The request waited {limits.max_queue_s:g} s for the engine (max_queue_s). "
             "Try again later.",
         )
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all samples so far."""
-        return sum(sample.num_tokens for sample in self._samples)
 
     async def deltas(self) -> AsyncIterator[list[SampleDelta]]:
         """Growth, as the engine gives it, until every sample has finished.
@@ -144,7 +146,7 @@ class Generation:
         if finish is not None and stopped is None:
             text += sample.renderer.finish()
             stopped = sample.renderer.stopped
-        sample.num_tokens += num_kept
+        self.num_tokens += num_kept
         delta = SampleDelta(news.index, text, news.token_ids[:num_kept], news.logprobs[:num_kept])
         if stopped is not None:
             delta.finish_reason, delta.stop_reason = "stop", stopped
@@ -192,9 +194,8 @@ class Generation:
                 f"The answer was not complete after {self._limits.total_timeout_s:g} s "
                 "(total_timeout_s). Lower max_tokens.",
             )
-        previous = timeline.last_token_s
-        timeline.add_chunk(num_tokens)
-        self._metrics.count_tokens(timeline, previous, num_tokens, num_steps)
+        previous, self._last_token_s = self._last_token_s, timeline.add_chunk(num_tokens)
+        self._metrics.count_tokens(self._last_token_s, previous, num_tokens, num_steps)
 
     def _expire_after(self, seconds: float, message: str) -> asyncio.TimerHandle:
         def expire() -> None:
@@ -231,7 +232,7 @@ class GenerationService:
     async def open(
         self,
         ready: Ready,
-        rendering: Awaitable[RenderedPrompt],
+        render: Render,
         params: SamplingParams,
         *,
         timeline: Timeline,
@@ -245,7 +246,7 @@ class GenerationService:
         """
         place = self._waiting.enter()
         try:
-            prompt = await self._rendered(ready, rendering, params, timeline, truncate)
+            prompt = await self._rendered(ready, render, params, timeline, truncate)
             place.hold(len(prompt.token_ids))
             async with self._added(ready, prompt, params, place, timeline, salt) as generation:
                 yield generation
@@ -255,13 +256,13 @@ class GenerationService:
     async def _rendered(
         self,
         ready: Ready,
-        rendering: Awaitable[RenderedPrompt],
+        render: Render,
         params: SamplingParams,
         timeline: Timeline,
         truncate: int | None,
     ) -> RenderedPrompt:
         started_s = timeline.now()
-        prompt = await rendering
+        prompt = await render()
         prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt
 from quire.server.answer import AnswerHead
 from quire.server.backend import Ready
-from quire.server.generation import Generation, GenerationService
+from quire.server.generation import Generation, GenerationService, Render
 from quire.server.limits import Limits
 from quire.server.logprobs import LogprobsWriter
 from quire.server.prompts import PromptRenderer
@@ -51,14 +49,14 @@ class Job:
 
     def open(
         self,
-        rendering: Awaitable[RenderedPrompt],
+        render: Render,
         params: SamplingParams,
         body: GenerationRequest,
     ) -> AbstractAsyncContextManager[Generation]:
         """As `GenerationService.open`."""
         return self.generations.open(
             self.ready,
-            rendering,
+            render,
             params,
             timeline=self.timeline,
             truncate=body.truncate_prompt_tokens,

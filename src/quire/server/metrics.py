@@ -45,15 +45,14 @@ class ServerMetrics:
         histogram.observe(seconds)
 
     def count_tokens(
-        self, timeline: Timeline, previous_s: float | None, num_tokens: int, num_steps: int
+        self, now_s: float, previous_s: float | None, num_tokens: int, num_steps: int
     ) -> None:
-        """Tokens of one request arrived, of `num_steps` steps; others did at `previous_s`."""
+        """Tokens of `num_steps` steps came `now_s` after the request; others did `previous_s`."""
         self.generation_tokens += num_tokens
-        now = timeline.last_token_s or 0.0
         if previous_s is None:
-            self.time_to_first_token.observe(now)
+            self.time_to_first_token.observe(now_s)
         else:
-            self.inter_token_latency.observe((now - previous_s) / num_steps, num_tokens)
+            self.inter_token_latency.observe((now_s - previous_s) / num_steps, num_tokens)
 
     def count_finish(self, reason: str) -> None:
         """One sample ended."""

@@ -30,7 +30,6 @@ class Timeline:
     queued_s: float | None = None
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    last_token_s: float | None = None
     finished_s: float | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -48,15 +47,15 @@ class Timeline:
         """Seconds since arrival."""
         return self.clock() - self._start
 
-    def add_chunk(self, num_tokens: int) -> None:
-        """The engine gave tokens."""
+    def add_chunk(self, num_tokens: int) -> float:
+        """The engine gave tokens: now, in seconds since arrival."""
         now = self.now()
         if self.first_token_s is None:
             self.first_token_s = now
-        self.last_token_s = now
         self.num_chunks += 1
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append((now, num_tokens))
+        return now
 
     def as_dict(self) -> dict[str, object]:
         """For JSON; times in milliseconds since arrival."""
