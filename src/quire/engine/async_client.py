@@ -1,0 +1,127 @@
+"""The door through which a server uses an engine that runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from quire.errors import EngineError
+from quire.protocol.request import EngineRequest, SequenceFinish
+from quire.protocol.status import EngineStatus
+from quire.protocol.step import PromptLogprobs, TokenLogprobs
+from quire.telemetry import EngineStats
+
+__all__ = [
+    "AsyncEngineClient",
+    "EngineUnavailableError",
+    "RequestUpdate",
+    "SampleUpdate",
+    "UpdateStream",
+]
+
+
+class EngineUnavailableError(EngineError):
+    """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
+
+
+@dataclass(slots=True)
+class SampleUpdate:
+    """News of one sample since the last update. logprobs: one per token id, if asked.
+    finish: the last word on this sample; it comes once, with or after its last token."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    finish: SequenceFinish | None = None
+
+
+@dataclass(slots=True)
+class RequestUpdate:
+    """News of one request since the last update.
+
+    samples: those with news, by index, each once. prompt_logprobs: pieces, of which one may come
+    again. num_cached_tokens: once, when the request's first step was planned.
+    """
+
+    samples: list[SampleUpdate]
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    num_cached_tokens: int | None = None
+
+
+class UpdateStream(Protocol):
+    """The updates of one request: `async with await client.add(request) as stream`, then
+    `async for update in stream`. One task reads it.
+
+    Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
+    that failed, or that the engine could not complete, finishes with reason ERROR and a message.
+    Iterating raises RequestError, before any update, if the core refuses the request: then no
+    finish comes. A reader that is slow gets larger updates: what waits holds at most max_tokens
+    token ids per sample. Leaving the `async with` aborts what has not finished.
+    """
+
+    def __aiter__(self) -> AsyncIterator[RequestUpdate]: ...
+
+    async def __anext__(self) -> RequestUpdate: ...
+
+    def abort(self, sample_index: int | None = None) -> None:
+        """End one sample, or all: they finish at once, with reason ABORT. What has finished is
+        left alone; after that of all samples nothing more is computed for the request."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class AsyncEngineClient(Protocol):
+    """What a server may ask of an engine, wherever that runs. For one event loop."""
+
+    def reserve_handles(self, count: int) -> int:
+        """The first of `count` consecutive handles that no request had before: a request takes
+        one per sample, and its `first_handle` is the first."""
+        ...
+
+    async def add(self, request: EngineRequest) -> UpdateStream:
+        """Send a request to the core.
+
+        Raises EngineUnavailableError unless the engine is READY, and RequestError if the request
+        cannot be sent to another process (it has logits processors, or is too large).
+        """
+        ...
+
+    def abort(self, handles: Iterable[int]) -> None:
+        """End sequences; unknown or finished ones are ignored."""
+        ...
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest reading of the core, at most a heartbeat old; zeros before the first one."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose streams have not ended."""
+        ...
+
+    async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
+        """Wait until the state, a phase or the capacity differs from what `status` says."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and wait until every stream has ended; after `timeout_s` those
+        that have not fail with a message."""
+        ...
+
+    async def close(self) -> None:
+        """Fail the streams that have not ended, and free everything. May be called twice."""
+        ...

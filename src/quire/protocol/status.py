@@ -1,0 +1,64 @@
+"""What an engine in a process of its own says about itself."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["EngineCapacity", "EngineState", "EngineStatus", "StartPhase"]
+
+
+class EngineState(enum.StrEnum):
+    """Only a READY engine takes requests."""
+
+    STARTING = "starting"
+    """The core is planning, loading or warming up; nothing has been served yet."""
+    READY = "ready"
+    STALLED = "stalled"
+    """The core lives but says nothing, or makes no progress in a step; it may recover."""
+    RESTARTING = "restarting"
+    """The core died or was ended, and another one starts; open streams wait for it."""
+    DRAINING = "draining"
+    """Open streams are served to their end; new requests are refused."""
+    DEAD = "dead"
+    """There is no core and none will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPhase:
+    """One phase of a start ("planning", "loading", …). seconds: how long it took, or has taken."""
+
+    name: str
+    seconds: float
+    is_done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """What a core that has started can hold.
+
+    max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
+    description: a sentence on the kernels that serve.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    capacity_tokens: int
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """phases: of the latest start, in order; the last one is not done while it goes on.
+    capacity: None until a core has been ready. restarts: cores that had to be replaced so far.
+    message: why the engine is not ready, for people; empty when it is.
+    """
+
+    state: EngineState
+    phases: tuple[StartPhase, ...] = ()
+    capacity: EngineCapacity | None = None
+    restarts: int = 0
+    message: str = ""

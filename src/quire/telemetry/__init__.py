@@ -1,0 +1,5 @@
+"""What the engine counts, for metrics and logs."""
+
+from quire.telemetry.engine_stats import EngineStats
+
+__all__ = ["EngineStats"]
