@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.executor import Executor
@@ -19,10 +23,18 @@ class EngineCore:
     """Keeps up to `depth` steps in flight: step N + 1 is planned before the tokens of step N are
     known, so planning and output work hide behind the computation."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int = 2) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        depth: int = 2,
+        on_plan: Callable[[npt.NDArray[np.int64]], None] | None = None,
+    ) -> None:
+        """on_plan: told the handles of the running sequences before a step is executed."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
+        self._on_plan = on_plan
         self._in_flight: deque[Future[StepResult]] = deque()
 
     def add(self, request: EngineRequest) -> None:
@@ -44,6 +56,8 @@ class EngineCore:
             plan = self._scheduler.plan(now)
             if plan is None:
                 break
+            if self._on_plan is not None:
+                self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
         if not self._in_flight:
             return self._flush()

@@ -59,10 +59,11 @@ class Admission:
     def split(self, request: EngineRequest, max_total_tokens: int) -> list[tuple[int, ...]]:
         """Sample indices, by group."""
         n = request.params.n
+        samples = range(request.first_sample, request.first_sample + n)
         fits = n * self._worst_case(max_total_tokens) <= self._num_blocks
         if n <= self._max_num_seqs and fits:
-            return [tuple(range(n))]
-        return [(sample,) for sample in range(n)]
+            return [tuple(samples)]
+        return [(sample,) for sample in samples]
 
     def _worst_case(self, total: int) -> int:
         """Blocks of one sequence; the last token's K/V are never needed."""

@@ -316,6 +316,10 @@ class Scheduler:
         """Whether any request has not ended, or its end has not been reported yet."""
         return bool(self._roster.groups) or self._outputs.has_any
 
+    def running_handles(self) -> npt.NDArray[np.int64]:
+        """Of the sequences that have a slot: [number of them]."""
+        return self._table.handle[self._table.live]
+
     def flush(self) -> EngineOutput:
         """What aborts gave to clients, when there is no result to carry it."""
         return self._outputs.drain()

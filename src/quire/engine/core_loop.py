@@ -1,0 +1,232 @@
+"""The loop of an engine core process: take messages, run a step, send what it gave."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+
+from quire.engine.client_table import ClientTable, ConnectedClient, split_by_client
+from quire.engine.core import EngineCore
+from quire.engine.core_socket import CoreSocket
+from quire.engine.heartbeat import Progress
+from quire.engine.in_flight import InFlightRecord
+from quire.errors import RequestError
+from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.messages import (
+    HANDLES_PER_CLIENT,
+    MAX_CLIENTS,
+    PROTOCOL_VERSION,
+    Abort,
+    Add,
+    ClientMessage,
+    Hello,
+    Output,
+    Refused,
+    Rejected,
+    Welcome,
+)
+from quire.protocol.request import (
+    EMPTY_HANDLES,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SequenceFinish,
+)
+from quire.protocol.status import EngineCapacity
+from quire.protocol.step import EMPTY_INTS
+from quire.telemetry import EngineStats
+from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS
+
+__all__ = ["CoreLoop"]
+
+logger = logging.getLogger("quire")
+
+STATS_INTERVAL_S = 0.1
+
+
+class CoreLoop:
+    """Serves its clients until it is told to stop. One thread runs it.
+
+    Messages are taken between steps: an abort is part of the next plan. What one message or one
+    request does wrong is answered to its sender and ends nothing else; an exception that leaves
+    `run` is a fault of the engine.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        socket: CoreSocket,
+        progress: Progress,
+        in_flight: InFlightRecord,
+        *,
+        instance: int,
+        capacity: EngineCapacity,
+        max_message_bytes: int,
+    ) -> None:
+        self._core = core
+        self._socket = socket
+        self._progress = progress
+        self._in_flight = in_flight
+        self._welcome = encode(Welcome(instance, capacity))
+        self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
+        self._clients = ClientTable()
+        self._is_stopped = False
+        self._counts = dict.fromkeys(
+            ("generation_tokens_total", "requests_total", "refused_total", "aborted_total"), 0
+        )
+        self._num_garbled = 0
+        self._step_seconds = 0.0
+        self._step_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+        self._stats_due = 0.0
+
+    def drain(self) -> None:
+        """Serve what is there, refuse what comes, and end when nothing is left."""
+        self._progress.is_draining = True
+
+    def stop(self) -> None:
+        """End after the present step, whatever is unfinished."""
+        self._is_stopped = True
+
+    def run(self) -> None:
+        while not self._is_stopped:
+            self._take_messages()
+            if self._core.has_unfinished:
+                self._step()
+            elif self._progress.is_draining:
+                return
+            else:
+                self._in_flight.clear()
+                self._report_stats(time.monotonic())
+                self._socket.wait()
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self._progress.begin_step()
+        output = self._core.step(time.monotonic())
+        self._step_seconds += self._progress.end_step()
+        num_tokens = len(output.token_ids)
+        self._counts["generation_tokens_total"] += num_tokens
+        self._step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
+        if num_tokens or output.finished or output.num_cached_tokens or output.prompt_logprobs:
+            self._send_output(output)
+        now = time.monotonic()
+        if now >= self._stats_due:
+            self._report_stats(now)
+
+    def _send_output(self, output: EngineOutput) -> None:
+        """One message to each client that the step gave something to."""
+        self._clients.finished(finish.handle for finish in output.finished)
+        for client_id, part in split_by_client(output).items():
+            client = self._clients.of_id(client_id)
+            if client is not None and not self._socket.send(client.peer, encode(Output(part))):
+                self._drop(client, "is gone")
+
+    def _report_stats(self, now: float) -> None:
+        self._stats_due = now + STATS_INTERVAL_S
+        scheduler = self._core.stats()
+        self._progress.stats = EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=scheduler.num_blocks,
+            num_used_blocks=scheduler.num_used_blocks,
+            num_cached_blocks=scheduler.num_cached_blocks,
+            num_tokens_in_used_blocks=scheduler.num_tokens_in_used_blocks,
+            preempted_total=scheduler.preempted_total,
+            prompt_tokens_total=scheduler.prompt_tokens_total,
+            cached_tokens_total=scheduler.cached_tokens_total,
+            steps_total=scheduler.steps_total,
+            step_seconds_total=self._step_seconds,
+            step_tokens=tuple(self._step_tokens),
+            garbled_messages_total=self._num_garbled,
+            **self._counts,
+        )
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        for peer, data in self._socket.receive():
+            try:
+                self._take(peer, self._codec.decode(data))
+            except GarbledMessageError as error:
+                self._num_garbled += 1
+                logger.warning("a client's message was refused: %s", error)
+        for peer in self._socket.send_owed():
+            client = self._clients.of_peer(peer)
+            if client is not None:
+                self._drop(client, "is gone")
+
+    def _take(self, peer: bytes, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._greet(peer, message)
+            return
+        client = self._clients.of_peer(peer)
+        if client is None:
+            raise GarbledMessageError(f"{type(message).__name__} of a client that said no Hello")
+        if isinstance(message, Add):
+            self._add(client, message.request)
+        elif isinstance(message, Abort):
+            self._abort(client, message.handles)
+        else:
+            self._drop(client, "has left")
+
+    def _greet(self, peer: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            reason = (
+                f"the client speaks version {hello.version} of the protocol and the engine core "
+                f"version {PROTOCOL_VERSION}: start both from the same installation"
+            )
+        elif not 0 <= hello.client_id < MAX_CLIENTS:
+            reason = f"client number {hello.client_id} is not in 0 … {MAX_CLIENTS - 1}"
+        else:
+            for known in (self._clients.of_id(hello.client_id), self._clients.of_peer(peer)):
+                if known is not None:
+                    self._drop(known, "has connected again")
+            self._clients.enter(hello.client_id, peer)
+            self._socket.send(peer, self._welcome)
+            return
+        logger.warning("a client was rejected: %s", reason)
+        self._socket.send(peer, encode(Rejected(reason)))
+
+    def _add(self, client: ConnectedClient, request: EngineRequest) -> None:
+        first = request.first_handle + request.first_sample
+        handles = range(first, first + request.params.n)
+        owned = client.client_id * HANDLES_PER_CLIENT
+        if not (owned <= first and handles[-1] < owned + HANDLES_PER_CLIENT):
+            raise GarbledMessageError(f"client {client.client_id} does not own handle {first}")
+        if not client.live.isdisjoint(handles):
+            raise GarbledMessageError(f"handle {first} of client {client.client_id} is in use")
+        self._counts["requests_total"] += 1
+        try:
+            if self._progress.is_draining:
+                raise RequestError("the engine is shutting down: send the request to another one")
+            self._core.add(request)
+        except RequestError as error:
+            self._counts["refused_total"] += 1
+            self._socket.send(client.peer, encode(Refused(request.first_handle, str(error))))
+        except Exception as error:
+            logger.exception("request %s cannot be added", request.request_id)
+            self._fail(client, handles, f"the engine cannot take this request ({error!r})")
+        else:
+            client.live.update(handles)
+
+    def _fail(self, client: ConnectedClient, handles: range, message: str) -> None:
+        self._core.abort(list(handles))
+        finished = tuple(SequenceFinish(h, FinishReason.ERROR, message=message) for h in handles)
+        output = EngineOutput(EMPTY_HANDLES, EMPTY_INTS, finished=finished)
+        self._socket.send(client.peer, encode(Output(output)))
+
+    def _abort(self, client: ConnectedClient, handles: list[int]) -> None:
+        """Those of other clients are not live here, and so they are ignored."""
+        own = [handle for handle in handles if handle in client.live]
+        self._counts["aborted_total"] += len(own)
+        self._core.abort(own)
+
+    def _drop(self, client: ConnectedClient, why: str) -> None:
+        logger.info(
+            "client %d %s, with %d sequences unfinished", client.client_id, why, len(client.live)
+        )
+        self._abort(client, list(client.live))
+        self._clients.leave(client)
+        self._socket.forget(client.peer)

@@ -1,0 +1,103 @@
+"""The core's end of the sockets to its clients: bytes in, bytes out, nobody waits for anybody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+__all__ = ["CoreSocket", "core_address"]
+
+logger = logging.getLogger("quire")
+
+SEND_QUEUE_MESSAGES = 1000
+RETRY_MS = 10
+
+
+def core_address(directory: Path) -> str:
+    return f"ipc://{directory}/core"
+
+
+class CoreSocket:
+    """Peers are known by the identity that the socket library gave their connection.
+
+    A peer that does not read makes nobody wait: what it is owed is kept until it does. That is
+    bounded by what its requests may still produce, since it cannot send new ones meanwhile.
+    """
+
+    def __init__(
+        self, directory: Path, wakeup_fd: int, queue_messages: int = SEND_QUEUE_MESSAGES
+    ) -> None:
+        """wakeup_fd: `wait` ends when something can be read from it."""
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, queue_messages)
+        self._socket.bind(core_address(directory))
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(wakeup_fd, zmq.POLLIN)
+        self._owed: dict[bytes, deque[bytes]] = {}
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """(peer, message) of all that has arrived, without waiting."""
+        while True:
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 1:
+                yield peer, frames[0]
+            else:
+                yield peer, b""  # no message at all: refused like any other garbled one
+
+    def wait(self) -> None:
+        """Sleep until a message arrives, or the wakeup file can be read."""
+        self._poller.poll(RETRY_MS if self._owed else None)
+
+    def send(self, peer: bytes, message: bytes) -> bool:
+        """False if the peer is gone; what it was owed is dropped then."""
+        owed = self._owed.get(peer)
+        if owed is not None:
+            owed.append(message)
+            return True
+        return self._try_send(peer, message)
+
+    def send_owed(self) -> list[bytes]:
+        """Try again what slow peers are owed. The peers that turn out to be gone."""
+        gone: list[bytes] = []
+        for peer in list(self._owed):
+            owed = self._owed.pop(peer)
+            while owed and peer not in self._owed:
+                message = owed.popleft()
+                if not self._try_send(peer, message):
+                    gone.append(peer)
+                    break
+            else:
+                if owed:
+                    self._owed[peer].extend(owed)
+        return gone
+
+    def forget(self, peer: bytes) -> None:
+        """Drop what the peer is owed."""
+        self._owed.pop(peer, None)
+
+    def _try_send(self, peer: bytes, message: bytes) -> bool:
+        try:
+            self._socket.send_multipart((peer, message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._owed[peer] = deque((message,))
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

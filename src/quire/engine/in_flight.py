@@ -1,0 +1,56 @@
+"""Which sequences a core computes at the moment, in a file that outlives it.
+
+Whoever replays the requests of a core that died learns here which of them were in the step that
+killed it, and suspects those alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["InFlightRecord", "read_in_flight"]
+
+_UNKNOWN = -1
+_WORD = np.dtype(np.int64).itemsize
+
+
+def _path(directory: Path, instance: int) -> Path:
+    return directory / f"in-flight-{instance}"
+
+
+class InFlightRecord:
+    """The file of one core: int64 [1 + max_num_seqs], a count and so many handles."""
+
+    def __init__(self, directory: Path, instance: int, max_num_seqs: int) -> None:
+        descriptor = os.open(_path(directory, instance), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, (1 + max_num_seqs) * _WORD)
+            self._words = np.frombuffer(mmap.mmap(descriptor, 0), np.int64)
+        finally:
+            os.close(descriptor)
+
+    def write(self, handles: npt.NDArray[np.int64]) -> None:
+        """Replace what is recorded. A reader finds all of it or that it is unknown."""
+        self._words[0] = _UNKNOWN
+        self._words[1 : 1 + len(handles)] = handles
+        self._words[0] = len(handles)
+
+    def clear(self) -> None:
+        """Nothing is being computed."""
+        self._words[0] = 0
+
+
+def read_in_flight(directory: Path, instance: int) -> frozenset[int] | None:
+    """The handles that a dead core was computing; None if it left no whole record."""
+    try:
+        words = np.fromfile(_path(directory, instance), np.int64)
+    except OSError:
+        return None
+    if not len(words) or not 0 <= words[0] < len(words):
+        return None
+    return frozenset(words[1 : 1 + int(words[0])].tolist())

@@ -1,0 +1,71 @@
+"""Messages as MessagePack bytes and back, with types checked while they are read.
+
+An array crosses as [dtype, raw bytes]; the dtype must be the one that the field declares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import QuireError
+
+__all__ = ["Codec", "GarbledMessageError", "encode"]
+
+T = TypeVar("T")
+
+
+class GarbledMessageError(QuireError):
+    """Bytes that are no message of the expected kind."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The bytes of a message. Raises TypeError if it holds something that cannot leave the process,
+    such as a function."""
+    return _ENCODER.encode(message)
+
+
+class Codec(Generic[T]):
+    """Reads messages of one kind, a struct or a union of them."""
+
+    def __init__(self, kind: Any, max_bytes: int | None = None) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
+            kind, dec_hook=_read_array
+        )
+        self._max_bytes = max_bytes
+
+    def decode(self, data: bytes) -> T:
+        """Raises GarbledMessageError if these are not the bytes of a message of this kind, or more
+        than `max_bytes`. Arrays of the message are read-only views of the bytes."""
+        if self._max_bytes is not None and len(data) > self._max_bytes:
+            raise GarbledMessageError(
+                f"a message of {len(data)} bytes, while {self._max_bytes} are allowed"
+            )
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.MsgspecError, QuireError, ValueError, TypeError, RecursionError) as error:
+            raise GarbledMessageError(f"{error} (message of {len(data)} bytes)") from error
+
+
+def _write_array(value: object) -> tuple[str, bytes]:
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return value.dtype.str, value.tobytes()
+    raise TypeError(f"{type(value).__name__} cannot be sent to another process")
+
+
+def _read_array(kind: Any, value: Any) -> npt.NDArray[Any]:
+    if get_origin(kind) is not np.ndarray:
+        raise ValueError(f"{kind} cannot come from another process")
+    dtype = np.dtype(get_args(get_args(kind)[1])[0])
+    if not (isinstance(value, list) and len(value) == 2):  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("an array is [dtype, bytes]")
+    name, data = value  # pyright: ignore[reportUnknownVariableType]
+    if name != dtype.str or not isinstance(data, bytes) or len(data) % dtype.itemsize:
+        raise ValueError(f"not whole items of {dtype.str}: {name!r}")
+    return np.frombuffer(data, dtype)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_write_array)

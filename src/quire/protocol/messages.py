@@ -1,0 +1,134 @@
+"""The messages between a front process, the engine core process and the one that watches it.
+
+A request and an output are the dataclasses that the rest of the engine uses; the structs here say
+what is done with them. `codec.py` makes bytes of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.protocol.request import EngineOutput, EngineRequest
+from quire.protocol.status import EngineCapacity, StartPhase
+from quire.telemetry import EngineStats
+
+__all__ = [
+    "HANDLES_PER_CLIENT",
+    "MAX_CLIENTS",
+    "PROTOCOL_VERSION",
+    "Abort",
+    "Add",
+    "ClientMessage",
+    "CoreMessage",
+    "Goodbye",
+    "Heartbeat",
+    "Hello",
+    "Launch",
+    "Output",
+    "Refused",
+    "Rejected",
+    "StartFailure",
+    "Welcome",
+    "client_of",
+]
+
+PROTOCOL_VERSION = 1
+"""Both sides must have the same; it grows with every change of a message."""
+
+HANDLES_PER_CLIENT = 2**40
+MAX_CLIENTS = 2**20
+"""Client c owns the handles from c * HANDLES_PER_CLIENT on, so that a handle names its client."""
+
+
+def client_of(handle: int) -> int:
+    """The client that owns a handle."""
+    return handle // HANDLES_PER_CLIENT
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message of a client, on every connection."""
+
+    version: int
+    client_id: int
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    handles: list[int]
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
+    """The client leaves; what it still has in the core is aborted."""
+
+
+ClientMessage = Hello | Add | Abort | Goodbye
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """Answer to `Hello`. instance: how many cores there were before this one."""
+
+    instance: int
+    capacity: EngineCapacity
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """Answer to a `Hello` that the core cannot serve, for people."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A request that the core could never serve; nothing else will be said about it."""
+
+    first_handle: int
+    message: str
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
+    """What one step gave to one client."""
+
+    output: EngineOutput
+
+
+CoreMessage = Welcome | Rejected | Refused | Output
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Published by the core several times a second, by a thread that does nothing else.
+
+    It carries progress and not a verdict: whoever watches tells a long step from a hung one by
+    `step_seconds`, the age of the step that is in flight (None between steps), against
+    `slowest_step_seconds`, the longest of those that ended of late.
+    """
+
+    instance: int
+    phases: tuple[StartPhase, ...]
+    is_ready: bool = False
+    is_draining: bool = False
+    capacity: EngineCapacity | None = None
+    step_seconds: float | None = None
+    slowest_step_seconds: float = 0.0
+    stats: EngineStats = EngineStats()
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What a core process is told on its standard input, which then stays open while its parent
+    lives. settings: those of `EngineSettings`, by name."""
+
+    version: int
+    instance: int
+    directory: str
+    parent_pid: int
+    heartbeat_interval_s: float
+    max_message_bytes: int
+    settings: dict[str, str | int | float | bool | None]
+
+
+class StartFailure(msgspec.Struct, frozen=True):
+    """Why a core could not start. is_config: another start with these settings fails as well."""
+
+    is_config: bool
+    message: str
