@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from quire.config import ModelSpec, env, resolve_model_folder
+from quire.config import ModelSpec, env
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.client import EngineClient, InProcessClient
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, PlanObserver
+from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import Platform, detect_platform
 from quire.rendering import Renderer
@@ -25,26 +26,28 @@ from quire.scheduler import POLICIES, Admission, Scheduler
 if TYPE_CHECKING:
     from quire.models import LoadFormat
 
-__all__ = ["Engine", "build_engine"]
+__all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a front works with. default_sampling: the model's recommended sampling parameters."""
+    """An engine in this process. default_sampling: the model's recommended sampling parameters."""
 
     client: EngineClient
     renderer: Renderer
     spec: ModelSpec
     resolved: Resolved
     default_sampling: Mapping[str, object]
+    eos_token_ids: frozenset[int]
 
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """What ends a sequence: the tokens of the checkpoint's configs and the tokenizer's own,
-        which in a chat model may be the only one that ends a turn."""
-        tokenizer = self.renderer.tokenizer
-        own = None if tokenizer is None else tokenizer.eos_token_id
-        return frozenset((*self.spec.eos_token_ids, *(() if own is None else (own,))))
+
+@dataclass(frozen=True, slots=True)
+class BuiltCore:
+    """providers: a sentence on the kernels that serve."""
+
+    core: EngineCore
+    resolved: Resolved
+    providers: str
 
 
 def build_engine(settings: EngineSettings) -> Engine:
@@ -54,36 +57,49 @@ def build_engine(settings: EngineSettings) -> Engine:
     """
     platform = detect_platform()
     plan = plan_startup(settings, platform)
-    renderer = _build_renderer(settings, plan)
-    if not plan.resolved.settings.quiet:
-        print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
-    started = time.monotonic()
-    core, providers = _build_core(plan, platform)
-    if not plan.resolved.settings.quiet:
-        seconds = time.monotonic() - started
-        print(f"{providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+    front = load_model_front(settings, plan.folder, plan.resolved.spec)
+    built = _load_core(plan, platform)
     return Engine(
-        client=InProcessClient(core),
-        renderer=renderer,
+        client=InProcessClient(built.core),
+        renderer=front.renderer,
         spec=plan.resolved.spec,
         resolved=plan.resolved,
-        default_sampling=_default_sampling(plan.resolved),
+        default_sampling=front.default_sampling,
+        eos_token_ids=front.eos_token_ids,
     )
 
 
-def _build_renderer(settings: EngineSettings, plan: StartupPlan) -> Renderer:
-    folder = plan.folder
-    if settings.tokenizer is not None:
-        folder = resolve_model_folder(settings.tokenizer, settings.revision, settings.download_dir)
-    return Renderer.from_folder(
-        folder,
-        vocab_size=plan.resolved.spec.vocab_size,
-        skip_tokenizer_init=plan.resolved.settings.skip_tokenizer_init,
-        chat_template=settings.chat_template,
-    )
+def build_core(
+    settings: EngineSettings, on_phase: Callable[[str], None], on_plan: PlanObserver
+) -> BuiltCore:
+    """The core alone, for a process whose requests are rendered elsewhere. Errors as above.
+
+    on_phase: told the name of each phase of the start when it begins.
+    """
+    on_phase("planning")
+    platform = detect_platform()
+    plan = plan_startup(settings, platform)
+    on_phase("loading")
+    return _load_core(plan, platform, on_plan)
 
 
-def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]:
+def _load_core(
+    plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None = None
+) -> BuiltCore:
+    is_quiet = plan.resolved.settings.quiet
+    if not is_quiet:
+        print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
+    started = time.monotonic()
+    core, providers = _build_core(plan, platform, on_plan)
+    if not is_quiet:
+        seconds = time.monotonic() - started
+        print(f"{providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+    return BuiltCore(core, plan.resolved, providers)
+
+
+def _build_core(
+    plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None
+) -> tuple[EngineCore, str]:
     """The core, and a sentence on the kernels that serve it. Imports torch."""
     env.limit_spinning()
     from quire.attention import backend_of_isa
@@ -111,7 +127,7 @@ def _build_core(plan: StartupPlan, platform: Platform) -> tuple[EngineCore, str]
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
-    return EngineCore(scheduler, executor, chosen.depth), executor.providers
+    return EngineCore(scheduler, executor, chosen.depth, on_plan), executor.providers
 
 
 def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
@@ -140,19 +156,3 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
     )
-
-
-def _default_sampling(resolved: Resolved) -> Mapping[str, object]:
-    """The checkpoint's generation_config.json, as sampling parameters."""
-    if resolved.settings.generation_config == "none":
-        return {}
-    stated = resolved.spec.generation
-    values: dict[str, object] = {
-        "temperature": stated.temperature,
-        "top_p": stated.top_p,
-        "top_k": stated.top_k,
-        "min_p": stated.min_p,
-        "repetition_penalty": stated.repetition_penalty,
-        "max_tokens": stated.max_new_tokens,
-    }
-    return {name: value for name, value in values.items() if value is not None}

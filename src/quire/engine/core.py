@@ -16,7 +16,10 @@ from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepResult
 from quire.scheduler import Scheduler, SchedulerStats
 
-__all__ = ["EngineCore"]
+__all__ = ["EngineCore", "PlanObserver"]
+
+PlanObserver = Callable[[npt.NDArray[np.int64]], None]
+"""Takes the handles of the sequences that are running."""
 
 
 class EngineCore:
@@ -28,7 +31,7 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         depth: int = 2,
-        on_plan: Callable[[npt.NDArray[np.int64]], None] | None = None,
+        on_plan: PlanObserver | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed."""
         self._scheduler = scheduler

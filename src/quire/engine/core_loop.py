@@ -198,9 +198,10 @@ class CoreLoop:
         if not client.live.isdisjoint(handles):
             raise GarbledMessageError(f"handle {first} of client {client.client_id} is in use")
         self._counts["requests_total"] += 1
+        if self._progress.is_draining:
+            self._fail(client, handles, "the engine is shutting down: send the request again")
+            return
         try:
-            if self._progress.is_draining:
-                raise RequestError("the engine is shutting down: send the request to another one")
             self._core.add(request)
         except RequestError as error:
             self._counts["refused_total"] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import logging
+import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,6 @@ from pathlib import Path
 import zmq
 
 __all__ = ["CoreSocket", "core_address"]
-
-logger = logging.getLogger("quire")
 
 SEND_QUEUE_MESSAGES = 1000
 RETRY_MS = 10
@@ -32,7 +30,8 @@ class CoreSocket:
     def __init__(
         self, directory: Path, wakeup_fd: int, queue_messages: int = SEND_QUEUE_MESSAGES
     ) -> None:
-        """wakeup_fd: `wait` ends when something can be read from it."""
+        """wakeup_fd: a non-blocking file; `wait` ends when something is written to it."""
+        self._wakeup_fd = wakeup_fd
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -58,7 +57,9 @@ class CoreSocket:
 
     def wait(self) -> None:
         """Sleep until a message arrives, or the wakeup file can be read."""
-        self._poller.poll(RETRY_MS if self._owed else None)
+        ready = dict(self._poller.poll(RETRY_MS if self._owed else None))
+        if self._wakeup_fd in ready:
+            os.read(self._wakeup_fd, 4096)
 
     def send(self, peer: bytes, message: bytes) -> bool:
         """False if the peer is gone; what it was owed is dropped then."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 __all__ = ["InFlightRecord", "read_in_flight"]
 
+MAX_HANDLES = 65_535
 _UNKNOWN = -1
 _WORD = np.dtype(np.int64).itemsize
 
@@ -24,12 +25,13 @@ def _path(directory: Path, instance: int) -> Path:
 
 
 class InFlightRecord:
-    """The file of one core: int64 [1 + max_num_seqs], a count and so many handles."""
+    """The file of one core: int64 [1 + MAX_HANDLES], a count and so many handles. Only the pages
+    that are written take memory."""
 
-    def __init__(self, directory: Path, instance: int, max_num_seqs: int) -> None:
+    def __init__(self, directory: Path, instance: int) -> None:
         descriptor = os.open(_path(directory, instance), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, (1 + max_num_seqs) * _WORD)
+            os.ftruncate(descriptor, (1 + MAX_HANDLES) * _WORD)
             self._words = np.frombuffer(mmap.mmap(descriptor, 0), np.int64)
         finally:
             os.close(descriptor)
@@ -37,6 +39,8 @@ class InFlightRecord:
     def write(self, handles: npt.NDArray[np.int64]) -> None:
         """Replace what is recorded. A reader finds all of it or that it is unknown."""
         self._words[0] = _UNKNOWN
+        if len(handles) > MAX_HANDLES:
+            return
         self._words[1 : 1 + len(handles)] = handles
         self._words[0] = len(handles)
 

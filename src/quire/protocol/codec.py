@@ -5,7 +5,7 @@ An array crosses as [dtype, raw bytes]; the dtype must be the one that the field
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -51,8 +51,10 @@ class Codec(Generic[T]):
 
 
 def _write_array(value: object) -> tuple[str, bytes]:
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        return value.dtype.str, value.tobytes()
+    if isinstance(value, np.ndarray):
+        array = cast("npt.NDArray[Any]", value)
+        if array.ndim == 1:
+            return array.dtype.str, array.tobytes()
     raise TypeError(f"{type(value).__name__} cannot be sent to another process")
 
 
@@ -60,9 +62,9 @@ def _read_array(kind: Any, value: Any) -> npt.NDArray[Any]:
     if get_origin(kind) is not np.ndarray:
         raise ValueError(f"{kind} cannot come from another process")
     dtype = np.dtype(get_args(get_args(kind)[1])[0])
-    if not (isinstance(value, list) and len(value) == 2):  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(value, list) or len(items := cast("list[Any]", value)) != 2:
         raise ValueError("an array is [dtype, bytes]")
-    name, data = value  # pyright: ignore[reportUnknownVariableType]
+    name, data = items
     if name != dtype.str or not isinstance(data, bytes) or len(data) % dtype.itemsize:
         raise ValueError(f"not whole items of {dtype.str}: {name!r}")
     return np.frombuffer(data, dtype)

@@ -31,11 +31,11 @@ class EngineRequest:
     """A request as the engine core sees it: integers only.
 
     first_handle: the client's number for sample 0; sample i is `first_handle + i`. Outputs carry
-        handles. A client never reuses one, except to resume a sequence that its engine lost.
+        handles. A client never reuses one.
     prompt_token_ids: int32, at least one token.
     output_token_ids: empty for a new request; else the request resumes as if preempted (n = 1).
-    first_sample: index of the first of `params.n` samples; not 0 if a later sample resumes by itself.
-        An index has the same random stream whichever samples run beside it.
+    first_sample: index of the first of `params.n` samples; not 0 where a later sample resumes by
+        itself. An index has the same random stream, whichever samples run beside it.
     seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
     salt: tenants with different salts never share cached blocks.
     """

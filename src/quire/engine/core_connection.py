@@ -1,0 +1,78 @@
+"""One connection of a client to one core, from its `Hello` to the death of the core."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from quire.engine.core_socket import core_address
+from quire.protocol.codec import Codec, encode
+from quire.protocol.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, Goodbye, Hello
+
+__all__ = ["CoreConnection"]
+
+RECONNECT_MS = 20
+GOODBYE_LINGER_MS = 200
+
+
+class CoreConnection:
+    """Waits until there is a core to connect to; ends when that core goes."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        directory: Path,
+        client_id: int,
+        on_message: Callable[[CoreMessage], None],
+    ) -> None:
+        """on_message: called in the event loop. It may raise GarbledMessageError no more than
+        anything else: what it raises ends `run`."""
+        self._codec: Codec[CoreMessage] = Codec(CoreMessage)
+        self._on_message = on_message
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by how many requests are admitted
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(core_address(directory))
+        self.send(Hello(PROTOCOL_VERSION, client_id))
+
+    def send(self, message: ClientMessage) -> int:
+        """Send without waiting; the size in bytes. Raises TypeError as `encode` does."""
+        return self.send_bytes(encode(message))
+
+    def send_bytes(self, data: bytes) -> int:
+        self._socket.send(data)
+        return len(data)
+
+    async def run(self) -> None:
+        """Hand out messages until the core is gone, the last ones that it sent included."""
+        gone = asyncio.ensure_future(self._wait_until_gone())
+        try:
+            while not gone.done():
+                received = asyncio.ensure_future(self._socket.recv())
+                await asyncio.wait((received, gone), return_when=asyncio.FIRST_COMPLETED)
+                if received.done():
+                    self._on_message(self._codec.decode(received.result()))
+                else:
+                    received.cancel()
+        finally:
+            gone.cancel()
+
+    async def _wait_until_gone(self) -> None:
+        while True:
+            frames: list[bytes] = await self._monitor.recv_multipart()
+            if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+                return
+
+    def close(self, *, say_goodbye: bool) -> None:
+        if say_goodbye:
+            self._socket.setsockopt(zmq.LINGER, GOODBYE_LINGER_MS)
+            self.send(Goodbye())
+        self._socket.disable_monitor()
+        self._socket.close()

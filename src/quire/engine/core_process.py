@@ -1,0 +1,204 @@
+"""The engine core as a process: `python -m quire.engine.core_process`, started by a supervisor.
+
+What it shall do comes on its standard input as a `Launch`. That pipe stays open while the parent
+lives: when it closes, this process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config.settings import EngineSettings
+from quire.engine.core import EngineCore, PlanObserver
+from quire.engine.core_loop import CoreLoop
+from quire.engine.core_socket import CoreSocket
+from quire.engine.heartbeat import HeartbeatThread, Progress
+from quire.engine.in_flight import InFlightRecord
+from quire.errors import ConfigError
+from quire.protocol.codec import Codec, encode
+from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
+from quire.protocol.status import EngineCapacity
+
+__all__ = ["LAUNCH_LENGTH_BYTES", "BuildCore", "StartedCore", "failure_path", "run_core_process"]
+
+logger = logging.getLogger("quire")
+
+LAUNCH_LENGTH_BYTES = 4
+PR_SET_PDEATHSIG = 1
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCore:
+    core: EngineCore
+    capacity: EngineCapacity
+
+
+BuildCore = Callable[[Launch, Progress, PlanObserver], StartedCore]
+
+
+def failure_path(directory: Path, instance: int) -> Path:
+    """Where a core that cannot start says why."""
+    return directory / f"failure-{instance}"
+
+
+def run_core_process(build: BuildCore) -> int:
+    """Read the launch, build the core, and serve until told to stop. The exit status."""
+    launch = _read_launch()
+    directory = Path(launch.directory)
+    logging.basicConfig(format=f"%(levelname)s core[{os.getpid()}] %(message)s")
+    _die_with(launch.parent_pid)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which drains
+    stopper = _Stopper()
+    progress = Progress()
+    beat = HeartbeatThread(directory, launch.instance, progress, launch.heartbeat_interval_s)
+    in_flight = InFlightRecord(directory, launch.instance)
+    try:
+        started = build(launch, progress, in_flight.write)
+    except Exception as error:
+        is_config = isinstance(error, ConfigError)
+        if not is_config:
+            logger.exception("the engine core cannot start")
+        reason = str(error) if is_config else f"{type(error).__name__}: {error}"
+        _write_failure(failure_path(directory, launch.instance), StartFailure(is_config, reason))
+        return 1
+    socket = CoreSocket(directory, stopper.wakeup_fd)
+    loop = CoreLoop(
+        started.core,
+        socket,
+        progress,
+        in_flight,
+        instance=launch.instance,
+        capacity=started.capacity,
+        max_message_bytes=launch.max_message_bytes,
+    )
+    stopper.watch(loop)
+    gc.freeze()  # what start-up made lives as long as the process: collections need not visit it
+    progress.ready(started.capacity)
+    try:
+        loop.run()
+    finally:
+        socket.close()
+        started.core.shutdown()
+        beat.stop()
+    return 0
+
+
+class _Stopper:
+    """Ends the loop when the parent closes the pipe, or at SIGTERM: the first one lets the loop
+    finish what it has, the second does not."""
+
+    def __init__(self) -> None:
+        self.wakeup_fd, self._signal_fd = os.pipe()
+        os.set_blocking(self.wakeup_fd, False)
+        os.set_blocking(self._signal_fd, False)
+        self._loop: CoreLoop | None = None
+        thread = threading.Thread(target=self._await_end_of_input, name="quire-parent", daemon=True)
+        thread.start()
+
+    def watch(self, loop: CoreLoop) -> None:
+        self._loop = loop
+        signal.set_wakeup_fd(self._signal_fd)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        del number, frame
+        assert self._loop is not None, "installed with the loop"
+        signal.signal(signal.SIGTERM, self._on_second_sigterm)
+        self._loop.drain()
+
+    def _on_second_sigterm(self, number: int, frame: object) -> None:
+        del number, frame
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _await_end_of_input(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._stop()
+        with contextlib.suppress(OSError):
+            os.write(self._signal_fd, b"\0")
+        if self._loop is not None:
+            threading.Event().wait(STOP_GRACE_S)  # the loop ends after its present step
+        os._exit(1)
+
+
+def _read_launch() -> Launch:
+    """From standard input, without reading ahead: what follows belongs to `_Stopper`."""
+    length = int.from_bytes(_read_exactly(LAUNCH_LENGTH_BYTES), "big")
+    codec: Codec[Launch] = Codec(Launch)
+    launch = codec.decode(_read_exactly(length))
+    if launch.version != PROTOCOL_VERSION:
+        raise ConfigError(
+            f"the supervisor speaks version {launch.version} of the protocol and this engine core "
+            f"version {PROTOCOL_VERSION}: start both from the same installation"
+        )
+    return launch
+
+
+def _read_exactly(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(0, count - len(data))
+        if not piece:
+            raise ConfigError(
+                "standard input ended before the launch message: this module is started by the "
+                "server; use `quire serve`"
+            )
+        data += piece
+    return data
+
+
+def _die_with(parent_pid: int) -> None:
+    """Let the kernel kill this process when its parent dies, even if it is hung (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before the line above
+
+
+def _write_failure(path: Path, failure: StartFailure) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(encode(failure))
+    partial.rename(path)
+
+
+def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> StartedCore:
+    """The real core. Imports torch, on first use."""
+    from quire.engine.build import build_core
+
+    built = build_core(EngineSettings.from_options(launch.settings), progress.enter, on_plan)
+    chosen = built.resolved.settings
+    return StartedCore(
+        built.core,
+        EngineCapacity(
+            max_model_len=chosen.max_model_len,
+            max_num_seqs=chosen.max_num_seqs,
+            max_num_batched_tokens=chosen.max_num_batched_tokens,
+            block_size=chosen.block_size,
+            num_blocks=chosen.num_kv_blocks,
+            capacity_tokens=built.resolved.memory.capacity_tokens,
+            description=built.providers,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_core_process(_build))

@@ -1,0 +1,116 @@
+"""What a client knows of its engine's state, from heartbeats and from its connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.protocol.messages import Heartbeat
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.telemetry import EngineStats
+
+__all__ = ["EngineWatch"]
+
+
+class EngineWatch:
+    """Each method but the readings says that something has happened. For one event loop."""
+
+    def __init__(self, stalled_step_s: float) -> None:
+        """stalled_step_s: in one step for so long, a core counts as stalled."""
+        self._stalled_step_s = stalled_step_s
+        self._beat: Heartbeat | None = None
+        self._is_silent = False
+        self._instance: int | None = None
+        self._capacity: EngineCapacity | None = None
+        self._was_connected = False
+        self._is_draining = False
+        self._death = ""
+        self._shown = self._key()
+        self._changed = asyncio.Event()
+
+    def beat(self, heartbeat: Heartbeat | None) -> None:
+        """A heartbeat, or None when none has come for too long."""
+        self._is_silent = heartbeat is None
+        if heartbeat is not None:
+            self._beat = heartbeat
+        self._notify()
+
+    def connected(self, instance: int, capacity: EngineCapacity) -> None:
+        self._instance, self._capacity = instance, capacity
+        self._was_connected = True
+        self._notify()
+
+    def disconnected(self) -> None:
+        self._instance = None
+        self._notify()
+
+    def draining(self) -> None:
+        self._is_draining = True
+        self._notify()
+
+    def died(self, message: str) -> None:
+        """There will be no core any more."""
+        self._death = self._death or message
+        self._notify()
+
+    # --- readings -------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> int | None:
+        """Number of the core that is connected."""
+        return self._instance
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats() if self._beat is None else self._beat.stats
+
+    @property
+    def status(self) -> EngineStatus:
+        state, message = self._state()
+        beat = self._beat
+        return EngineStatus(
+            state=state,
+            phases=() if beat is None else beat.phases,
+            capacity=self._capacity,
+            restarts=0 if beat is None else max(beat.instance, self._instance or 0),
+            message=message,
+        )
+
+    def _state(self) -> tuple[EngineState, str]:
+        beat = self._beat
+        if self._death:
+            return EngineState.DEAD, self._death
+        if self._is_draining or (beat is not None and beat.is_draining):
+            return EngineState.DRAINING, "the engine is shutting down"
+        if self._instance is None:
+            phase = beat.phases[-1].name if beat is not None and beat.phases else "starting"
+            if self._was_connected:
+                return EngineState.RESTARTING, f"the engine is restarting ({phase})"
+            return EngineState.STARTING, f"the engine is starting ({phase})"
+        if self._is_silent:
+            return EngineState.STALLED, "the engine core does not respond"
+        if beat is not None and (beat.step_seconds or 0.0) > self._stalled_step_s:
+            return EngineState.STALLED, f"the present step has taken {beat.step_seconds:.0f} s"
+        return EngineState.READY, ""
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
+        """Until the state, a phase, the capacity or the number of restarts differs."""
+        while _key(status) == self._key():
+            await self._changed.wait()
+        return self.status
+
+    def _key(self) -> tuple[object, ...]:
+        return _key(self.status)
+
+    def _notify(self) -> None:
+        key = self._key()
+        if key != self._shown:
+            self._shown = key
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+def _key(status: EngineStatus) -> tuple[object, ...]:
+    phases = tuple((phase.name, phase.is_done) for phase in status.phases)
+    return status.state, status.capacity, status.restarts, phases

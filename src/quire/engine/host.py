@@ -1,0 +1,50 @@
+"""An engine in a process of its own, as one thing: directory, supervisor and client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from quire.engine.private_directory import private_directory
+from quire.engine.process_client import ProcessEngineClient
+from quire.engine.supervisor import EngineSupervisor, SettingValue
+
+__all__ = ["EngineHost", "host_engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """supervision: ends, with an error, when no core will come any more."""
+
+    client: ProcessEngineClient
+    supervisor: EngineSupervisor
+    supervision: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def host_engine(
+    settings: Mapping[str, SettingValue],
+    *,
+    make_supervisor: partial[EngineSupervisor] = partial(EngineSupervisor),
+    make_client: partial[ProcessEngineClient] = partial(ProcessEngineClient),
+) -> AsyncIterator[EngineHost]:
+    """Start an engine core with these settings, and leave nothing of it at the end.
+
+    The client is there at once; its status tells how the start goes on.
+    make_supervisor, make_client: with limits other than the defaults.
+    """
+    with private_directory() as directory:
+        client = make_client(directory)
+        supervisor = make_supervisor(directory, settings, on_dead=client.engine_died)
+        supervision = asyncio.ensure_future(supervisor.run())
+        try:
+            yield EngineHost(client, supervisor, supervision)
+        finally:
+            await client.close()
+            await supervisor.stop()
+            supervision.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await supervision

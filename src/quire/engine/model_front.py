@@ -1,0 +1,66 @@
+"""What a front needs of a model: how to render text, what ends it, how its authors sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import ModelSpec, resolve_model_folder
+from quire.config.settings import EngineSettings
+from quire.rendering import Renderer
+
+__all__ = ["ModelFront", "load_model_front"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFront:
+    """eos_token_ids: what ends a sequence: the tokens of the checkpoint's configs and the
+    tokenizer's own, which in a chat model may be the only one that ends a turn.
+    default_sampling: sampling parameters that the model's authors recommend."""
+
+    renderer: Renderer
+    eos_token_ids: frozenset[int]
+    default_sampling: Mapping[str, object]
+
+
+def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) -> ModelFront:
+    """Read tokenizer and chat template; no weights. folder: of the checkpoint, on this machine.
+
+    Raises ConfigError if they are missing or broken.
+    """
+    renderer = _load_renderer(settings, folder, spec.vocab_size)
+    tokenizer = renderer.tokenizer
+    own = None if tokenizer is None else tokenizer.eos_token_id
+    return ModelFront(
+        renderer=renderer,
+        eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
+        default_sampling=_default_sampling(settings, spec),
+    )
+
+
+def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> Renderer:
+    if settings.tokenizer is not None:
+        folder = resolve_model_folder(settings.tokenizer, settings.revision, settings.download_dir)
+    return Renderer.from_folder(
+        folder,
+        vocab_size=vocab_size,
+        skip_tokenizer_init=settings.skip_tokenizer_init,
+        chat_template=settings.chat_template,
+    )
+
+
+def _default_sampling(settings: EngineSettings, spec: ModelSpec) -> Mapping[str, object]:
+    """The checkpoint's generation_config.json, as sampling parameters."""
+    if settings.generation_config == "none":
+        return {}
+    stated = spec.generation
+    values: dict[str, object] = {
+        "temperature": stated.temperature,
+        "top_p": stated.top_p,
+        "top_k": stated.top_k,
+        "min_p": stated.min_p,
+        "repetition_penalty": stated.repetition_penalty,
+        "max_tokens": stated.max_new_tokens,
+    }
+    return {name: value for name, value in values.items() if value is not None}

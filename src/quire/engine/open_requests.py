@@ -1,0 +1,151 @@
+"""The requests that a client has open: which sequence in the core belongs to which stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from quire.engine.replay import Replays, resume_requests
+from quire.engine.request_stream import RequestStream
+from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
+
+__all__ = ["OpenRequests"]
+
+
+class OpenRequests:
+    """Bookkeeping without I/O. A request keeps the handles that it came with towards its reader;
+    each core that it is replayed to knows it by new ones, so that what is left of an older life
+    finds nobody."""
+
+    def __init__(self, reserve_handles: Callable[[int], int], max_replays: int) -> None:
+        """reserve_handles: the first of so many handles that were never used."""
+        self._reserve_handles = reserve_handles
+        self._replays = Replays(max_replays)
+        self._streams: dict[RequestStream, int] = {}  # and its first handle in the core
+        self._in_core: dict[int, tuple[RequestStream, int]] = {}  # by handle: stream, sample
+        self._own: dict[int, tuple[RequestStream, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(
+        self, request: EngineRequest, send_abort: Callable[[list[int]], None]
+    ) -> RequestStream:
+        """Follow a request that is about to be sent as it is. send_abort: takes handles in the
+        core whose sequences the reader has ended."""
+
+        def on_abort(indices: list[int]) -> None:
+            if stream not in self._streams:
+                return
+            first = self._streams[stream]
+            in_core = [first + i for i in indices if first + i in self._in_core]
+            self._forget_ended(stream)
+            if in_core:
+                send_abort(in_core)
+
+        stream = RequestStream(request, on_abort)
+        self._own.update(self._handles(stream, request.first_handle))
+        self._send_as(stream, request.first_handle)
+        return stream
+
+    def abort(self, handles: Iterable[int]) -> None:
+        """End sequences by the handles of their requests; unknown ones are ignored."""
+        for handle in handles:
+            entry = self._own.get(handle)
+            if entry is not None:
+                stream, index = entry
+                stream.abort(index)
+
+    def fail_all(self, message: str) -> None:
+        """End everything with an error."""
+        for stream in list(self._streams):
+            self._fail(stream, message)
+
+    # --- what the core says ---------------------------------------------------------------------
+
+    def take(self, output: EngineOutput) -> None:
+        """Hand out what a step gave."""
+        in_core = self._in_core
+        for handle, num_tokens in output.num_cached_tokens.items():
+            if handle in in_core:
+                in_core[handle][0].take_num_cached(num_tokens)
+        for handle, piece in output.prompt_logprobs.items():
+            if handle in in_core:
+                in_core[handle][0].take_prompt_logprobs(piece)
+        logprobs = output.logprobs
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            entry = in_core.get(handle)
+            if entry is not None:
+                entry[0].take_token(entry[1], token, logprobs.get(handle))
+        for finish in output.finished:
+            entry = in_core.get(finish.handle)
+            if entry is not None:
+                stream, index = entry
+                own = stream.request.first_handle + index
+                stream.finish(index, replace(finish, handle=own))
+                self._forget_ended(stream)
+
+    def refuse(self, first_handle: int, message: str) -> None:
+        """The core would not take a request. One that had been running fails instead."""
+        for stream, first in list(self._streams.items()):
+            if first == first_handle:
+                if stream.num_tokens:
+                    stream.finish_all(FinishReason.ERROR, message)
+                stream.refuse(message)
+                self._forget_ended(stream)
+
+    # --- cores come and go ----------------------------------------------------------------------
+
+    def core_died(self, in_flight: frozenset[int] | None) -> None:
+        """in_flight: handles that were being computed; None if that is not known."""
+        suspects = {
+            stream: None
+            for handle, (stream, _) in self._in_core.items()
+            if in_flight is None or handle in in_flight
+        }
+        self._in_core.clear()
+        for stream in self._replays.core_died(suspects):
+            self._fail(
+                stream,
+                f"the engine died {stream.crashes} times while it computed this request: "
+                "it may be the cause, so it is not tried again",
+            )
+
+    def core_started(self) -> list[EngineRequest]:
+        """What to send to a core that has nothing of this client yet."""
+        return self._resume(self._replays.core_started(self._streams))
+
+    def next_trial(self) -> list[EngineRequest]:
+        """What to send now that was held back for its trial; to be asked after every output."""
+        return self._resume(self._replays.next_trial()) if self._replays.has_held else []
+
+    def _resume(self, streams: Iterable[RequestStream]) -> list[EngineRequest]:
+        requests: list[EngineRequest] = []
+        for stream in streams:
+            first = self._reserve_handles(len(stream.samples))
+            self._send_as(stream, first)
+            requests += resume_requests(stream, first)
+        return requests
+
+    def _send_as(self, stream: RequestStream, first_handle: int) -> None:
+        self._streams[stream] = first_handle
+        self._in_core.update(self._handles(stream, first_handle))
+
+    def _handles(
+        self, stream: RequestStream, first_handle: int
+    ) -> dict[int, tuple[RequestStream, int]]:
+        return {first_handle + index: (stream, index) for index in stream.unfinished()}
+
+    def _fail(self, stream: RequestStream, message: str) -> None:
+        stream.finish_all(FinishReason.ERROR, message)
+        self._forget_ended(stream)
+
+    def _forget_ended(self, stream: RequestStream) -> None:
+        """Drop the handles of samples that have ended, and the stream when all have."""
+        live = set(stream.unfinished())
+        for index in range(len(stream.samples)):
+            if index not in live:
+                self._in_core.pop(self._streams[stream] + index, None)
+                self._own.pop(stream.request.first_handle + index, None)
+        if stream.is_finished:
+            del self._streams[stream]

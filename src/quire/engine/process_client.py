@@ -1,0 +1,247 @@
+"""`AsyncEngineClient` of an engine core in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import zmq.asyncio
+
+from quire.engine.async_client import EngineUnavailableError
+from quire.engine.core_connection import CoreConnection
+from quire.engine.engine_watch import EngineWatch
+from quire.engine.heartbeat import heartbeats
+from quire.engine.in_flight import read_in_flight
+from quire.engine.open_requests import OpenRequests
+from quire.engine.request_stream import RequestStream
+from quire.errors import RequestError
+from quire.protocol.codec import encode
+from quire.protocol.messages import (
+    HANDLES_PER_CLIENT,
+    Abort,
+    Add,
+    CoreMessage,
+    Output,
+    Refused,
+    Rejected,
+    Welcome,
+)
+from quire.protocol.request import EngineRequest
+from quire.protocol.status import EngineState, EngineStatus
+from quire.telemetry import EngineStats
+
+__all__ = ["ProcessEngineClient"]
+
+logger = logging.getLogger("quire")
+
+CLOSED = "the server is shutting down"
+
+
+class ProcessEngineClient:
+    """Talks to whichever core serves in a directory, and to the next one when that dies.
+
+    client_id: different for every front of a core. max_replays: see `Replays`. max_message_bytes:
+    of a request as sent. restart_timeout_s: streams fail when no core has come back for so long.
+    silence_s: without a heartbeat for so long, and stalled_step_s: in one step for so long, the
+    core counts as stalled.
+
+    Create it within the event loop that will use it, and `close` it there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        client_id: int = 0,
+        max_replays: int = 2,
+        max_message_bytes: int = 64 * 2**20,
+        restart_timeout_s: float = 300.0,
+        silence_s: float = 3.0,
+        stalled_step_s: float = 30.0,
+    ) -> None:
+        self._directory = directory
+        self._client_id = client_id
+        self._max_message_bytes = max_message_bytes
+        self._restart_timeout_s = restart_timeout_s
+        self._silence_s = silence_s
+        self._next_handle = client_id * HANDLES_PER_CLIENT
+        self._open = OpenRequests(self.reserve_handles, max_replays)
+        self._watch = EngineWatch(stalled_step_s)
+        self._context = zmq.asyncio.Context()
+        self._connection: CoreConnection | None = None
+        self._restart_deadline: asyncio.TimerHandle | None = None
+        self._became_idle = asyncio.Event()
+        self._tasks = [
+            self._spawn(self._stay_connected()),
+            self._spawn(self._follow_heartbeats()),
+        ]
+
+    # --- AsyncEngineClient ----------------------------------------------------------------------
+
+    def reserve_handles(self, count: int) -> int:
+        first = self._next_handle
+        self._next_handle += count
+        return first
+
+    async def add(self, request: EngineRequest) -> RequestStream:
+        status = self.status
+        if status.state is not EngineState.READY or self._connection is None:
+            raise EngineUnavailableError(f"{status.message or status.state}: try again later")
+        request = _without_text(request)
+        data = encode(Add(request))
+        if len(data) > self._max_message_bytes:
+            raise RequestError(
+                f"the request takes {len(data)} bytes, but {self._max_message_bytes} may be sent "
+                "to the engine: shorten the prompt"
+            )
+        stream = self._open.open(request, self._send_abort)
+        self._connection.send_bytes(data)
+        return stream
+
+    def abort(self, handles: Iterable[int]) -> None:
+        self._open.abort(handles)
+        self._check_idle()
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._watch.status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._watch.stats
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._open)
+
+    async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
+        return await self._watch.wait_for_change(status)
+
+    async def drain(self, timeout_s: float) -> None:
+        self._watch.draining()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._open:
+                    self._became_idle.clear()
+                    await self._became_idle.wait()
+        self._end_all(f"{CLOSED} and this request was not finished in {timeout_s:g} s")
+
+    async def close(self) -> None:
+        self.engine_died(CLOSED)
+        if self._context.closed:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.close(say_goodbye=self._watch.instance is not None)
+        self._context.term()
+
+    def engine_died(self, message: str) -> None:
+        """Tell the client that no core will come any more; its streams fail at once."""
+        self._watch.died(message)
+        self._end_all(message)
+
+    # --- the connection -------------------------------------------------------------------------
+
+    async def _stay_connected(self) -> None:
+        while True:
+            self._connection = CoreConnection(
+                self._context, self._directory, self._client_id, self._take
+            )
+            await self._connection.run()
+            self._connection.close(say_goodbye=False)
+            self._core_lost()
+
+    async def _follow_heartbeats(self) -> None:
+        async for beat in heartbeats(self._context, self._directory, self._silence_s):
+            self._watch.beat(beat)
+
+    def _take(self, message: CoreMessage) -> None:
+        assert self._connection is not None, "messages come over a connection"
+        if isinstance(message, Output):
+            self._open.take(message.output)
+        elif isinstance(message, Refused):
+            self._open.refuse(message.first_handle, message.message)
+        elif isinstance(message, Welcome):
+            self._greeted(self._connection, message)
+        else:
+            self._rejected(message)
+        for request in self._open.next_trial():
+            self._connection.send(Add(request))
+        self._check_idle()
+
+    def _greeted(self, connection: CoreConnection, welcome: Welcome) -> None:
+        if self._restart_deadline is not None:
+            self._restart_deadline.cancel()
+        self._watch.connected(welcome.instance, welcome.capacity)
+        requests = self._open.core_started()
+        if requests:
+            logger.info("replaying %d requests to the new engine core", len(requests))
+        for request in requests:
+            connection.send(Add(request))
+
+    def _rejected(self, message: Rejected) -> None:
+        logger.error("the engine core rejected this process: %s", message.message)
+        self.engine_died(message.message)
+
+    def _core_lost(self) -> None:
+        instance = self._watch.instance
+        if instance is None:
+            return  # it went before it had anything of ours
+        self._watch.disconnected()
+        self._open.core_died(read_in_flight(self._directory, instance))
+        logger.warning(
+            "the engine core is gone; %d requests wait for the next one", len(self._open)
+        )
+        loop = asyncio.get_running_loop()
+        self._restart_deadline = loop.call_later(
+            self._restart_timeout_s,
+            self._end_all,
+            f"the engine died and did not come back in {self._restart_timeout_s:g} s",
+        )
+        self._check_idle()
+
+    def _send_abort(self, handles: list[int]) -> None:
+        if self._connection is not None and self._watch.instance is not None:
+            self._connection.send(Abort(handles))
+        self._check_idle()
+
+    # --- small parts ----------------------------------------------------------------------------
+
+    def _end_all(self, message: str) -> None:
+        self._open.fail_all(message)
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        if not self._open:
+            self._became_idle.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """These tasks are endless: whatever ends one must not leave streams without an ending."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the client of the engine core failed", exc_info=error)
+            self.engine_died(f"the connection to the engine failed: {error!r}")
+
+
+def _without_text(request: EngineRequest) -> EngineRequest:
+    """The core needs token ids alone. RequestError for what cannot leave this process."""
+    params = request.params
+    if params.logits_processors:
+        raise RequestError(
+            "logits_processors are functions of this process, which the engine in another one "
+            "cannot call: use logit_bias or allowed_token_ids, or an engine in this process (LLM)"
+        )
+    if not (params.stop or params.bad_words):
+        return request
+    return replace(request, params=replace(params, stop=None, bad_words=None))

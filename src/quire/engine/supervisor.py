@@ -1,0 +1,245 @@
+"""Keeps one engine core process running: starts it, watches it, replaces it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq.asyncio
+
+from quire.engine.core_process import LAUNCH_LENGTH_BYTES, failure_path
+from quire.engine.heartbeat import heartbeats
+from quire.engine.stall import StallLimits, StallWatch
+from quire.errors import ConfigError, EngineError
+from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
+
+__all__ = ["CORE_COMMAND", "EngineSupervisor", "RestartPolicy", "SettingValue"]
+
+logger = logging.getLogger("quire")
+
+SettingValue = str | int | float | bool | None
+
+CORE_COMMAND = (sys.executable, "-m", "quire.engine.core_process")
+STOP_TIMEOUT_S = 10.0
+STACKS_S = 0.5
+"""How long a hung core gets to write its stacks to standard error before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """The first restart within `window_s` is at once, each further one waits twice as long as the
+    one before, from `first_delay_s` to `max_delay_s`. After `max_failed_starts` cores in a row
+    that did not become ready, no other one is started."""
+
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    window_s: float = 120.0
+    max_failed_starts: int = 4
+
+    def delay(self, recent_restarts: int) -> float:
+        """Seconds to wait, after so many restarts within the window."""
+        if recent_restarts == 0:
+            return 0.0
+        return min(self.first_delay_s * 2.0 ** min(recent_restarts - 1, 30), self.max_delay_s)
+
+
+class EngineSupervisor:
+    """One core at a time, in the given directory, where clients find it.
+
+    settings: of `EngineSettings`, by name. command: what runs a core. on_dead: called once, with
+    the reason, when no core will come any more. Use it within one event loop: `run` until it ends,
+    or `stop`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, SettingValue],
+        *,
+        on_dead: Callable[[str], None],
+        command: Sequence[str] = CORE_COMMAND,
+        heartbeat_interval_s: float = 0.25,
+        max_message_bytes: int = 64 * 2**20,
+        stall_limits: StallLimits | None = None,
+        restart_policy: RestartPolicy | None = None,
+    ) -> None:
+        self._directory = directory
+        self._settings = dict(settings)
+        self._on_dead = on_dead
+        self._command = tuple(command)
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._max_message_bytes = max_message_bytes
+        self._limits = stall_limits or StallLimits()
+        self._policy = restart_policy or RestartPolicy()
+        self._process: asyncio.subprocess.Process | None = None
+        self._instance = -1
+        self._was_ever_ready = False
+        self._num_failed_starts = 0
+        self._restarts = deque[float]()
+        self._is_stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present core process."""
+        return None if self._process is None else self._process.pid
+
+    async def run(self) -> None:
+        """Keep a core running until `stop`. Ends early, after `on_dead`, when that is hopeless.
+
+        Raises ConfigError if the first core cannot start with these settings.
+        """
+        while not self._is_stopping:
+            try:
+                process = await self._spawn()
+            except OSError as error:
+                self._on_dead(f"the engine core cannot be started: {error}")
+                raise EngineError(f"cannot run {self._command}: {error}") from error
+            was_ready, status = await self._follow(process)
+            if self._is_stopping:
+                return
+            self._after_end(was_ready, status)
+            delay = self._delay()
+            if delay:
+                logger.warning("the next engine core starts in %.1f s", delay)
+            await asyncio.sleep(delay)
+
+    async def stop(self) -> None:
+        """End the core, and with it `run`. Its present step is waited for, but not forever."""
+        self._is_stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None, "spawned with a pipe"
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("the engine core did not end in %g s and is killed", STOP_TIMEOUT_S)
+            _kill(process)
+            await process.wait()
+
+    # --- one core -------------------------------------------------------------------------------
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        self._instance += 1
+        self._remove_files_of(self._instance - 2)  # clients may still read those of the last one
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE
+        )
+        self._process = process
+        launch = encode(
+            Launch(
+                version=PROTOCOL_VERSION,
+                instance=self._instance,
+                directory=str(self._directory),
+                parent_pid=os.getpid(),
+                heartbeat_interval_s=self._heartbeat_interval_s,
+                max_message_bytes=self._max_message_bytes,
+                settings=self._settings,
+            )
+        )
+        assert process.stdin is not None, "spawned with a pipe"
+        process.stdin.write(len(launch).to_bytes(LAUNCH_LENGTH_BYTES, "big") + launch)
+        with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
+            await process.stdin.drain()
+        return process
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> tuple[bool, int]:
+        """Watch a core until its end: whether it had become ready, and its exit status."""
+        watch = StallWatch(self._limits, time.monotonic())
+        watching = asyncio.ensure_future(self._watch(process, watch))
+        try:
+            status = await process.wait()
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            if process.returncode is None:
+                _kill(process)
+        return watch.was_ready, status
+
+    async def _watch(self, process: asyncio.subprocess.Process, watch: StallWatch) -> None:
+        context = zmq.asyncio.Context()
+        interval = max(self._heartbeat_interval_s, 0.05)
+        try:
+            async for beat in heartbeats(context, self._directory, interval):
+                now = time.monotonic()
+                if beat is not None and beat.instance == self._instance:
+                    watch.observe(beat, now)
+                reason = watch.hang(now)
+                if reason is not None:
+                    logger.error("the engine core (process %d) hangs: %s", process.pid, reason)
+                    await self._end_hung(process)
+                    return
+        finally:
+            context.destroy(linger=0)
+
+    async def _end_hung(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)  # it writes its stacks, if it still can
+            await asyncio.sleep(STACKS_S)
+        _kill(process)
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def _after_end(self, was_ready: bool, status: int) -> None:
+        """Raises if no other core shall be started."""
+        failure = self._read_failure()
+        reason = failure.message if failure is not None else _describe(status)
+        if was_ready:
+            self._was_ever_ready = True
+            self._num_failed_starts = 0
+            logger.error("the engine core ended (%s)", reason)
+            return
+        self._num_failed_starts += 1
+        logger.error("the engine core did not start: %s", reason)
+        is_config = failure is not None and failure.is_config
+        if is_config and not self._was_ever_ready:
+            self._on_dead(reason)
+            raise ConfigError(reason)
+        if not self._was_ever_ready or self._num_failed_starts >= self._policy.max_failed_starts:
+            self._on_dead(f"the engine cannot be started: {reason}")
+            raise EngineError(f"the engine core cannot be started: {reason}")
+
+    def _delay(self) -> float:
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > self._policy.window_s:
+            self._restarts.popleft()
+        delay = self._policy.delay(len(self._restarts))
+        self._restarts.append(now)
+        return delay
+
+    def _read_failure(self) -> StartFailure | None:
+        codec: Codec[StartFailure] = Codec(StartFailure)
+        with contextlib.suppress(OSError, GarbledMessageError):
+            return codec.decode(failure_path(self._directory, self._instance).read_bytes())
+        return None
+
+    def _remove_files_of(self, instance: int) -> None:
+        for path in self._directory.glob(f"*-{instance}"):
+            path.unlink(missing_ok=True)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+def _describe(status: int) -> str:
+    """An exit status as asyncio gives it, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
