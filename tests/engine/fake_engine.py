@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.config.kv_layout import KVLayout, group_layers
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
@@ -30,6 +30,7 @@ class FakeEngine:
         vocab_size: int = 1000,
         poison: int | None = None,
         enable_prefix_caching: bool = True,
+        on_plan: PlanObserver | None = None,
     ) -> None:
         groups = group_layers(list(windows))
         kinds = [group.window for group in groups]
@@ -56,7 +57,7 @@ class FakeEngine:
             max_model_len=max_model_len,
             poison=poison,
         )
-        self.core = EngineCore(self.scheduler, executor, depth)
+        self.core = EngineCore(self.scheduler, executor, depth, on_plan)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}

@@ -25,16 +25,15 @@ from quire.engine.core_loop import CoreLoop
 from quire.engine.core_socket import CoreSocket
 from quire.engine.heartbeat import HeartbeatThread, Progress
 from quire.engine.in_flight import InFlightRecord
+from quire.engine.launch import read_launch, write_failure
 from quire.errors import ConfigError
-from quire.protocol.codec import Codec, encode
-from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
+from quire.protocol.messages import Launch, StartFailure
 from quire.protocol.status import EngineCapacity
 
-__all__ = ["LAUNCH_LENGTH_BYTES", "BuildCore", "StartedCore", "failure_path", "run_core_process"]
+__all__ = ["BuildCore", "StartedCore", "run_core_process"]
 
 logger = logging.getLogger("quire")
 
-LAUNCH_LENGTH_BYTES = 4
 PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 5.0
 
@@ -48,14 +47,9 @@ class StartedCore:
 BuildCore = Callable[[Launch, Progress, PlanObserver], StartedCore]
 
 
-def failure_path(directory: Path, instance: int) -> Path:
-    """Where a core that cannot start says why."""
-    return directory / f"failure-{instance}"
-
-
 def run_core_process(build: BuildCore) -> int:
     """Read the launch, build the core, and serve until told to stop. The exit status."""
-    launch = _read_launch()
+    launch = read_launch(sys.stdin.fileno())
     directory = Path(launch.directory)
     logging.basicConfig(format=f"%(levelname)s core[{os.getpid()}] %(message)s")
     _die_with(launch.parent_pid)
@@ -73,7 +67,7 @@ def run_core_process(build: BuildCore) -> int:
         if not is_config:
             logger.exception("the engine core cannot start")
         reason = str(error) if is_config else f"{type(error).__name__}: {error}"
-        _write_failure(failure_path(directory, launch.instance), StartFailure(is_config, reason))
+        write_failure(directory, launch.instance, StartFailure(is_config, reason))
         return 1
     socket = CoreSocket(directory, stopper.wakeup_fd)
     loop = CoreLoop(
@@ -130,7 +124,7 @@ class _Stopper:
 
     def _await_end_of_input(self) -> None:
         with contextlib.suppress(OSError):
-            while os.read(0, 4096):
+            while os.read(sys.stdin.fileno(), 4096):
                 pass
         self._stop()
         with contextlib.suppress(OSError):
@@ -140,44 +134,12 @@ class _Stopper:
         os._exit(1)
 
 
-def _read_launch() -> Launch:
-    """From standard input, without reading ahead: what follows belongs to `_Stopper`."""
-    length = int.from_bytes(_read_exactly(LAUNCH_LENGTH_BYTES), "big")
-    codec: Codec[Launch] = Codec(Launch)
-    launch = codec.decode(_read_exactly(length))
-    if launch.version != PROTOCOL_VERSION:
-        raise ConfigError(
-            f"the supervisor speaks version {launch.version} of the protocol and this engine core "
-            f"version {PROTOCOL_VERSION}: start both from the same installation"
-        )
-    return launch
-
-
-def _read_exactly(count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(0, count - len(data))
-        if not piece:
-            raise ConfigError(
-                "standard input ended before the launch message: this module is started by the "
-                "server; use `quire serve`"
-            )
-        data += piece
-    return data
-
-
 def _die_with(parent_pid: int) -> None:
     """Let the kernel kill this process when its parent dies, even if it is hung (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)  # it died before the line above
-
-
-def _write_failure(path: Path, failure: StartFailure) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(encode(failure))
-    partial.rename(path)
 
 
 def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> StartedCore:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from quire.engine.private_directory import private_directory
 from quire.engine.process_client import ProcessEngineClient
@@ -28,13 +27,13 @@ class EngineHost:
 async def host_engine(
     settings: Mapping[str, SettingValue],
     *,
-    make_supervisor: partial[EngineSupervisor] = partial(EngineSupervisor),
-    make_client: partial[ProcessEngineClient] = partial(ProcessEngineClient),
-) -> AsyncIterator[EngineHost]:
+    make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
+    make_client: Callable[..., ProcessEngineClient] = ProcessEngineClient,
+) -> AsyncGenerator[EngineHost]:
     """Start an engine core with these settings, and leave nothing of it at the end.
 
     The client is there at once; its status tells how the start goes on.
-    make_supervisor, make_client: with limits other than the defaults.
+    make_supervisor, make_client: their classes, or partials of them with other limits.
     """
     with private_directory() as directory:
         client = make_client(directory)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -22,7 +22,7 @@ MAX_SOCKET_PATH = 100
 
 
 @contextlib.contextmanager
-def private_directory() -> Iterator[Path]:
+def private_directory() -> Generator[Path]:
     """A new directory that only this user can enter, removed with all that is in it at the end.
 
     What killed processes could not remove is removed by the next one that comes here. Raises

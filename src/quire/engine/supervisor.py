@@ -16,12 +16,11 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from quire.engine.core_process import LAUNCH_LENGTH_BYTES, failure_path
 from quire.engine.heartbeat import heartbeats
+from quire.engine.launch import launch_bytes, read_failure
 from quire.engine.stall import StallLimits, StallWatch
 from quire.errors import ConfigError, EngineError
-from quire.protocol.codec import Codec, GarbledMessageError, encode
-from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
+from quire.protocol.messages import PROTOCOL_VERSION, Launch
 
 __all__ = ["CORE_COMMAND", "EngineSupervisor", "RestartPolicy", "SettingValue"]
 
@@ -137,7 +136,7 @@ class EngineSupervisor:
             *self._command, stdin=asyncio.subprocess.PIPE
         )
         self._process = process
-        launch = encode(
+        launch = launch_bytes(
             Launch(
                 version=PROTOCOL_VERSION,
                 instance=self._instance,
@@ -149,7 +148,7 @@ class EngineSupervisor:
             )
         )
         assert process.stdin is not None, "spawned with a pipe"
-        process.stdin.write(len(launch).to_bytes(LAUNCH_LENGTH_BYTES, "big") + launch)
+        process.stdin.write(launch)
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await process.stdin.drain()
         return process
@@ -166,6 +165,7 @@ class EngineSupervisor:
                 await watching
             if process.returncode is None:
                 _kill(process)
+                await process.wait()
         return watch.was_ready, status
 
     async def _watch(self, process: asyncio.subprocess.Process, watch: StallWatch) -> None:
@@ -194,7 +194,7 @@ class EngineSupervisor:
 
     def _after_end(self, was_ready: bool, status: int) -> None:
         """Raises if no other core shall be started."""
-        failure = self._read_failure()
+        failure = read_failure(self._directory, self._instance)
         reason = failure.message if failure is not None else _describe(status)
         if was_ready:
             self._was_ever_ready = True
@@ -218,12 +218,6 @@ class EngineSupervisor:
         delay = self._policy.delay(len(self._restarts))
         self._restarts.append(now)
         return delay
-
-    def _read_failure(self) -> StartFailure | None:
-        codec: Codec[StartFailure] = Codec(StartFailure)
-        with contextlib.suppress(OSError, GarbledMessageError):
-            return codec.decode(failure_path(self._directory, self._instance).read_bytes())
-        return None
 
     def _remove_files_of(self, instance: int) -> None:
         for path in self._directory.glob(f"*-{instance}"):

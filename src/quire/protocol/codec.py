@@ -51,11 +51,10 @@ class Codec(Generic[T]):
 
 
 def _write_array(value: object) -> tuple[str, bytes]:
-    if isinstance(value, np.ndarray):
-        array = cast("npt.NDArray[Any]", value)
-        if array.ndim == 1:
-            return array.dtype.str, array.tobytes()
-    raise TypeError(f"{type(value).__name__} cannot be sent to another process")
+    kind = type(value).__name__
+    if isinstance(value, np.ndarray) and (array := cast("npt.NDArray[Any]", value)).ndim == 1:
+        return array.dtype.str, array.tobytes()
+    raise TypeError(f"a {kind} cannot be sent to another process")
 
 
 def _read_array(kind: Any, value: Any) -> npt.NDArray[Any]:

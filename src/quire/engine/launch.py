@@ -1,0 +1,71 @@
+"""What a supervisor and the core that it starts tell each other, but for the heartbeat: the launch
+on the core's standard input, and the reason of a start that failed in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from quire.errors import ConfigError
+from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
+
+__all__ = ["launch_bytes", "read_failure", "read_launch", "write_failure"]
+
+LENGTH_BYTES = 4
+
+
+def launch_bytes(launch: Launch) -> bytes:
+    """What to write to the standard input of a core."""
+    data = encode(launch)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def read_launch(descriptor: int) -> Launch:
+    """Reads no further than the launch. Raises ConfigError if there is none, or of another version
+    of quire."""
+    length = int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big")
+    codec: Codec[Launch] = Codec(Launch)
+    try:
+        launch = codec.decode(_read_exactly(descriptor, length))
+    except GarbledMessageError as error:
+        raise ConfigError(f"the launch message cannot be read: {error}") from error
+    if launch.version != PROTOCOL_VERSION:
+        raise ConfigError(
+            f"the supervisor speaks version {launch.version} of the protocol and this engine core "
+            f"version {PROTOCOL_VERSION}: start both from the same installation"
+        )
+    return launch
+
+
+def _read_exactly(descriptor: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(descriptor, count - len(data))
+        if not piece:
+            raise ConfigError(
+                "standard input ended before the launch message: this module is started by a "
+                "server; use `quire serve`"
+            )
+        data += piece
+    return data
+
+
+def write_failure(directory: Path, instance: int, failure: StartFailure) -> None:
+    path = _failure_path(directory, instance)
+    partial = path.with_name(f"partial-{instance}")
+    partial.write_bytes(encode(failure))
+    partial.rename(path)
+
+
+def read_failure(directory: Path, instance: int) -> StartFailure | None:
+    """Why a core could not start; None if it did not say."""
+    codec: Codec[StartFailure] = Codec(StartFailure)
+    with contextlib.suppress(OSError, GarbledMessageError):
+        return codec.decode(_failure_path(directory, instance).read_bytes())
+    return None
+
+
+def _failure_path(directory: Path, instance: int) -> Path:
+    return directory / f"failure-{instance}"

@@ -1,0 +1,125 @@
+"""An engine core process over the fake executor, for tests of everything around a core.
+
+Run with one argument, the JSON of `FakeCoreOptions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # in place of this file's folder
+
+from quire.engine.core import PlanObserver  # noqa: E402
+from quire.engine.core_process import StartedCore, run_core_process  # noqa: E402
+from quire.engine.heartbeat import Progress  # noqa: E402
+from quire.errors import ConfigError  # noqa: E402
+from quire.protocol import StepPlan, StepResult  # noqa: E402
+from quire.protocol.messages import Launch  # noqa: E402
+from quire.protocol.status import EngineCapacity  # noqa: E402
+from tests.engine.fake_engine import FakeEngine  # noqa: E402
+
+KILLER, HANGER, STOPPER = 9_001, 9_002, 9_003
+"""Token ids of prompts that kill the process, hang a step, or stop the whole process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeCoreOptions:
+    """step_s: how long a step takes at least. fault_after: steps that a row with a fatal token
+    survives. start_error: raised by the start of the instances from `error_from` on."""
+
+    step_s: float = 0.0
+    fault_after: int = 0
+    start_s: float = 0.0
+    start_error: str = ""
+    error_from: int = 0
+    num_blocks: int = 256
+    block_size: int = 4
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 64
+    max_model_len: int = 256
+
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, __file__, json.dumps(dataclasses.asdict(self)))
+
+
+class FaultyExecutor:
+    """Passes plans on, and does what the fatal tokens in their rows ask for."""
+
+    def __init__(self, executor, options: FakeCoreOptions) -> None:
+        self._executor = executor
+        self._options = options
+        self._countdown: dict[int, tuple[int, int]] = {}  # slot: fatal token, steps left
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        for slot in plan.leave.tolist():
+            self._countdown.pop(slot, None)
+        for row in plan.enter:
+            for fatal in (KILLER, HANGER, STOPPER):
+                if fatal in row.token_ids:
+                    self._countdown[row.slot] = (fatal, self._options.fault_after)
+        for slot, (fatal, left) in list(self._countdown.items()):
+            if left == 0:
+                _fall(fatal)
+            self._countdown[slot] = (fatal, left - 1)
+        future = self._executor.execute(plan)
+        compute = future.result
+
+        def result(timeout: float | None = None) -> StepResult:
+            time.sleep(self._options.step_s)
+            return compute(timeout)
+
+        future.result = result
+        return future
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+
+def _fall(fatal: int) -> None:
+    if fatal == KILLER:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fatal == STOPPER:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        time.sleep(3600)
+
+
+def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> StartedCore:
+    options = FakeCoreOptions(**json.loads(sys.argv[1]))
+    progress.enter("loading")
+    time.sleep(options.start_s)
+    if options.start_error and launch.instance >= options.error_from:
+        kind, message = options.start_error.split(":", 1)
+        raise ConfigError(message) if kind == "config" else RuntimeError(message)
+    engine = FakeEngine(
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=options.max_model_len,
+        vocab_size=1000,
+        on_plan=on_plan,
+    )
+    engine.core._executor = FaultyExecutor(engine.core._executor, options)
+    capacity = EngineCapacity(
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        block_size=options.block_size,
+        num_blocks=options.num_blocks,
+        capacity_tokens=options.num_blocks * options.block_size,
+        description="fake",
+    )
+    return StartedCore(engine.core, capacity)
+
+
+if __name__ == "__main__":
+    sys.exit(run_core_process(_build))

@@ -1,0 +1,122 @@
+"""An engine in a process of its own, for tests: fast heartbeats, short limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quire.engine.host import EngineHost, host_engine
+from quire.engine.process_client import ProcessEngineClient
+from quire.engine.request_stream import RequestStream
+from quire.engine.stall import StallLimits
+from quire.engine.supervisor import EngineSupervisor, RestartPolicy
+from quire.executor.fake import FakeModel
+from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
+from quire.protocol.status import EngineState
+from tests.engine.fake_core_process import FakeCoreOptions
+
+FAKE_MODEL = FakeModel([None], 1000)
+
+RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
+
+
+def run(work: Coroutine[Any, Any, None], limit_s: float = 120) -> None:
+    """Run a test's coroutine; hanging is failing."""
+    asyncio.run(asyncio.wait_for(work, limit_s))
+
+
+@contextlib.asynccontextmanager
+async def hosted(
+    options: FakeCoreOptions | None = None,
+    *,
+    settings: Mapping[str, str | int | float | bool | None] | None = None,
+    stall_s: float = 60.0,
+    policy: RestartPolicy = RESTART_AT_ONCE,
+    wait: bool = True,
+    **client_options: Any,
+) -> AsyncGenerator[EngineHost]:
+    """A fake core, or with `settings` a real one; ready, if waited for."""
+    supervisor_options: dict[str, Any] = {}
+    if settings is None:
+        supervisor_options["command"] = (options or FakeCoreOptions()).command()
+    make_supervisor = partial(
+        EngineSupervisor,
+        heartbeat_interval_s=0.05,
+        stall_limits=StallLimits(min_s=stall_s),
+        restart_policy=policy,
+        **supervisor_options,
+    )
+    make_client = partial(ProcessEngineClient, **client_options)
+    async with host_engine(
+        settings or {}, make_supervisor=make_supervisor, make_client=make_client
+    ) as host:
+        if wait:
+            await until_state(host.client, EngineState.READY)
+        yield host
+
+
+async def until_state(client: ProcessEngineClient, state: EngineState) -> None:
+    status = client.status
+    while status.state is not state:
+        assert status.state is not EngineState.DEAD or state is EngineState.DEAD, status.message
+        status = await client.wait_for_change(status)
+
+
+async def until_idle(client: ProcessEngineClient) -> None:
+    """Until the core reports that it holds nothing for anybody, which means that nothing leaks."""
+    async with asyncio.timeout(20):
+        while True:
+            stats = client.stats
+            if stats.num_blocks and not (
+                stats.num_running or stats.num_waiting or stats.num_used_blocks
+            ):
+                return
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Collected:
+    """All that a stream gave, by sample."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, SequenceFinish] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    num_updates: int = 0
+
+
+async def collect(stream: RequestStream, into: Collected | None = None) -> Collected:
+    """Read a stream to its end, and check that it ends each sample once and says nothing after."""
+    found = into or Collected()
+    async with stream:
+        async for update in stream:
+            found.num_updates += 1
+            assert update.samples or update.prompt_logprobs or update.num_cached_tokens is not None
+            for sample in update.samples:
+                assert sample.index not in found.finishes, "news after the end"
+                found.tokens.setdefault(sample.index, []).extend(sample.token_ids)
+                found.logprobs.setdefault(sample.index, []).extend(sample.logprobs)
+                if sample.finish is not None:
+                    found.finishes[sample.index] = sample.finish
+    return found
+
+
+async def ask(
+    client: ProcessEngineClient, prompt: Sequence[int], *, seed: int = 0, **params: Any
+) -> RequestStream:
+    """Add a request; greedy unless a temperature is given."""
+    chosen = SamplingParams(**{"temperature": 0.0, **params})
+    return await client.add(
+        EngineRequest(
+            request_id="test",
+            first_handle=client.reserve_handles(chosen.n),
+            prompt_token_ids=np.array(prompt, np.int32),
+            params=chosen,
+            seed=seed,
+        )
+    )

@@ -1,0 +1,193 @@
+"""A core in a process of its own that dies, hangs or cannot start: every stream ends once, and
+whatever can be continued is continued as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+
+from quire.engine.async_client import EngineUnavailableError
+from quire.errors import ConfigError, EngineError
+from quire.protocol import FinishReason
+from quire.protocol.status import EngineState
+from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
+from tests.engine.process_harness import (
+    FAKE_MODEL,
+    Collected,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_idle,
+    until_state,
+)
+
+SLOW = FakeCoreOptions(step_s=0.005)
+
+
+def test_streams_survive_kills_at_random_points() -> None:
+    """Under load, with n > 1 among the requests: tokens equal those of an engine without faults."""
+
+    async def work() -> None:
+        rng = random.Random(1)
+        async with hosted(SLOW, max_replays=8) as host:
+            wanted, streams = [], []
+            for i in range(24):
+                prompt = [i, *range(rng.randrange(1, 30))]
+                n, length = rng.choice([1, 1, 3]), rng.randrange(1, 80)
+                stream = await ask(host.client, prompt, seed=i, n=n, max_tokens=length)
+                streams.append(asyncio.ensure_future(collect(stream)))
+                wanted.append(
+                    {s: FAKE_MODEL.expected_tokens(prompt, length, i, s) for s in range(n)}
+                )
+            for _ in range(3):
+                await asyncio.sleep(rng.uniform(0.02, 0.25))
+                os.kill(host.supervisor.pid, signal.SIGKILL)
+                await until_state(host.client, EngineState.RESTARTING)
+                await until_state(host.client, EngineState.READY)
+            for stream, tokens in zip(streams, wanted, strict=True):
+                found = await stream
+                assert found.tokens == tokens
+                assert {f.reason for f in found.finishes.values()} == {FinishReason.LENGTH}
+            assert host.client.status.restarts == 3
+            await until_idle(host.client)
+
+    run(work())
+
+
+def test_who_kills_the_core_fails_and_nobody_else() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.002, fault_after=3)) as host:
+            good = [
+                asyncio.ensure_future(
+                    collect(await ask(host.client, [i, 1], seed=i, max_tokens=100))
+                )
+                for i in range(6)
+            ]
+            await asyncio.sleep(0.05)
+            poison = await ask(host.client, [5, KILLER, 7], max_tokens=50)
+            found = await collect(poison)
+            assert found.finishes[0].reason is FinishReason.ERROR
+            assert "died 3 times" in found.finishes[0].message
+            for i, task in enumerate(good):
+                assert (await task).tokens[0] == FAKE_MODEL.expected_tokens([i, 1], 100, i)
+            await until_state(host.client, EngineState.READY)
+            assert host.client.status.restarts == 3
+            again = await collect(await ask(host.client, [8], max_tokens=3))
+            assert again.tokens[0] == FAKE_MODEL.expected_tokens([8], 3, 0)
+
+    run(work())
+
+
+def test_without_replays_streams_fail_in_band_at_once() -> None:
+    async def work() -> None:
+        async with hosted(SLOW, max_replays=0) as host:
+            found = Collected()
+            task = asyncio.ensure_future(
+                collect(await ask(host.client, [3, 4], max_tokens=200), found)
+            )
+            while not found.tokens:
+                await asyncio.sleep(0.01)
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            await asyncio.wait_for(task, 5)
+            assert found.finishes[0].reason is FinishReason.ERROR
+            tokens = found.tokens[0]
+            assert tokens == FAKE_MODEL.expected_tokens([3, 4], len(tokens), 0)
+
+    run(work())
+
+
+@pytest.mark.parametrize("fatal", [HANGER, STOPPER])
+def test_a_hang_is_noticed_and_ended(fatal: int) -> None:
+    """In one step forever with a heartbeat, or stopped as a whole without one."""
+
+    async def work() -> None:
+        async with hosted(stall_s=0.5, max_replays=1, silence_s=0.3, stalled_step_s=0.3) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [fatal], max_tokens=5)))
+            await until_state(host.client, EngineState.STALLED)
+            with pytest.raises(EngineUnavailableError):
+                await ask(host.client, [1])
+            found = await stream
+            assert found.finishes[0].reason is FinishReason.ERROR
+            await until_state(host.client, EngineState.READY)
+            assert host.client.status.restarts == 2
+
+    run(work())
+
+
+def test_a_long_step_is_no_hang() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.4), stall_s=0.6) as host:
+            found = await collect(await ask(host.client, [1], max_tokens=5))
+            assert found.finishes[0].reason is FinishReason.LENGTH
+            assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_settings_that_cannot_work_are_reported_and_not_tried_again() -> None:
+    async def work() -> None:
+        options = FakeCoreOptions(start_error="config:no such model: name another one")
+        async with hosted(options, wait=False) as host:
+            await until_state(host.client, EngineState.DEAD)
+            assert host.client.status.message == "no such model: name another one"
+            with pytest.raises(ConfigError, match="no such model"):
+                await host.supervision
+            with pytest.raises(EngineUnavailableError, match="no such model"):
+                await ask(host.client, [1])
+            assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_a_core_that_never_comes_back_ends_the_streams() -> None:
+    async def work() -> None:
+        options = FakeCoreOptions(step_s=0.01, start_error="bug:disk is gone", error_from=1)
+        async with hosted(options) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
+            await asyncio.sleep(0.1)
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            found = await stream
+            assert "disk is gone" in found.finishes[0].message
+            assert host.client.status.state is EngineState.DEAD
+            with pytest.raises(EngineError, match="disk is gone"):
+                await host.supervision
+
+    run(work())
+
+
+def test_streams_do_not_wait_for_a_restart_for_ever() -> None:
+    async def work() -> None:
+        options = FakeCoreOptions(step_s=0.01)
+        async with hosted(options, restart_timeout_s=0.0) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
+            await asyncio.sleep(0.1)
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            assert "did not come back" in (await stream).finishes[0].message
+            await until_state(host.client, EngineState.READY)
+
+    run(work())
+
+
+def test_phases_of_the_start_are_told() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(start_s=0.4), wait=False) as host:
+            client, seen = host.client, []
+            status = client.status
+            while status.state is not EngineState.READY:
+                seen += [phase.name for phase in status.phases if not phase.is_done]
+                with pytest.raises(EngineUnavailableError):
+                    await ask(client, [1])
+                status = await client.wait_for_change(status)
+            assert "loading" in seen
+            assert status.capacity is not None
+            assert status.capacity.capacity_tokens == 1024
+            while client.status.phases[-1].name != "ready":
+                status = await client.wait_for_change(client.status)
+            assert client.status.phases[0].seconds >= 0.4
+
+    run(work())
