@@ -75,4 +75,5 @@ class CoreConnection:
             self._socket.setsockopt(zmq.LINGER, GOODBYE_LINGER_MS)
             self.send(Goodbye())
         self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close()

@@ -58,9 +58,13 @@ class Replays:
         self._trial_goal = 0
 
     def core_died(self, in_flight: Iterable[RequestStream]) -> list[RequestStream]:
-        """Which of those that were being computed must fail now."""
+        """Which of those that were being computed must fail now. A suspect on trial is charged
+        alone: the others have run without it."""
+        charged = list(in_flight)
+        if self._on_trial in charged and not self._is_trial_over:
+            charged = [self._on_trial]
         failed: list[RequestStream] = []
-        for stream in in_flight:
+        for stream in charged:
             stream.crashes += 1
             if stream.crashes > self._max_replays:
                 failed.append(stream)
@@ -78,8 +82,7 @@ class Replays:
 
     def next_trial(self) -> list[RequestStream]:
         """The suspect to send now, if there is one and the one before it is through."""
-        trial = self._on_trial
-        if trial is not None and not trial.is_finished and trial.num_tokens < self._trial_goal:
+        if not self._is_trial_over:
             return []
         self._on_trial = None
         while self._held and self._on_trial is None:
@@ -87,6 +90,11 @@ class Replays:
             if not stream.is_finished:
                 self._on_trial, self._trial_goal = stream, stream.num_tokens + TRIAL_TOKENS
         return [] if self._on_trial is None else [self._on_trial]
+
+    @property
+    def _is_trial_over(self) -> bool:
+        trial = self._on_trial
+        return trial is None or trial.is_finished or trial.num_tokens >= self._trial_goal
 
     @property
     def has_held(self) -> bool:

@@ -11,12 +11,12 @@ __all__ = ["StallLimits", "StallWatch"]
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """min_s: no step or silence that is shorter counts as a hang. steps: nor does one that is
-    shorter than so many of the slowest recent steps. start_s: a start may take so long."""
+    """min_s: no step or silence that is shorter counts as a hang. steps: nor does a step that is
+    shorter than so many of the slowest recent ones. start_s: a start may take so long."""
 
     min_s: float = 60.0
     steps: float = 20.0
-    start_s: float = 3600.0
+    start_s: float = 1800.0
 
 
 class StallWatch:
@@ -40,8 +40,9 @@ class StallWatch:
         """Why the core counts as hung; None while it does not."""
         limits, beat = self._limits, self._beat
         silence = now - self._heard
-        if not self.was_ready and now - self._spawned > limits.start_s:
-            return f"it has not started in {now - self._spawned:.0f} s"
+        if not self.was_ready:  # loading and importing may hold the interpreter for long
+            age = now - self._spawned
+            return f"it has not started in {age:.1f} s" if age > limits.start_s else None
         if silence > limits.min_s:
             return f"it has said nothing for {silence:.1f} s"
         if beat is None or beat.step_seconds is None:
