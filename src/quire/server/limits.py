@@ -1,0 +1,110 @@
+"""Every bound that the server puts on a request, in one place. Safe by default; a request may only
+ask for less. The figures follow docs/server.md, "Limits"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quire.errors import ConfigError
+
+__all__ = ["LIMIT_HELP", "Limits"]
+
+
+def _limit(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Units are in the names. None means that the value follows from the model (see each text)."""
+
+    # What one connection may send.
+    max_header_bytes: int = _limit(32 * 1024, "bytes of the request line and all headers")
+    max_headers: int = _limit(100, "headers of one request")
+    header_timeout_s: float = _limit(10.0, "seconds until all headers have arrived")
+    max_body_bytes: int = _limit(8 * 2**20, "bytes of one request body")
+    body_timeout_s: float = _limit(30.0, "seconds until the body has arrived, and 1 s per MiB")
+    max_body_bytes_in_flight: int = _limit(2**30, "bytes of all bodies that are being read")
+    max_connections: int = _limit(4096, "open connections")
+    keep_alive_timeout_s: float = _limit(30.0, "seconds that an idle connection is kept")
+
+    # What one body may hold.
+    max_json_depth: int = _limit(64, "nesting of a request body")
+    max_json_nodes: int = _limit(200_000, "values in a request body")
+    max_json_key_bytes: int = _limit(256, "bytes of one key in a request body")
+    max_messages: int = _limit(2048, "messages of a chat")
+    max_content_parts: int = _limit(256, "content parts of one message")
+    max_prompt_chars: int | None = _limit(
+        None, "characters of a prompt before it is tokenized (8 x max_model_len + 65,536)"
+    )
+    max_label_chars: int = _limit(128, "characters of cache_salt, user and request ids")
+
+    # What one request may ask.
+    max_n: int = _limit(16, "samples per prompt (at most 128)")
+    max_sequences: int = _limit(256, "prompts x n of one completion request")
+    max_logprobs: int = _limit(20, "top_logprobs, logprobs and prompt_logprobs")
+    max_logprobs_bytes: int = _limit(32 * 2**20, "bytes of log-probabilities in one response")
+    max_stop: int = _limit(16, "stop strings")
+    max_stop_chars: int = _limit(256, "characters of one stop string")
+    max_stop_token_ids: int = _limit(64, "stop_token_ids")
+    max_logit_bias: int = _limit(1024, "entries of logit_bias")
+    max_allowed_token_ids: int = _limit(4096, "entries of allowed_token_ids")
+    max_bad_words: int = _limit(64, "entries of bad_words")
+
+    # What the server takes on at once.
+    max_queue_requests: int | None = _limit(
+        None, "requests that wait for their first step (4 x max_num_seqs, at least 256)"
+    )
+    max_queue_tokens: int | None = _limit(
+        None, "prompt tokens that wait (30 s of the measured rate, at least 4 x max_model_len)"
+    )
+    max_queue_s: float = _limit(60.0, "seconds that a request may wait for its first step")
+    max_requests_per_key: int | None = _limit(
+        None, "requests of one API key at once (64 when there are several keys)"
+    )
+    first_token_timeout_s: float = _limit(300.0, "seconds from arrival to the first token")
+    total_timeout_s: float = _limit(3600.0, "seconds from arrival to the last token")
+    stalled_write_timeout_s: float = _limit(
+        30.0, "seconds for which a client may take nothing of a response"
+    )
+    sse_keep_alive_s: float = _limit(15.0, "seconds of silence before a stream sends a comment")
+    render_timeout_s: float = _limit(10.0, "seconds for chat template and tokenizing")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and (isinstance(value, bool) or not value > 0):
+                raise ConfigError(
+                    f"{item.name} is {value!r}, but a limit is a number above 0. "
+                    f"It bounds: {item.metadata['help']}."
+                )
+        if self.max_n > 128:
+            raise ConfigError(f"max_n is {self.max_n}: the engine takes at most 128 samples.")
+        if self.max_logprobs > 1024:
+            raise ConfigError(
+                f"max_logprobs is {self.max_logprobs}: the engine gives at most 1,024."
+            )
+
+    def prompt_chars(self, max_model_len: int) -> int:
+        """Most characters of a prompt that is worth tokenizing."""
+        return self.max_prompt_chars or 8 * max_model_len + 65_536
+
+    def queue_requests(self, max_num_seqs: int) -> int:
+        """Most requests that may wait."""
+        return self.max_queue_requests or max(256, 4 * max_num_seqs)
+
+    def queue_tokens(self, max_model_len: int, prefill_tokens_per_s: float) -> int:
+        """Most prompt tokens that may wait, at the measured rate of prefill (0: not known)."""
+        if self.max_queue_tokens is not None:
+            return self.max_queue_tokens
+        return max(4 * max_model_len, int(30 * prefill_tokens_per_s))
+
+    def requests_per_key(self, num_keys: int) -> int | None:
+        """Most requests of one key at once; None without a limit."""
+        return self.max_requests_per_key or (64 if num_keys > 1 else None)
+
+
+LIMIT_HELP: Mapping[str, str] = {item.name: item.metadata["help"] for item in fields(Limits)}
+"""What each limit bounds, by name."""

@@ -1,0 +1,112 @@
+"""What an operator may set about the server; the engine's own settings are in `quire.config`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.server.limits import Limits
+
+__all__ = ["SERVER_HELP", "ServerSettings"]
+
+MIN_KEY_CHARS = 16
+"""128 bits in hexadecimal take 32 characters, in base64 22; below 16 a key can be guessed."""
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Checked on construction; ConfigError names the setting, its value and what it may be."""
+
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(8000, "port to listen on; 0 picks a free one")
+    uds: str | None = _setting(None, "path of a Unix socket, in place of host and port")
+    ssl_keyfile: str | None = _setting(None, "file of the TLS key")
+    ssl_certfile: str | None = _setting(None, "file of the TLS certificate")
+    root_path: str = _setting("", "path under which a proxy serves this server")
+    served_model_name: tuple[str, ...] = _setting(
+        (), "names that requests may give for the model; responses carry the first"
+    )
+    api_key: tuple[str, ...] = _setting(
+        (), "keys, one of which each request must carry (Authorization: Bearer, or x-api-key)"
+    )
+    insecure_no_auth: bool = _setting(False, "listen beyond this machine without an API key")
+    allowed_origins: tuple[str, ...] = _setting((), "web origins whose pages may call the server")
+    allowed_hosts: tuple[str, ...] = _setting(
+        (), "values of the Host header to accept beside this machine's own, without an API key"
+    )
+    trust_request_chat_template: bool = _setting(
+        False, "let requests bring their own chat_template (it runs in a sandbox)"
+    )
+    enable_force_include_usage: bool = _setting(
+        False, "send usage at the end of every stream, asked or not"
+    )
+    enable_log_requests: bool = _setting(False, "log the parameters of each request")
+    disable_access_log: bool = _setting(False, "log no line per request")
+    disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
+    log_stats_interval_s: float = _setting(10.0, "seconds between two lines of figures")
+    shutdown_timeout_s: float = _setting(30.0, "seconds that SIGTERM leaves to open requests")
+    render_threads: int = _setting(2, "threads for chat templates and tokenizing")
+    num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
+    limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
+
+    def __post_init__(self) -> None:
+        _check_range("port", self.port, 0, 65535)
+        _check_range("render_threads", self.render_threads, 1, 64)
+        _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)
+        if not self.shutdown_timeout_s >= 0 or not self.log_stats_interval_s > 0:
+            raise ConfigError(
+                f"shutdown_timeout_s is {self.shutdown_timeout_s} and log_stats_interval_s is "
+                f"{self.log_stats_interval_s}. Give seconds: at least 0, and more than 0."
+            )
+        for key in self.api_key:
+            if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
+                raise ConfigError(
+                    f"An api_key has {len(key)} characters. Give printable ASCII, at least "
+                    f"{MIN_KEY_CHARS}; `python -c 'import secrets; print(secrets.token_hex())'` "
+                    "makes one."
+                )
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("ssl_keyfile and ssl_certfile go together. Give both or neither.")
+        if not (self.is_local or self.api_key or self.insecure_no_auth):
+            raise ConfigError(
+                f"host is {self.host!r}, which other machines can reach, and there is no api_key. "
+                "Give --api-key, or --insecure-no-auth if the network is trusted."
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the server, without a path."""
+        if self.uds is not None:
+            return f"unix:{self.uds}"
+        scheme = "https" if self.ssl_certfile else "http"
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"{scheme}://{host}:{self.port}{self.root_path}"
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}. Give a number from {low} to {high}.")
+
+
+SERVER_HELP: Mapping[str, str] = {
+    item.name: item.metadata["help"] for item in fields(ServerSettings)
+}
+"""What each setting does, by name."""
