@@ -50,8 +50,8 @@ class ServerSettings:
     enable_log_requests: bool = _setting(False, "log the parameters of each request")
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
-    log_stats_interval_s: float = _setting(10.0, "seconds between two lines of figures")
-    shutdown_timeout_s: float = _setting(30.0, "seconds that SIGTERM leaves to open requests")
+    log_stats_interval: float = _setting(10.0, "seconds between two lines of figures")
+    shutdown_timeout: float = _setting(30.0, "seconds that SIGTERM leaves to open requests")
     render_threads: int = _setting(2, "threads for chat templates and tokenizing")
     num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
@@ -60,10 +60,10 @@ class ServerSettings:
         _check_range("port", self.port, 0, 65535)
         _check_range("render_threads", self.render_threads, 1, 64)
         _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)
-        if not self.shutdown_timeout_s >= 0 or not self.log_stats_interval_s > 0:
+        if not self.shutdown_timeout >= 0 or not self.log_stats_interval > 0:
             raise ConfigError(
-                f"shutdown_timeout_s is {self.shutdown_timeout_s} and log_stats_interval_s is "
-                f"{self.log_stats_interval_s}. Give seconds: at least 0, and more than 0."
+                f"shutdown_timeout is {self.shutdown_timeout} and log_stats_interval is "
+                f"{self.log_stats_interval}. Give seconds: at least 0, and more than 0."
             )
         for key in self.api_key:
             if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():

@@ -1,0 +1,189 @@
+"""From the bytes of a request to a typed object, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+
+from quire.server.errors import Refusal
+from quire.server.foreign import IGNORED_FIELDS, NOT_OFFERED
+from quire.server.limits import Limits
+
+__all__ = ["BodyDecoder", "BodyReader", "check_shape"]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+# A whole string (or what is there of one that never ends, so that the scan stays linear), or a
+# bracket. The quantifiers are possessive: nothing is tried twice.
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+(\s*+:)?+|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
+_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MAX_SHOWN = 80
+
+
+class BodyReader:
+    """Reads bodies for all connections and knows how much of them is in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._num_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body. Refusal: wrong media type, too large (while it arrives), or too slow."""
+        limits = self._limits
+        _check_headers(request.headers, limits)
+        chunks: list[bytes] = []
+        size = 0
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(started + limits.body_timeout_s) as timeout:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self._num_bytes += len(chunk)
+                    self._check_size(size)
+                    chunks.append(chunk)
+                    timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
+        except TimeoutError as error:
+            raise Refusal(
+                f"The body did not arrive within {limits.body_timeout_s:g} s (body_timeout_s); "
+                f"{size} bytes did. Send it faster.",
+                status=408,
+            ) from error
+        finally:
+            self._num_bytes -= size
+        return b"".join(chunks)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+        if self._num_bytes > self._limits.max_body_bytes_in_flight:
+            raise Refusal(
+                "The server is reading as many bodies as it may hold (max_body_bytes_in_flight, "
+                f"{self._limits.max_body_bytes_in_flight} bytes). Try again soon.",
+                status=503,
+                retry_after_s=1,
+            )
+
+
+class BodyDecoder(Generic[Body]):
+    """Decodes the bodies of one route into `kind`.
+
+    A field that `kind` lacks is ignored if it cannot change an answer (`IGNORED_FIELDS`), and
+    refused by name otherwise; nothing is left out silently.
+    """
+
+    def __init__(self, kind: type[Body], limits: Limits) -> None:
+        self._kind = kind
+        self._limits = limits
+        self._decoder = msgspec.json.Decoder(kind)
+        self._names = kind.__struct_fields__
+
+    def decode(self, body: bytes) -> Body:
+        """Refusal names the field, what it is and what it may be."""
+        check_shape(body, self._limits)
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            if _UNKNOWN_FIELD.search(str(error)) is None:
+                raise _invalid(error) from error
+            return self._without_foreign_fields(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(f"The body is not valid JSON: {_short(error)}. Correct it.") from error
+
+    def _without_foreign_fields(self, body: bytes) -> Body:
+        fields = cast("dict[str, Any]", msgspec.json.decode(body))
+        for name in [name for name in fields if name not in self._names]:
+            self._check_foreign(name, fields.pop(name))
+        try:
+            return msgspec.convert(fields, self._kind)
+        except msgspec.ValidationError as error:
+            raise _invalid(error) from error
+
+    def _check_foreign(self, name: str, value: object) -> None:
+        if name in IGNORED_FIELDS:
+            return
+        if name in NOT_OFFERED:
+            reason, neutral = NOT_OFFERED[name]
+            if value is None or value in neutral:
+                return
+            raise Refusal(
+                f"{name} is {_short(value)}, but {reason}. Leave it out.", param=name
+            )
+        near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+        raise Refusal(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+
+
+def check_shape(body: bytes, limits: Limits) -> None:
+    """Refuse JSON that nests too deep, has too many values or too long keys, before anything is
+    built from it. Linear in the size of the body."""
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(body):
+        first = body[match.start()]
+        if first == 0x22:  # a quote
+            if match.group(1) and match.end() - match.start() > limits.max_json_key_bytes + 3:
+                raise _too_much("key length in bytes", "max_json_key_bytes", limits)
+        elif first in b"[{":
+            depth += 1
+            if depth > limits.max_json_depth:
+                raise _too_much("nesting", "max_json_depth", limits)
+        else:
+            depth -= 1
+    num_commas = body.count(b",")
+    if num_commas > limits.max_json_nodes:
+        num_commas = _STRING.sub(b"", body).count(b",")
+    if num_commas > limits.max_json_nodes:
+        raise _too_much("number of values", "max_json_nodes", limits)
+
+
+def _too_much(what: str, limit: str, limits: Limits) -> Refusal:
+    return Refusal(f"The body's {what} is over {limit}, {getattr(limits, limit)}. Send less.")
+
+
+def _invalid(error: msgspec.ValidationError) -> Refusal:
+    """msgspec's words, with the place in front: `max_tokens: expected int, got str`."""
+    text = str(error)
+    place = _PLACE.search(text)
+    path = "" if place is None else place["path"]
+    what = text if place is None else text[: place.start()]
+    what = (what[:1].lower() + what[1:]).replace("`", "").replace(" | null", " or null")
+    param = path.partition(".")[0].partition("[")[0] or None
+    return Refusal(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param)
+
+
+def _too_large(limits: Limits) -> Refusal:
+    return Refusal(
+        f"The body has more than {limits.max_body_bytes} bytes (max_body_bytes). Send less.",
+        status=413,
+    )
+
+
+def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise Refusal(
+            f"Content-Type is {_short(media_type)}. Send JSON, with Content-Type: "
+            "application/json.",
+            status=415,
+        )
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refusal(f"Content-Encoding is {_short(encoding)}. Send plain JSON.", status=415)
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > limits.max_body_bytes:
+        raise _too_large(limits)
+
+
+def _short(value: object) -> str:
+    return _clip(str(value) if isinstance(value, Exception) else repr(value))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

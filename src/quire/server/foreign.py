@@ -1,0 +1,70 @@
+"""Request fields of other servers and of the OpenAI API that have no counterpart here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["IGNORED_FIELDS", "NOT_OFFERED"]
+
+IGNORED_FIELDS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "user",
+    }
+)
+"""Taken and left alone: they never change the text of an answer, only bookkeeping elsewhere."""
+
+_TOOLS = "tool calls are not offered yet"
+_STRUCTURE = "structured output is not offered yet"
+_MEDIA = "the served model takes text only"
+_NONE: tuple[Any, ...] = ()
+
+NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "audio": (_MEDIA, _NONE),
+    "best_of": ("only n samples are drawn; choose among them", (1,)),
+    "early_stopping": ("there is no beam search", (False,)),
+    "ec_transfer_params": ("there is no disaggregated encoder", _NONE),
+    "frequency_penalty_decay": ("there is no such penalty", _NONE),
+    "function_call": (_TOOLS, ("none",)),
+    "functions": (_TOOLS, ([],)),
+    "guided_choice": (_STRUCTURE, _NONE),
+    "guided_decoding_backend": (_STRUCTURE, _NONE),
+    "guided_grammar": (_STRUCTURE, _NONE),
+    "guided_json": (_STRUCTURE, _NONE),
+    "guided_regex": (_STRUCTURE, _NONE),
+    "guided_whitespace_pattern": (_STRUCTURE, _NONE),
+    "include_reasoning": ("reasoning is not told from the answer", (True,)),
+    "kv_transfer_params": ("there is no disaggregated prefill", _NONE),
+    "length_penalty": ("there is no beam search", (1, 1.0)),
+    "logprob_token_ids": ("log-probabilities are of the most likely tokens", ([],)),
+    "logits_processors": ("code is never taken from requests", ([],)),
+    "media_io_kwargs": (_MEDIA, ({},)),
+    "mm_processor_kwargs": (_MEDIA, ({},)),
+    "modalities": (_MEDIA, (["text"],)),
+    "parallel_tool_calls": (_TOOLS, (True, False)),
+    "prediction": ("predicted outputs are not offered", _NONE),
+    "priority": ("requests are served in the order of arrival", (0,)),
+    "prompt_embeds": ("prompts are text or token ids", _NONE),
+    "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
+    "response_format": (_STRUCTURE, ({"type": "text"},)),
+    "return_prompt_text": ("send echo to completions", (False,)),
+    "return_token_offsets": ("they are not computed", (False,)),
+    "stream_interval": ("chunks go out as tokens come", (1,)),
+    "structured_outputs": (_STRUCTURE, _NONE),
+    "suffix": ("text is only continued, not filled in", ("",)),
+    "thinking_token_budget": ("reasoning is not told from the answer", _NONE),
+    "tool_choice": (_TOOLS, ("none",)),
+    "tools": (_TOOLS, _NONE),
+    "use_beam_search": ("there is no beam search", (False,)),
+    "verbosity": ("the model has no such switch", ("medium",)),
+    "vllm_xargs": ("there are no request plug-ins", ({},)),
+    "web_search_options": ("the server searches nothing", _NONE),
+}
+"""Refused with the reason, unless the value is null or one of those that ask for nothing."""
