@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from starlette.requests import Request
 
-from quire.server.errors import Refusal
+from quire.server.errors import RefusedError
 from quire.server.foreign import IGNORED_FIELDS, NOT_OFFERED
 from quire.server.limits import Limits
 
@@ -36,7 +36,7 @@ class BodyReader:
         self._num_bytes = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body. Refusal: wrong media type, too large (while it arrives), or too slow."""
+        """The body. RefusedError: wrong media type, too large (while it arrives), or too slow."""
         limits = self._limits
         _check_headers(request.headers, limits)
         chunks: list[bytes] = []
@@ -51,7 +51,7 @@ class BodyReader:
                     chunks.append(chunk)
                     timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
         except TimeoutError as error:
-            raise Refusal(
+            raise RefusedError(
                 f"The body did not arrive within {limits.body_timeout_s:g} s (body_timeout_s); "
                 f"{size} bytes did. Send it faster.",
                 status=408,
@@ -64,7 +64,7 @@ class BodyReader:
         if size > self._limits.max_body_bytes:
             raise _too_large(self._limits)
         if self._num_bytes > self._limits.max_body_bytes_in_flight:
-            raise Refusal(
+            raise RefusedError(
                 "The server is reading as many bodies as it may hold (max_body_bytes_in_flight, "
                 f"{self._limits.max_body_bytes_in_flight} bytes). Try again soon.",
                 status=503,
@@ -86,7 +86,7 @@ class BodyDecoder(Generic[Body]):
         self._names = kind.__struct_fields__
 
     def decode(self, body: bytes) -> Body:
-        """Refusal names the field, what it is and what it may be."""
+        """RefusedError names the field, what it is and what it may be."""
         check_shape(body, self._limits)
         try:
             return self._decoder.decode(body)
@@ -95,7 +95,9 @@ class BodyDecoder(Generic[Body]):
                 raise _invalid(error) from error
             return self._without_foreign_fields(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(f"The body is not valid JSON: {_short(error)}. Correct it.") from error
+            raise RefusedError(
+                f"The body is not valid JSON: {_short(error)}. Correct it."
+            ) from error
 
     def _without_foreign_fields(self, body: bytes) -> Body:
         fields = cast("dict[str, Any]", msgspec.json.decode(body))
@@ -113,12 +115,12 @@ class BodyDecoder(Generic[Body]):
             reason, neutral = NOT_OFFERED[name]
             if value is None or value in neutral:
                 return
-            raise Refusal(
+            raise RefusedError(
                 f"{name} is {_short(value)}, but {reason}. Leave it out.", param=name
             )
         near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-        raise Refusal(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+        raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
 
 
 def check_shape(body: bytes, limits: Limits) -> None:
@@ -143,11 +145,11 @@ def check_shape(body: bytes, limits: Limits) -> None:
         raise _too_much("number of values", "max_json_nodes", limits)
 
 
-def _too_much(what: str, limit: str, limits: Limits) -> Refusal:
-    return Refusal(f"The body's {what} is over {limit}, {getattr(limits, limit)}. Send less.")
+def _too_much(what: str, limit: str, limits: Limits) -> RefusedError:
+    return RefusedError(f"The body's {what} is over {limit}, {getattr(limits, limit)}. Send less.")
 
 
-def _invalid(error: msgspec.ValidationError) -> Refusal:
+def _invalid(error: msgspec.ValidationError) -> RefusedError:
     """msgspec's words, with the place in front: `max_tokens: expected int, got str`."""
     text = str(error)
     place = _PLACE.search(text)
@@ -155,11 +157,11 @@ def _invalid(error: msgspec.ValidationError) -> Refusal:
     what = text if place is None else text[: place.start()]
     what = (what[:1].lower() + what[1:]).replace("`", "").replace(" | null", " or null")
     param = path.partition(".")[0].partition("[")[0] or None
-    return Refusal(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param)
+    return RefusedError(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param)
 
 
-def _too_large(limits: Limits) -> Refusal:
-    return Refusal(
+def _too_large(limits: Limits) -> RefusedError:
+    return RefusedError(
         f"The body has more than {limits.max_body_bytes} bytes (max_body_bytes). Send less.",
         status=413,
     )
@@ -168,14 +170,14 @@ def _too_large(limits: Limits) -> Refusal:
 def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
-        raise Refusal(
+        raise RefusedError(
             f"Content-Type is {_short(media_type)}. Send JSON, with Content-Type: "
             "application/json.",
             status=415,
         )
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise Refusal(f"Content-Encoding is {_short(encoding)}. Send plain JSON.", status=415)
+        raise RefusedError(f"Content-Encoding is {_short(encoding)}. Send plain JSON.", status=415)
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits)

@@ -13,7 +13,7 @@ import msgspec
 
 from quire.errors import EngineError, QuireError, RequestError
 
-__all__ = ["ErrorReply", "Refusal", "error_reply"]
+__all__ = ["ErrorReply", "RefusedError", "error_reply"]
 
 logger = logging.getLogger("quire.server")
 
@@ -36,7 +36,7 @@ _TYPES: Mapping[int, str] = {
 }
 
 
-class Refusal(QuireError):
+class RefusedError(QuireError):
     """A request ends here with this status. `param` names the field at fault; `retry_after_s` says
     when it may be worth another try."""
 
@@ -89,7 +89,7 @@ def error_reply(error: BaseException) -> ErrorReply:
 
     The words of an exception that quire did not raise on purpose stay in the log.
     """
-    if isinstance(error, Refusal):
+    if isinstance(error, RefusedError):
         return ErrorReply(error.status, str(error), error.param, error.retry_after_s)
     if isinstance(error, RequestError):
         return ErrorReply(400, str(error), _param_of(str(error)))

@@ -70,7 +70,6 @@ class Limits:
         30.0, "seconds for which a client may take nothing of a response"
     )
     sse_keep_alive_s: float = _limit(15.0, "seconds of silence before a stream sends a comment")
-    render_timeout_s: float = _limit(10.0, "seconds for chat template and tokenizing")
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -1,0 +1,266 @@
+"""One prompt in the engine: its updates become deltas of text, and it ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
+from quire.errors import EngineError
+from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import TokenLogprobs
+from quire.rendering import OutputRenderer, RenderedPrompt, Renderer, RequestRenderer
+from quire.server.backend import Ready
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from quire.server.metrics import ServerMetrics
+from quire.server.timeline import Timeline
+from quire.server.waiting import Place
+
+__all__ = ["Generation", "GenerationService", "SampleDelta"]
+
+Ending = Literal["stop", "length"]
+"""What OpenAI clients accept as finish_reason of text. All other endings are errors."""
+
+
+@dataclass(slots=True)
+class SampleDelta:
+    """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
+    stop_reason (a stop string or token id) come once, with the last delta."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: Ending | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class _Sample:
+    renderer: OutputRenderer
+    num_tokens: int = 0
+    ending: str | None = None
+
+
+class Generation:
+    """Iterate `deltas` once. Opened and closed by `GenerationService.open`."""
+
+    def __init__(
+        self,
+        stream: UpdateStream,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        renderer: Renderer,
+        eos_token_ids: frozenset[int],
+        *,
+        limits: Limits,
+        place: Place,
+        timeline: Timeline,
+        metrics: ServerMetrics,
+    ) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.num_cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt.token_ids)
+        self._stream = stream
+        self._eos_token_ids = eos_token_ids
+        self._limits = limits
+        self._place = place
+        self._timeline = timeline
+        self._metrics = metrics
+        self._samples = [
+            _Sample(_output_renderer(renderer, prompt, params)) for _ in range(params.n)
+        ]
+        self._expiry: RefusedError | None = None
+        self._timer = self._expire_after(
+            limits.max_queue_s,
+            f"The request waited {limits.max_queue_s:g} s for the engine (max_queue_s). "
+            "Try again later.",
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all samples so far."""
+        return sum(sample.num_tokens for sample in self._samples)
+
+    async def deltas(self) -> AsyncIterator[list[SampleDelta]]:
+        """Growth, as the engine gives it, until every sample has finished.
+
+        Raises RequestError if the engine refuses the request, EngineError if a sample failed, and
+        RefusedError if the request ran out of time.
+        """
+        async for update in self._stream:
+            if update.num_cached_tokens is not None:
+                self._scheduled(update.num_cached_tokens)
+            for piece in update.prompt_logprobs:
+                end = piece.start + len(piece.entries)
+                self.prompt_logprobs[piece.start : end] = piece.entries
+            found = self._take_samples(update)
+            if found:
+                yield found
+        if self._expiry is not None:
+            raise self._expiry
+
+    def close(self) -> None:
+        """Give back the place and the timer, and count what came of the request."""
+        self._timer.cancel()
+        self._place.leave()
+        for sample in self._samples:
+            self._metrics.count_finish(sample.ending or FinishReason.ABORT.value)
+        self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
+
+    def _take_samples(self, update: RequestUpdate) -> list[SampleDelta]:
+        num_tokens = sum(len(news.token_ids) for news in update.samples)
+        if num_tokens:
+            self._count_tokens(num_tokens, max(len(news.token_ids) for news in update.samples))
+        found: list[SampleDelta] = []
+        for news in update.samples:
+            sample = self._samples[news.index]
+            if sample.ending is None:
+                found.append(self._take(sample, news))
+        return found
+
+    def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
+        finish = news.finish
+        is_stop = finish is not None and finish.reason is FinishReason.STOP
+        text, stopped, num_kept = sample.renderer.append(news.token_ids, is_stop)
+        if finish is not None and stopped is None:
+            text += sample.renderer.finish()
+            stopped = sample.renderer.stopped
+        sample.num_tokens += num_kept
+        delta = SampleDelta(news.index, text, news.token_ids[:num_kept], news.logprobs[:num_kept])
+        if stopped is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stopped
+            if finish is None:
+                self._stream.abort(news.index)
+        elif finish is not None:
+            self._end(delta, finish)
+        sample.ending = delta.finish_reason
+        return delta
+
+    def _end(self, delta: SampleDelta, finish: SequenceFinish) -> None:
+        if finish.reason is FinishReason.STOP:
+            delta.finish_reason = "stop"
+            if finish.stop_token_id not in self._eos_token_ids:
+                delta.stop_reason = finish.stop_token_id
+        elif finish.reason is FinishReason.LENGTH:
+            delta.finish_reason = "length"
+        else:
+            raise self._expiry or EngineError(
+                finish.message or "The engine ended the request early. Send it again."
+            )
+
+    def _scheduled(self, num_cached_tokens: int) -> None:
+        self._place.leave()
+        self.num_cached_tokens = num_cached_tokens
+        timeline, limits = self._timeline, self._limits
+        timeline.num_cached_tokens += num_cached_tokens
+        if timeline.scheduled_s is None:
+            timeline.scheduled_s = timeline.now()
+        self._timer.cancel()
+        self._timer = self._expire_after(
+            limits.first_token_timeout_s - timeline.now(),
+            f"No token came within {limits.first_token_timeout_s:g} s (first_token_timeout_s). "
+            "Shorten the prompt or try again later.",
+        )
+
+    def _count_tokens(self, num_tokens: int, num_steps: int) -> None:
+        timeline = self._timeline
+        if self.num_tokens == 0:
+            self._place.leave()
+            self._timer.cancel()
+            self._timer = self._expire_after(
+                self._limits.total_timeout_s - timeline.now(),
+                f"The answer was not complete after {self._limits.total_timeout_s:g} s "
+                "(total_timeout_s). Lower max_tokens.",
+            )
+        previous = timeline.last_token_s
+        timeline.add_chunk(num_tokens)
+        self._metrics.count_tokens(timeline, previous, num_tokens, num_steps)
+
+    def _expire_after(self, seconds: float, message: str) -> asyncio.TimerHandle:
+        def expire() -> None:
+            self._expiry = RefusedError(message, status=503, retry_after_s=5)
+            self._stream.abort()
+
+        return asyncio.get_running_loop().call_later(max(0.0, seconds), expire)
+
+
+def _output_renderer(
+    renderer: Renderer, prompt: RenderedPrompt, params: SamplingParams
+) -> OutputRenderer:
+    return renderer.output(
+        prompt.token_ids,
+        params.stop_strings,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        detokenize=params.detokenize,
+    )
+
+
+class GenerationService:
+    """Takes rendered prompts into the engine."""
+
+    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._requests: tuple[object, RequestRenderer] | None = None
+
+    @asynccontextmanager
+    async def open(
+        self,
+        ready: Ready,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        *,
+        place: Place,
+        timeline: Timeline,
+        salt: str = "",
+    ) -> AsyncIterator[Generation]:
+        """Add a request, and abort what is unfinished of it on leaving.
+
+        Raises RequestError if a parameter does not fit the model, and EngineUnavailableError.
+        """
+        text = ready.model.text
+        handle = ready.client.reserve_handles(params.n)
+        request = self._renderer_of(ready).render(
+            timeline.request_id, handle, prompt, params, timeline.arrived_at
+        )
+        place.hold(len(prompt.token_ids))
+        timeline.num_prompt_tokens += len(prompt.token_ids)
+        stream = await ready.client.add(replace(request, salt=salt) if salt else request)
+        if timeline.queued_s is None:
+            timeline.queued_s = timeline.now()
+        async with stream:
+            generation = Generation(
+                stream,
+                prompt,
+                request.params,
+                text.renderer,
+                text.eos_token_ids,
+                limits=self._limits,
+                place=place,
+                timeline=timeline,
+                metrics=self._metrics,
+            )
+            try:
+                yield generation
+            finally:
+                generation.close()
+
+    def _renderer_of(self, ready: Ready) -> RequestRenderer:
+        """One per model, since it draws the seeds of requests that name none."""
+        text = ready.model.text
+        if self._requests is None or self._requests[0] is not text:
+            renderer = RequestRenderer(text.renderer, text.eos_token_ids, text.seed)
+            self._requests = (text, renderer)
+        return self._requests[1]

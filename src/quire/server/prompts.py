@@ -1,0 +1,220 @@
+"""Prompts and conversations to tokens, without stalling the streams of others.
+
+Short ones are rendered at once, which is cheaper than a change of threads. Long ones go to a small
+pool of threads: `tokenizers` works outside of the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt, Renderer
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from quire.server.requests import ChatRequest, TokenizeRequest
+
+__all__ = ["PromptRenderer", "check_context", "prompt_list"]
+
+SHORT_CHARS = 2048
+"""Tokenizing so much takes about as long as handing it to a thread and back (0.3 ms)."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+Result = TypeVar("Result")
+
+
+class PromptRenderer:
+    """Renders for all requests. RefusedError or RequestError if a prompt cannot be rendered."""
+
+    def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
+        self._limits = limits
+        self._trust_templates = trust_templates
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def render_prompt(
+        self,
+        renderer: Renderer,
+        prompt: str | list[int],
+        max_model_len: int,
+        *,
+        add_special_tokens: bool = True,
+    ) -> RenderedPrompt:
+        """A text or token ids."""
+        if isinstance(prompt, str):
+            self._check_chars(len(prompt), max_model_len)
+        work = functools.partial(renderer.render_prompt, prompt, add_special_tokens)
+        return await self._run(work, len(prompt))
+
+    async def render_chat(
+        self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
+    ) -> RenderedPrompt:
+        """Messages, through the model's chat template or, if trusted, the request's own."""
+        messages = body.messages or []
+        num_chars = self._check_messages(messages)
+        self._check_chars(num_chars, max_model_len)
+        work = functools.partial(self._render_chat, renderer, body, messages)
+        return await self._run(work, num_chars)
+
+    async def run(self, work: Callable[[], Result], size: int) -> Result:
+        """Any other work on text; `size` in characters or tokens."""
+        return await self._run(work, size)
+
+    async def _run(self, work: Callable[[], Result], size: int) -> Result:
+        if size <= SHORT_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _render_chat(
+        self,
+        renderer: Renderer,
+        body: ChatRequest | TokenizeRequest,
+        messages: list[dict[str, Any]],
+    ) -> RenderedPrompt:
+        continues = bool(body.continue_final_message)
+        variables = dict(body.chat_template_kwargs or {})
+        documents, template = None, None
+        if isinstance(body, ChatRequest):
+            documents = body.documents
+            if body.reasoning_effort is not None:
+                variables.setdefault("reasoning_effort", body.reasoning_effort)
+            if body.chat_template is not None:
+                self._check_trusted()
+                template = renderer.request_template(body.chat_template)
+        asked = body.add_generation_prompt
+        return renderer.render_chat(
+            messages,
+            documents=documents,
+            add_generation_prompt=not continues if asked is None else asked,
+            continue_final_message=continues,
+            chat_template=template,
+            chat_template_kwargs=variables,
+            add_special_tokens=bool(body.add_special_tokens),
+        )
+
+    def _check_trusted(self) -> None:
+        if not self._trust_templates:
+            raise RefusedError(
+                "chat_template is given, but this server takes no templates from requests. Leave "
+                "it out, or start the server with --trust-request-chat-template.",
+                param="chat_template",
+            )
+
+    def _check_messages(self, messages: Sequence[dict[str, Any]]) -> int:
+        """Number of characters in the messages."""
+        limits = self._limits
+        if not messages:
+            raise RefusedError("messages is empty. Send at least one message.", param="messages")
+        if len(messages) > limits.max_messages:
+            raise RefusedError(
+                f"There are {len(messages)} messages, but this server takes {limits.max_messages} "
+                "(max_messages). Send fewer.",
+                param="messages",
+            )
+        num_chars = 0
+        for index, message in enumerate(messages):
+            content = message.get("content")
+            if isinstance(content, str):
+                num_chars += len(content)
+            elif isinstance(content, list):
+                num_chars += self._check_parts(cast("list[Any]", content), index)
+            if message.get("tool_calls"):
+                num_chars += len(str(message["tool_calls"]))
+        return num_chars
+
+    def _check_parts(self, parts: Sequence[Any], index: int) -> int:
+        if len(parts) > self._limits.max_content_parts:
+            raise RefusedError(
+                f"Message {index} has {len(parts)} content parts, but this server takes "
+                f"{self._limits.max_content_parts} (max_content_parts). Send fewer.",
+                param="messages",
+            )
+        num_chars = 0
+        for part in parts:
+            fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {"text": part}
+            kind, text = fields.get("type", "text"), fields.get("text", fields.get("refusal"))
+            if kind not in _TEXT_PARTS or not isinstance(text, str):
+                raise RefusedError(
+                    f"Message {index} has a content part of type {str(kind)[:40]!r}, but the "
+                    "served model takes text only. Send text parts.",
+                    param="messages",
+                )
+            num_chars += len(text)
+        return num_chars
+
+    def _check_chars(self, num_chars: int, max_model_len: int) -> None:
+        highest = self._limits.prompt_chars(max_model_len)
+        if num_chars > highest:
+            raise RefusedError(
+                f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+                f"{num_chars} characters, which is more than is worth tokenizing "
+                f"(max_prompt_chars, {highest}). Shorten it."
+            )
+
+
+def prompt_list(
+    prompt: str | list[str | int | list[int]], limits: Limits, n: int
+) -> list[str | list[int]]:
+    """The prompts of a completion request, each a text or token ids.
+
+    RefusedError if kinds are mixed, there are none, or prompts × n is over the limit.
+    """
+    prompts: list[str | list[int]]
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif prompt and all(isinstance(item, int) for item in prompt):
+        prompts = [cast("list[int]", prompt)]
+    else:
+        prompts = [item for item in prompt if not isinstance(item, int)]
+        if len(prompts) != len(prompt) or not prompts:
+            raise RefusedError(
+                "prompt is an empty list, or mixes token ids with prompts. Send a text, a list of "
+                "texts, a list of token ids, or a list of such lists.",
+                param="prompt",
+            )
+    if len(prompts) * n > limits.max_sequences:
+        raise RefusedError(
+            f"The request has {len(prompts)} prompts x n = {n}, but this server takes "
+            f"{limits.max_sequences} sequences at once (max_sequences). Send fewer.",
+            param="prompt",
+        )
+    return prompts
+
+
+def check_context(
+    prompt: RenderedPrompt, params: SamplingParams, max_model_len: int, truncate: int | None = None
+) -> RenderedPrompt:
+    """The prompt, cut to its last `truncate` tokens if asked (-1: to what leaves room for the
+    answer). RefusedError in the words that clients look for if it does not fit the context."""
+    num_wanted = params.max_tokens or 1
+    if truncate is not None:
+        prompt = _truncated(prompt, truncate, max_model_len - num_wanted)
+    num_prompt = len(prompt.token_ids)
+    if num_prompt + num_wanted > max_model_len:
+        raise RefusedError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {num_prompt + num_wanted} tokens ({num_prompt} in the prompt, "
+            f"{num_wanted} in the completion). Please reduce the length of the prompt or of the "
+            "completion."
+        )
+    return prompt
+
+
+def _truncated(prompt: RenderedPrompt, truncate: int, room: int) -> RenderedPrompt:
+    length = room if truncate == -1 else truncate
+    if truncate != -1 and not 1 <= truncate <= room:
+        raise RefusedError(
+            f"truncate_prompt_tokens is {truncate}, but the context leaves {max(room, 0)} tokens "
+            "to the prompt. Give a number from 1 to that, or -1 for as many.",
+            param="truncate_prompt_tokens",
+        )
+    if len(prompt.token_ids) <= length or length < 1:
+        return prompt
+    return RenderedPrompt(prompt.token_ids[-length:], None)

@@ -1,0 +1,124 @@
+"""From the fields of a request to SamplingParams, within the server's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from quire.server.requests import ChatRequest, CompletionRequest, GenerationRequest
+
+__all__ = ["chat_params", "completion_params"]
+
+_SHARED_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""max_tokens of a completion that names none, as the OpenAI API has it."""
+
+
+def completion_params(
+    body: CompletionRequest, defaults: Mapping[str, object], limits: Limits
+) -> SamplingParams:
+    """Parameters of a completion. `echo` with logprobs asks for those of the prompt too, and
+    max_tokens 0 becomes 1: the engine computes the prompt to sample, and the token is dropped."""
+    given = _shared(body, limits)
+    given["logprobs"] = body.logprobs
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.logprobs
+    given["max_tokens"] = body.max_tokens
+    if body.max_tokens is None and "max_tokens" not in defaults:
+        given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+    if body.max_tokens == 0 and body.echo:
+        given["max_tokens"] = 1
+    _check_at_most("logprobs", body.logprobs, "max_logprobs", limits)
+    return SamplingParams.from_optional(defaults, **given)
+
+
+def chat_params(
+    body: ChatRequest, defaults: Mapping[str, object], limits: Limits
+) -> SamplingParams:
+    """Parameters of a chat. Without max_tokens the answer may fill the context."""
+    given = _shared(body, limits)
+    given["logprobs"] = _chat_logprobs(body, limits)
+    given["max_tokens"] = (
+        body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    )
+    # SamplingParams itself has 16 by default; None in `defaults` means "up to the context".
+    return SamplingParams.from_optional({"max_tokens": None, **defaults}, **given)
+
+
+def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RefusedError(
+            f"top_logprobs is {body.top_logprobs}, but logprobs is not true. Set it to true.",
+            param="top_logprobs",
+        )
+    _check_at_most("top_logprobs", body.top_logprobs, "max_logprobs", limits)
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
+    _check_limits(body, limits)
+    if body.stream_options is not None and not body.stream:
+        raise RefusedError(
+            "stream_options is given, but stream is not true. Set stream, or leave it out.",
+            param="stream_options",
+        )
+    if body.stream and body.prompt_logprobs:
+        raise RefusedError(
+            f"prompt_logprobs is {body.prompt_logprobs} in a stream, which has no place for them. "
+            "Set stream to false.",
+            param="prompt_logprobs",
+        )
+    return {name: getattr(body, name) for name in _SHARED_FIELDS}
+
+
+def _check_limits(body: GenerationRequest, limits: Limits) -> None:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    _check_at_most("n", body.n, "max_n", limits)
+    _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
+    _check_length("stop", stops, "max_stop", limits)
+    for stop in stops:
+        _check_length("a string of stop", stop, "max_stop_chars", limits)
+    _check_length("stop_token_ids", body.stop_token_ids, "max_stop_token_ids", limits)
+    _check_length("logit_bias", body.logit_bias, "max_logit_bias", limits)
+    _check_length("allowed_token_ids", body.allowed_token_ids, "max_allowed_token_ids", limits)
+    _check_length("bad_words", body.bad_words, "max_bad_words", limits)
+    for word in body.bad_words or ():
+        _check_length("a word of bad_words", word, "max_stop_chars", limits)
+    for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):
+        _check_label(name, text, limits)
+
+
+def _check_at_most(name: str, value: int | None, limit: str, limits: Limits) -> None:
+    """Refuse what is above the limit, and -1, which asks for everything."""
+    highest: int = getattr(limits, limit)
+    if value is not None and not 0 <= value <= highest:
+        raise RefusedError(
+            f"{name} is {value}, but this server gives 0 to {highest} ({limit}). Ask for less.",
+            param=name,
+        )
+
+
+def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) -> None:
+    highest: int = getattr(limits, limit)
+    if value is not None and len(value) > highest:
+        raise RefusedError(
+            f"{name} has a length of {len(value)}, but this server takes at most {highest} "
+            f"({limit}). Send less.",
+            param=name.rpartition(" ")[2],
+        )
+
+
+def _check_label(name: str, text: str | None, limits: Limits) -> None:
+    if text is None:
+        return
+    _check_length(name, text, "max_label_chars", limits)
+    if not text.isascii() or not text.isprintable():
+        raise RefusedError(f"{name} is {ascii(text)[:80]}. Use printable ASCII.", param=name)

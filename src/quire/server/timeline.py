@@ -1,0 +1,99 @@
+"""What happened to a request, and when."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+__all__ = ["Timeline", "TimelineLog"]
+
+MAX_CHUNKS = 512
+"""Chunks whose times are kept per request; later ones only count."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Times in seconds since arrival; None for what has not happened (yet).
+
+    rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first
+    step was planned. first_token, finished: as they say. chunks: (time, tokens) of what the engine
+    gave. In a request of several prompts: of the first that got there, and of all together.
+    """
+
+    request_id: str
+    route: str
+    clock: Callable[[], float] = time.monotonic
+    arrived_at: float = field(default_factory=time.time)
+    rendered_s: float | None = None
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+    num_chunks: int = 0
+    chunks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    _start: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+
+    def now(self) -> float:
+        """Seconds since arrival."""
+        return self.clock() - self._start
+
+    def add_chunk(self, num_tokens: int) -> None:
+        """The engine gave tokens."""
+        now = self.now()
+        if self.first_token_s is None:
+            self.first_token_s = now
+        self.last_token_s = now
+        self.num_chunks += 1
+        if len(self.chunks) < MAX_CHUNKS:
+            self.chunks.append((now, num_tokens))
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON; times in milliseconds since arrival."""
+        times = ("rendered", "queued", "scheduled", "first_token", "finished")
+        found: dict[str, object] = {
+            "request_id": self.request_id,
+            "route": self.route,
+            "arrived_at": round(self.arrived_at, 6),
+        }
+        for name in times:
+            value: float | None = getattr(self, f"{name}_s")
+            found[f"{name}_ms"] = None if value is None else round(1000 * value, 3)
+        found.update(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            finish_reason=self.finish_reason,
+            error=self.error,
+            num_chunks=self.num_chunks,
+            chunks=[[round(1000 * when, 3), num] for when, num in self.chunks],
+        )
+        return found
+
+
+class TimelineLog:
+    """The timelines of the last requests."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._kept: deque[Timeline] = deque(maxlen=num_kept)
+
+    def add(self, timeline: Timeline) -> None:
+        self._kept.append(timeline)
+
+    def latest(self) -> Iterable[Timeline]:
+        """Newest first."""
+        return reversed(self._kept)
+
+    def find(self, request_id: str) -> Timeline | None:
+        """The newest of that id."""
+        return next((kept for kept in self.latest() if kept.request_id == request_id), None)

@@ -1,0 +1,115 @@
+"""Who may wait for the engine, and for how long: the server sheds load here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+
+__all__ = ["Place", "WaitingRoom"]
+
+MAX_RETRY_AFTER_S = 30.0
+
+
+class Place:
+    """One request's place in the waiting room; it is given up once, by `leave`."""
+
+    __slots__ = ("_num_tokens", "_room")
+
+    def __init__(self, room: WaitingRoom) -> None:
+        self._room: WaitingRoom | None = room
+        self._num_tokens = 0
+
+    def hold(self, num_tokens: int) -> None:
+        """State the prompt's tokens, once they are known. RefusedError 503 if too many wait."""
+        if self._room is not None:
+            self._room.add_tokens(num_tokens)
+            self._num_tokens = num_tokens
+
+    def leave(self) -> None:
+        """The first step was planned, or the request is gone. May be called twice."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.release(self._num_tokens)
+
+
+class WaitingRoom:
+    """Counts the requests between their arrival and their first step.
+
+    The bound on waiting tokens follows the measured rate of prefill (`observe`), so that nobody is
+    let in who would wait far longer than `max_queue_s`.
+    """
+
+    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._num_requests = 0
+        self._num_tokens = 0
+        self._rate = 0.0
+        self._last: tuple[float, int] | None = None
+        self._max_model_len = 1
+        self._max_num_seqs = 1
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def num_requests(self) -> int:
+        return self._num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Measured prompt tokens per second while requests waited; 0 before the first reading."""
+        return self._rate
+
+    def set_capacity(self, max_model_len: int, max_num_seqs: int) -> None:
+        """What the engine can hold; the defaults of the bounds follow from it."""
+        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
+
+    def observe(self, prompt_tokens_total: int) -> None:
+        """Take a reading of the engine's counter, about once a second."""
+        now = self._clock()
+        if self._last is not None and self._num_requests and now > self._last[0]:
+            rate = max(0, prompt_tokens_total - self._last[1]) / (now - self._last[0])
+            self._rate = rate if self._rate == 0.0 else 0.8 * self._rate + 0.2 * rate
+        self._last = (now, prompt_tokens_total)
+
+    def enter(self) -> Place:
+        """RefusedError 503 if as many wait already as may."""
+        highest = self._limits.queue_requests(self._max_num_seqs)
+        if self._num_requests >= highest:
+            raise self._full("requests", highest, "max_queue_requests")
+        self._num_requests += 1
+        return Place(self)
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """A lone request is always let in: whether it can be served is the engine's to say."""
+        highest = self._limits.queue_tokens(self._max_model_len, self._rate)
+        if self._num_requests > 1 and self._num_tokens + num_tokens > highest:
+            raise self._full("tokens", highest, "max_queue_tokens")
+        self._num_tokens += num_tokens
+
+    def release(self, num_tokens: int) -> None:
+        """Only for `Place`."""
+        self._num_requests -= 1
+        self._num_tokens -= num_tokens
+
+    @property
+    def retry_after_s(self) -> float:
+        """Until half of what waits should have been served."""
+        if self._rate <= 0.0:
+            return 1.0
+        return min(MAX_RETRY_AFTER_S, max(1.0, 0.5 * self._num_tokens / self._rate))
+
+    def _full(self, what: str, highest: int, limit: str) -> RefusedError:
+        self.refused[what] += 1
+        return RefusedError(
+            f"The server is overloaded: {highest} {what} wait already ({limit}). Try again later.",
+            status=503,
+            retry_after_s=self.retry_after_s,
+        )
