@@ -108,6 +108,10 @@ class ChatTemplate:
         """Names of the templates."""
         return tuple(self._compiled)
 
+    def source(self, template_name: str = "default") -> str:
+        """The text of a template."""
+        return self._compiled[template_name].source
+
     def content_form(self, template_name: str = "default") -> ContentForm:
         """What the template accepts as `content` of a message."""
         return self._compiled[template_name].content

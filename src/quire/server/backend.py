@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.engine.async_client import AsyncEngineClient
+from quire.engine.model_front import ModelFront
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
-from quire.rendering.model_text import ModelText
 from quire.server.errors import RefusedError
 
 __all__ = ["Backend", "Ready", "ServedModel", "describe"]
@@ -15,12 +15,14 @@ __all__ = ["Backend", "Ready", "ServedModel", "describe"]
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """names: what requests may call it, the first in responses. root: folder or hub id.
-    created: Unix seconds, the same for the life of the server."""
+    created: Unix seconds, the same for the life of the server. seed: of the seeds of requests that
+    name none; None for ones that nobody can predict."""
 
     names: tuple[str, ...]
     root: str
     created: int
-    text: ModelText
+    front: ModelFront
+    seed: int | None = None
 
     def check_name(self, name: str | None) -> None:
         """RefusedError 404 for a model that is not served; None means the one that is."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from quire.engine.async_client import EngineUnavailableError
 from quire.errors import EngineError, QuireError, RequestError
 
 __all__ = ["ErrorReply", "RefusedError", "error_reply"]
@@ -93,6 +94,8 @@ def error_reply(error: BaseException) -> ErrorReply:
         return ErrorReply(error.status, str(error), error.param, error.retry_after_s)
     if isinstance(error, RequestError):
         return ErrorReply(400, str(error), _param_of(str(error)))
+    if isinstance(error, EngineUnavailableError):
+        return ErrorReply(503, str(error), retry_after_s=1)
     if isinstance(error, EngineError):
         return ErrorReply(500, str(error))
     logger.error("a request failed by a fault of the server", exc_info=error)

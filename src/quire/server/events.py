@@ -32,25 +32,24 @@ class EventSink:
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
         self._headers = headers
-        self._is_writing = False
+        self._turn = asyncio.Lock()
         self.has_started = False
         self.last_write = 0.0
 
     async def write(self, events: bytes) -> None:
         """Send whole events. The first call sends status and headers, too."""
-        self._is_writing = True
-        if not self.has_started:
-            self.has_started = True
-            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-            await self._send(start)
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self.last_write = asyncio.get_running_loop().time()
-        self._is_writing = False
+        async with self._turn:
+            if not self.has_started:
+                self.has_started = True
+                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+                await self._send(start)
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self.last_write = asyncio.get_running_loop().time()
 
     async def keep_alive(self, idle_s: float) -> None:
         """Send a comment if nothing was sent for so long, and nothing is being sent."""
         silent_s = asyncio.get_running_loop().time() - self.last_write
-        if self.has_started and not self._is_writing and silent_s >= idle_s:
+        if self.has_started and not self._turn.locked() and silent_s >= idle_s:
             await self.write(_KEEP_ALIVE)
 
     async def close(self) -> None:

@@ -30,6 +30,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "audio": (_MEDIA, _NONE),
     "best_of": ("only n samples are drawn; choose among them", (1,)),
     "early_stopping": ("there is no beam search", (False,)),
+    "echo": ("an answer repeats nothing of the chat; completions have it", (False,)),
     "ec_transfer_params": ("there is no disaggregated encoder", _NONE),
     "frequency_penalty_decay": ("there is no such penalty", _NONE),
     "function_call": (_TOOLS, ("none",)),

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
+from quire.engine.model_front import ModelFront
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import OutputRenderer, RenderedPrompt, Renderer, RequestRenderer
-from quire.server.backend import Ready
+from quire.server.backend import Ready, ServedModel
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.metrics import ServerMetrics
+from quire.server.prompts import check_context
 from quire.server.timeline import Timeline
-from quire.server.waiting import Place
+from quire.server.waiting import Place, WaitingRoom
 
 __all__ = ["Generation", "GenerationService", "SampleDelta"]
 
@@ -55,8 +58,7 @@ class Generation:
         stream: UpdateStream,
         prompt: RenderedPrompt,
         params: SamplingParams,
-        renderer: Renderer,
-        eos_token_ids: frozenset[int],
+        front: ModelFront,
         *,
         limits: Limits,
         place: Place,
@@ -70,13 +72,13 @@ class Generation:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
         self._stream = stream
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = front.eos_token_ids
         self._limits = limits
         self._place = place
         self._timeline = timeline
         self._metrics = metrics
         self._samples = [
-            _Sample(_output_renderer(renderer, prompt, params)) for _ in range(params.n)
+            _Sample(_output_renderer(front.renderer, prompt, params)) for _ in range(params.n)
         ]
         self._expiry: RefusedError | None = None
         self._timer = self._expire_after(
@@ -208,45 +210,79 @@ def _output_renderer(
 
 
 class GenerationService:
-    """Takes rendered prompts into the engine."""
+    """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(self, limits: Limits, metrics: ServerMetrics, waiting: WaitingRoom) -> None:
         self._limits = limits
         self._metrics = metrics
-        self._requests: tuple[object, RequestRenderer] | None = None
+        self._waiting = waiting
+        self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
     async def open(
         self,
         ready: Ready,
-        prompt: RenderedPrompt,
+        rendering: Awaitable[RenderedPrompt],
         params: SamplingParams,
         *,
-        place: Place,
         timeline: Timeline,
+        truncate: int | None = None,
         salt: str = "",
     ) -> AsyncIterator[Generation]:
-        """Add a request, and abort what is unfinished of it on leaving.
+        """Render and add one prompt, and abort what is unfinished of it on leaving.
 
-        Raises RequestError if a parameter does not fit the model, and EngineUnavailableError.
+        Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
+        be served as asked, and EngineUnavailableError.
         """
-        text = ready.model.text
-        handle = ready.client.reserve_handles(params.n)
-        request = self._renderer_of(ready).render(
-            timeline.request_id, handle, prompt, params, timeline.arrived_at
-        )
-        place.hold(len(prompt.token_ids))
+        place = self._waiting.enter()
+        try:
+            prompt = await self._rendered(ready, rendering, params, timeline, truncate)
+            place.hold(len(prompt.token_ids))
+            async with self._added(ready, prompt, params, place, timeline, salt) as generation:
+                yield generation
+        finally:
+            place.leave()
+
+    async def _rendered(
+        self,
+        ready: Ready,
+        rendering: Awaitable[RenderedPrompt],
+        params: SamplingParams,
+        timeline: Timeline,
+        truncate: int | None,
+    ) -> RenderedPrompt:
+        started_s = timeline.now()
+        prompt = await rendering
+        prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate)
+        if timeline.rendered_s is None:
+            timeline.rendered_s = timeline.now()
         timeline.num_prompt_tokens += len(prompt.token_ids)
-        stream = await ready.client.add(replace(request, salt=salt) if salt else request)
-        if timeline.queued_s is None:
-            timeline.queued_s = timeline.now()
-        async with stream:
+        self._metrics.count_prompt(len(prompt.token_ids), timeline.now() - started_s)
+        return prompt
+
+    @asynccontextmanager
+    async def _added(
+        self,
+        ready: Ready,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        place: Place,
+        timeline: Timeline,
+        salt: str,
+    ) -> AsyncIterator[Generation]:
+        client = ready.client
+        handle = client.reserve_handles(params.n)
+        request = self._request_renderer(ready.model).render(
+            timeline.request_id, handle, prompt, params, time.monotonic()
+        )
+        async with await client.add(replace(request, salt=salt)) as stream:
+            if timeline.queued_s is None:
+                timeline.queued_s = timeline.now()
             generation = Generation(
                 stream,
                 prompt,
-                request.params,
-                text.renderer,
-                text.eos_token_ids,
+                params,
+                ready.model.front,
                 limits=self._limits,
                 place=place,
                 timeline=timeline,
@@ -257,10 +293,10 @@ class GenerationService:
             finally:
                 generation.close()
 
-    def _renderer_of(self, ready: Ready) -> RequestRenderer:
+    def _request_renderer(self, model: ServedModel) -> RequestRenderer:
         """One per model, since it draws the seeds of requests that name none."""
-        text = ready.model.text
-        if self._requests is None or self._requests[0] is not text:
-            renderer = RequestRenderer(text.renderer, text.eos_token_ids, text.seed)
-            self._requests = (text, renderer)
+        if self._requests is None or self._requests[0] is not model:
+            front = model.front
+            renderer = RequestRenderer(front.renderer, front.eos_token_ids, model.seed)
+            self._requests = (model, renderer)
         return self._requests[1]

@@ -43,7 +43,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class LogprobsWriter:
-    """Writes those of one response, and keeps it within `max_bytes`.
+    """Writes those of one choice, and keeps them within `max_bytes`.
 
     num_top: the most likely tokens to name, beside the one that is there. as_ids: write tokens as
     `token_id:<id>`, which tells equal texts apart.
@@ -57,9 +57,10 @@ class LogprobsWriter:
         self._max_bytes = max_bytes
         self._as_ids = as_ids
         self._num_bytes = 0
+        self._offset = 0
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
-        """Items of `logprobs.content`. RefusedError if the response would get too large."""
+        """Items of `logprobs.content`. RefusedError if there would be too many."""
         self._charge(len(entries))
         return [
             _ChatLogprob(
@@ -75,15 +76,15 @@ class LogprobsWriter:
         ]
 
     def completion(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> CompletionLogprobs:
-        """`logprobs` of these tokens, whose text begins at `offset`. Errors as in `chat`."""
+        """`logprobs` of the next tokens of one choice. Errors as in `chat`."""
         self._charge(len(entries))
         tokens = [self._text(token) for token in token_ids]
         offsets: list[int] = []
         for token in token_ids:
-            offsets.append(offset)
-            offset += len(self._plain_text(token))
+            offsets.append(self._offset)
+            self._offset += len(self._plain_text(token))
         return CompletionLogprobs(
             tokens,
             [None if entry is None else max(entry.logprob, FLOOR) for entry in entries],

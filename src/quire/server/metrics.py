@@ -24,7 +24,7 @@ class ServerMetrics:
         self.num_open_requests = 0
         self.time_to_first_token = Histogram(SHORT_BOUNDS)
         self.inter_token_latency = Histogram(SHORT_BOUNDS)
-        self.request_time_per_output_token = Histogram(SHORT_BOUNDS)
+        self.request_tpot = Histogram(SHORT_BOUNDS)
         self.e2e_latency = Histogram(LATENCY_BOUNDS)
         self.render_time = Histogram(SHORT_BOUNDS)
         self.queue_time = Histogram(LATENCY_BOUNDS)
@@ -82,7 +82,7 @@ class ServerMetrics:
             num_per_sample = num_tokens / params.n
             if num_per_sample > 1:
                 per_token = (now - first) / (num_per_sample - 1)
-                self.request_time_per_output_token.observe(per_token)
+                self.request_tpot.observe(per_token)
 
     def count_prompt(self, num_tokens: int, render_s: float) -> None:
         """A prompt was rendered and is about to be queued."""

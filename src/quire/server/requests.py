@@ -76,7 +76,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    echo: bool | None = None
     reasoning_effort: str | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

@@ -79,11 +79,15 @@ class WaitingRoom:
             self._rate = rate if self._rate == 0.0 else 0.8 * self._rate + 0.2 * rate
         self._last = (now, prompt_tokens_total)
 
-    def enter(self) -> Place:
-        """RefusedError 503 if as many wait already as may."""
+    def check(self) -> None:
+        """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""
         highest = self._limits.queue_requests(self._max_num_seqs)
         if self._num_requests >= highest:
             raise self._full("requests", highest, "max_queue_requests")
+
+    def enter(self) -> Place:
+        """RefusedError as `check`."""
+        self.check()
         self._num_requests += 1
         return Place(self)
 

@@ -1,0 +1,115 @@
+"""The application: routes, what guards them, and the ticks that run beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+import quire
+from quire.errors import QuireError
+from quire.server.backend import Backend
+from quire.server.errors import RefusedError, error_reply
+from quire.server.gate import Gate
+from quire.server.openai_routes import openai_router
+from quire.server.openapi import add_body_schemas
+from quire.server.ops_routes import ops_router
+from quire.server.services import Services
+from quire.server.settings import ServerSettings
+from quire.server.stats_line import StatsLine
+from quire.server.text_routes import text_router
+from quire.server.trace import RequestTrace
+
+__all__ = ["create_app"]
+
+TICK_S = 1.0
+CLIENT_LEFT = 499
+"""Nobody reads this status; logs and metrics show it, as those of nginx do."""
+
+
+def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
+    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing."""
+    services = Services(settings, backend)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        ticking = asyncio.create_task(_tick(services))
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            services.close()
+
+    app = FastAPI(
+        title="quire", version=quire.__version__, root_path=settings.root_path, lifespan=lifespan
+    )
+    for router in (openai_router(services), text_router(services), ops_router(services)):
+        app.include_router(router)
+    for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _reply)
+    _describe_bodies(app)
+    # The last that is added is the first that a request meets.
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(
+        RequestTrace,
+        metrics=services.metrics,
+        max_label_chars=settings.limits.max_label_chars,
+    )
+    return app
+
+
+async def _reply(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        error = _as_refused(request, error)
+    reply = error_reply(error)
+    return Response(reply.body, reply.status, reply.headers)
+
+
+def _as_refused(request: Request, error: HTTPException) -> RefusedError:
+    """Unknown routes and methods, in the shape of all other errors."""
+    path = request.url.path[:128]
+    if error.status_code == 404:
+        return RefusedError(f"There is no route {path!r}. See /docs.", status=404)
+    if error.status_code == 405:
+        return RefusedError(f"{request.method[:16]} does not go with {path!r}.", status=405)
+    return RefusedError(str(error.detail)[:200], status=error.status_code)
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        return add_body_schemas(document())
+
+    app.openapi = openapi
+
+
+async def _tick(services: Services) -> None:
+    """Once a second: measure the rate of prefill; and now and then, log a line of figures."""
+    settings = services.settings
+    line = StatsLine(settings.log_stats_interval)
+    while True:
+        await asyncio.sleep(TICK_S)
+        client = services.backend.client
+        if client is None:
+            continue
+        stats = client.stats
+        services.waiting.observe(stats.prompt_tokens_total - stats.cached_tokens_total)
+        if not settings.disable_log_stats:
+            line.tick(stats, services.metrics)

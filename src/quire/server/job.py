@@ -1,0 +1,69 @@
+"""What an answer works with: one request, and the parts of the server that serve it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt
+from quire.server.answer import AnswerHead
+from quire.server.backend import Ready
+from quire.server.generation import Generation, GenerationService
+from quire.server.limits import Limits
+from quire.server.logprobs import LogprobsWriter
+from quire.server.prompts import PromptRenderer
+from quire.server.requests import GenerationRequest
+from quire.server.timeline import Timeline
+
+__all__ = ["Job"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """tenant: separates the cached prefixes of those who hold different API keys.
+    always_usage: streams give their usage, asked or not."""
+
+    ready: Ready
+    prompts: PromptRenderer
+    generations: GenerationService
+    limits: Limits
+    timeline: Timeline
+    tenant: str = ""
+    always_usage: bool = False
+
+    def head(self, prefix: str, kind: str) -> AnswerHead:
+        """The head of an answer to this request."""
+        return AnswerHead(
+            prefix + self.timeline.request_id, kind, int(time.time()), self.ready.model.names[0]
+        )
+
+    def logprobs(self, num_top: int, body: GenerationRequest) -> LogprobsWriter:
+        """A writer for one choice of this answer; n of them share what a response may hold."""
+        return LogprobsWriter(
+            self.ready.model.front.renderer.tokenizer,
+            num_top,
+            self.limits.max_logprobs_bytes // (body.n or 1),
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )
+
+    def open(
+        self,
+        rendering: Awaitable[RenderedPrompt],
+        params: SamplingParams,
+        body: GenerationRequest,
+    ) -> AbstractAsyncContextManager[Generation]:
+        """As `GenerationService.open`."""
+        return self.generations.open(
+            self.ready,
+            rendering,
+            params,
+            timeline=self.timeline,
+            truncate=body.truncate_prompt_tokens,
+            salt=self._salt(body),
+        )
+
+    def _salt(self, body: GenerationRequest) -> str:
+        return f"{self.tenant}\0{body.cache_salt or ''}" if self.tenant else body.cache_salt or ""

@@ -1,0 +1,108 @@
+"""The routes of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.server.answer import encode
+from quire.server.body import BodyDecoder
+from quire.server.chat import ChatAnswer
+from quire.server.completions import CompletionAnswer
+from quire.server.events import EventSink, EventStream, while_connected
+from quire.server.openapi import body_of
+from quire.server.prompts import prompt_list
+from quire.server.requests import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.sampling import chat_params, completion_params
+from quire.server.services import Services
+from quire.server.timeline import Timeline
+
+__all__ = ["JSON", "openai_router"]
+
+JSON = "application/json"
+
+Answer = ChatAnswer | CompletionAnswer
+
+
+def openai_router(services: Services) -> APIRouter:
+    """Completions, chats and models."""
+    router = APIRouter(tags=["OpenAI"])
+    limits = services.settings.limits
+    completions: BodyDecoder[CompletionRequest] = BodyDecoder(CompletionRequest, limits)
+    chats: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest, limits)
+
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        """Continue one or more prompts."""
+        ready = services.ready()
+        body = completions.decode(await services.bodies.read(request))
+        params = completion_params(body, ready.model.front.default_sampling, limits)
+        prompts = prompt_list(body.prompt, limits, params.n)
+
+        def answer(timeline: Timeline) -> Answer:
+            job = services.job(ready, request, body, timeline)
+            return CompletionAnswer(job, body, params, prompts)
+
+        return await _respond(services, request, body, answer)
+
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        ready = services.ready()
+        body = chats.decode(await services.bodies.read(request))
+        params = chat_params(body, ready.model.front.default_sampling, limits)
+
+        def answer(timeline: Timeline) -> Answer:
+            return ChatAnswer(services.job(ready, request, body, timeline), body, params)
+
+        return await _respond(services, request, body, answer)
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        """The served model, under each of its names."""
+        names = services.backend.require().model.names
+        cards = [_model_card(services, name) for name in names]
+        return Response(encode({"object": "list", "data": cards}), media_type=JSON)
+
+    @router.get("/v1/models/{model_id:path}")
+    async def retrieve_model(model_id: str) -> Response:
+        """One name of the served model."""
+        services.backend.require().model.check_name(model_id)
+        return Response(encode(_model_card(services, model_id)), media_type=JSON)
+
+    return router
+
+
+async def _respond(
+    services: Services,
+    request: Request,
+    body: GenerationRequest,
+    new_answer: Callable[[Timeline], Answer],
+) -> Response:
+    if body.stream:
+
+        async def produce(sink: EventSink) -> None:
+            with services.recorded(request, body) as timeline:
+                await new_answer(timeline).stream(sink)
+
+        return EventStream(produce, services.settings.limits.sse_keep_alive_s)
+    with services.recorded(request, body) as timeline:
+        work = new_answer(timeline).whole()
+        return Response(await while_connected(request.receive, work), media_type=JSON)
+
+
+def _model_card(services: Services, name: str) -> dict[str, Any]:
+    ready = services.backend.require()
+    return {
+        "id": name,
+        "object": "model",
+        "created": ready.model.created,
+        "owned_by": "quire",
+        "root": ready.model.root,
+        "parent": None,
+        "max_model_len": ready.capacity.max_model_len,
+        "permission": [],
+    }
