@@ -7,6 +7,7 @@ runs; docs/server.md draws the way of a request.
 """
 
 from quire.server.limits import LIMIT_HELP, Limits
+from quire.server.run import run_server
 from quire.server.settings import SERVER_HELP, ServerSettings
 
-__all__ = ["LIMIT_HELP", "SERVER_HELP", "Limits", "ServerSettings"]
+__all__ = ["LIMIT_HELP", "SERVER_HELP", "Limits", "ServerSettings", "run_server"]

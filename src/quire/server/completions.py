@@ -247,4 +247,4 @@ def _text_of(prompt: RenderedPrompt, renderer: Renderer) -> str:
         return prompt.text
     if renderer.tokenizer is None:
         return ""
-    return renderer.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+    return renderer.tokenizer.decode(prompt.token_ids)

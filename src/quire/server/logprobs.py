@@ -84,7 +84,7 @@ class LogprobsWriter:
         offsets: list[int] = []
         for token in token_ids:
             offsets.append(self._offset)
-            self._offset += len(self._plain_text(token))
+            self._offset += self._num_chars(token)
         return CompletionLogprobs(
             tokens,
             [None if entry is None else max(entry.logprob, FLOOR) for entry in entries],
@@ -126,6 +126,12 @@ class LogprobsWriter:
 
     def _plain_text(self, token_id: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def _num_chars(self, token_id: int) -> int:
+        """In the text of the choice, which leaves special tokens out."""
+        if self._tokenizer is None or self._tokenizer.is_special(token_id):
+            return 0
+        return len(self._plain_text(token_id))
 
     def _bytes(self, token_id: int) -> list[int]:
         return [] if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))

@@ -1,0 +1,73 @@
+"""What a person sees while the server starts: phases with durations, then how to use it."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+import quire
+from quire.protocol.status import EngineState, EngineStatus
+from quire.server.backend import ServedModel
+from quire.server.settings import ServerSettings
+
+__all__ = ["BootScreen"]
+
+
+class BootScreen:
+    """Plain lines, each written once, so that logs and terminals read the same."""
+
+    def __init__(self, out: TextIO, settings: ServerSettings) -> None:
+        self._out = out
+        self._settings = settings
+        self._started = time.monotonic()
+        self._num_shown = 0
+
+    def opened(self) -> None:
+        """The port is open; everything but the probes answers 503 until `ready`."""
+        self._line(f"quire {quire.__version__} listens on {self._settings.url} and loads the model")
+
+    def show(self, status: EngineStatus) -> None:
+        """Write the phases that are done and were not yet written."""
+        for phase in status.phases[self._num_shown :]:
+            if not phase.is_done:
+                return
+            self._num_shown += 1
+            self._line(f"  {phase.name:<24}{phase.seconds:8.2f} s")
+
+    def ready(self, status: EngineStatus, model: ServedModel | None) -> None:
+        """The capacity, and lines to copy."""
+        if status.state is not EngineState.READY or status.capacity is None or model is None:
+            return
+        capacity, url, name = status.capacity, self._settings.url, model.names[0]
+        concurrency = capacity.capacity_tokens / capacity.max_model_len
+        self._line(
+            f"  {'ready after':<24}{time.monotonic() - self._started:8.2f} s\n\n"
+            f"  model     {name} ({model.root})\n"
+            f"  engine    {capacity.description}\n"
+            f"  context   {capacity.max_model_len:,} tokens\n"
+            f"  KV cache  {capacity.capacity_tokens:,} tokens, "
+            f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: "
+            f"{concurrency:.2f}x\n"
+        )
+        self._line(self._how_to_use(url, name))
+        self._line("Application startup complete.")
+        self._line(f"Uvicorn running on {url} (Press CTRL+C to quit)")
+
+    def _how_to_use(self, url: str, name: str) -> str:
+        key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if self._settings.api_key else ""
+        address = url
+        if self._settings.uds is not None:
+            key += f" --unix-socket {self._settings.uds}"
+            address = "http://localhost"
+        return (
+            f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json'"
+            f'{key} -d \'{{"model": "{name}", '
+            f'"messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n'
+            f"  export OPENAI_BASE_URL={address}/v1"
+            + ("" if self._settings.api_key else " OPENAI_API_KEY=none")
+            + "\n"
+        )
+
+    def _line(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()

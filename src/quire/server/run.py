@@ -1,0 +1,223 @@
+"""`quire serve`: the port opens, the engine starts, and requests are served until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import fields, replace
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings
+from quire.config.startup import plan_startup
+from quire.engine.async_client import AsyncEngineClient
+from quire.engine.host import EngineHost, host_engine
+from quire.engine.model_front import load_model_front
+from quire.engine.supervisor import SettingValue
+from quire.errors import ConfigError, EngineError
+from quire.platform import detect_platform
+from quire.protocol.status import EngineState
+from quire.server.app import create_app
+from quire.server.backend import Backend, ServedModel
+from quire.server.boot_screen import BootScreen
+from quire.server.http_protocol import limited_protocol
+from quire.server.settings import ServerSettings
+
+__all__ = ["run_server", "uvicorn_config"]
+
+logger = logging.getLogger("quire.server")
+
+BUNDLED_NAME = "bundled"
+LAST_RESPONSES_S = 3
+"""How long responses that have been told to end may take to leave."""
+
+
+def run_server(engine: EngineSettings, server: ServerSettings) -> int:
+    """Serve until SIGINT or SIGTERM, and return the exit status.
+
+    The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
+    second one ends at once. Raises ConfigError if the port is taken or the engine cannot start
+    with these settings, and EngineError if it dies for good.
+    """
+    _log_to_stderr()
+    with contextlib.closing(_listen(server)) as listener:
+        if server.uds is None:
+            server = replace(server, port=listener.getsockname()[1])
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_Server(engine, server).run(listener))
+    return 0
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """How uvicorn serves the application; its own log says only what is wrong."""
+    limits = settings.limits
+    return uvicorn.Config(
+        app,
+        http=limited_protocol(limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=not settings.disable_access_log,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.max_connections,
+        timeout_keep_alive=int(limits.keep_alive_timeout_s),
+        timeout_graceful_shutdown=LAST_RESPONSES_S,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+    )
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to `_Server`, which must end the requests before the connections."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class _Server:
+    """One run, from the first line of the boot screen to the last response."""
+
+    def __init__(self, engine: EngineSettings, server: ServerSettings) -> None:
+        self._engine = engine
+        self._settings = server
+        self._backend = Backend()
+        app = create_app(server, self._backend)
+        self._http = _HttpServer(uvicorn_config(app, server))
+        self._screen = BootScreen(sys.stderr, server)
+        self._stop = asyncio.Event()
+        self._second_signal = asyncio.Event()
+
+    async def run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        try:
+            self._screen.opened()
+            async with host_engine(_core_settings(self._engine)) as host:
+                await self._serve(host, serving)
+        finally:
+            self._http.should_exit = True
+            await serving
+
+    async def _serve(self, host: EngineHost, serving: asyncio.Task[None]) -> None:
+        self._backend.serve(host.client)
+        starting = asyncio.create_task(self._start(host.client))
+        stopping = asyncio.create_task(self._stop.wait())
+        waited = {starting, stopping, host.supervision, serving}
+        try:
+            while not stopping.done():
+                done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if host.supervision in done:
+                    raise EngineError("The engine ended for good. The log above says why.")
+                if serving in done:
+                    return
+                waited -= done
+            await self._drain(host.client)
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+
+    async def _start(self, client: AsyncEngineClient) -> None:
+        """Load what the front needs itself, and show how the engine's start goes on."""
+        self._backend.set_model(await asyncio.to_thread(self._load_model))
+        status = client.status
+        while status.state is not EngineState.READY:
+            self._screen.show(status)
+            status = await client.wait_for_change(status)
+        self._screen.show(status)
+        self._screen.ready(status, self._backend.model)
+        # What start-up made stays: collections need not visit it between tokens.
+        gc.collect()
+        gc.freeze()
+
+    def _load_model(self) -> ServedModel:
+        settings = _with_model(self._engine)
+        plan = plan_startup(settings, detect_platform())
+        front = load_model_front(settings, plan.folder, plan.resolved.spec)
+        root = self._engine.model or BUNDLED_NAME
+        names = self._settings.served_model_name or (root,)
+        seed = plan.resolved.settings.seed
+        return ServedModel(tuple(names), root, int(time.time()), front, seed)
+
+    async def _drain(self, client: AsyncEngineClient) -> None:
+        num_open = client.num_unfinished
+        logger.info("Shutting down: %d requests are open. A second signal ends them.", num_open)
+        draining = asyncio.create_task(client.drain(self._settings.shutdown_timeout))
+        forced = asyncio.create_task(self._second_signal.wait())
+        await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        draining.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await draining
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._http.force_exit = True
+            self._second_signal.set()
+        self._backend.drain()
+        self._stop.set()
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    """A listening socket, so that a port in use is known before anything is loaded."""
+    try:
+        if settings.uds is not None:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(settings.uds)
+        else:
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            listener = socket.create_server(
+                (settings.host, settings.port), family=family, backlog=2048
+            )
+    except OSError as error:
+        where = settings.uds or f"{settings.host}:{settings.port}"
+        raise ConfigError(
+            f"Cannot listen on {where}: {error.strerror or error}. Stop what listens there, or "
+            "choose another --port."
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _with_model(settings: EngineSettings) -> EngineSettings:
+    if settings.model is not None:
+        return settings
+    return replace(settings, model=str(bundled_model_path()))
+
+
+def _core_settings(settings: EngineSettings) -> dict[str, SettingValue]:
+    """By name, as the core process takes them."""
+    chosen = _with_model(settings)
+    return {item.name: getattr(chosen, item.name) for item in fields(chosen)}
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _log_to_stderr() -> None:
+    """The form of line that users of such servers know."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
+        datefmt="%m-%d %H:%M:%S",
+    )

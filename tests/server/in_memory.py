@@ -1,0 +1,154 @@
+"""An engine in the event loop of the test: the real scheduler over the fake executor, behind the
+door that servers use. Its tokens are hashes, and so are its log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from quire.engine.async_client import EngineUnavailableError, UpdateStream
+from quire.engine.open_requests import OpenRequests
+from quire.errors import RequestError
+from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.telemetry import EngineStats
+from tests.engine.fake_engine import FakeEngine
+
+VOCAB_SIZE = 4096
+MAX_MODEL_LEN = 512
+
+
+class InMemoryClient:
+    """Steps run in a task, `step_s` apart; a paused engine queues and computes nothing."""
+
+    def __init__(
+        self, *, step_s: float = 0.0, num_blocks: int = 512, max_num_seqs: int = 8
+    ) -> None:
+        self.engine = FakeEngine(
+            num_blocks=num_blocks,
+            block_size=16,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=256,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+        )
+        self.state = EngineState.READY
+        self.step_s = step_s
+        self.paused = False
+        self.added: list[EngineRequest] = []
+        self.fail_after: int | None = None
+        self._open = OpenRequests(self.reserve_handles, max_replays=1)
+        self._next_handle = 0
+        self._asked: dict[int, EngineRequest] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    def reserve_handles(self, count: int) -> int:
+        self._next_handle += count
+        return self._next_handle - count
+
+    async def add(self, request: EngineRequest) -> UpdateStream:
+        if self.state is not EngineState.READY:
+            raise EngineUnavailableError(f"the engine is {self.state.value}")
+        self.added.append(request)
+        stream = self._open.open(request, self._abort_in_core)
+        handles = range(request.first_handle, request.first_handle + request.params.n)
+        self._asked.update(dict.fromkeys(handles, request))
+        try:
+            bare = replace(request.params, logprobs=None)
+            self.engine.core.add(replace(request, params=bare))
+        except RequestError as error:
+            self._open.refuse(request.first_handle, str(error))
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        return stream
+
+    def abort(self, handles: Iterable[int]) -> None:
+        self._open.abort(handles)
+
+    def _abort_in_core(self, handles: list[int]) -> None:
+        self.engine.core.abort(handles)
+
+    async def _run(self) -> None:
+        while self.engine.core.has_unfinished:
+            await asyncio.sleep(self.step_s)
+            if self.paused:
+                continue
+            output = self.engine.core.step(time.monotonic())
+            self.engine.core.check_invariants()
+            self._add_logprobs(output)
+            self._open.take(output)
+            if self.fail_after is not None:
+                self.fail_after -= len(output.handles)
+                if self.fail_after < 0:
+                    self.fail_after = None
+                    self._open.fail_all("the engine was lost")
+                    self.engine.core.abort(list(self._asked))
+
+    def _add_logprobs(self, output: EngineOutput) -> None:
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            asked = self._asked[handle].params.logprobs
+            if asked is not None:
+                output.logprobs[handle] = fake_logprobs(token, asked)
+        for handle in output.num_cached_tokens:
+            request = self._asked[handle]
+            asked = request.params.prompt_logprobs
+            if asked is not None and handle == request.first_handle:
+                tokens = request.prompt_token_ids.tolist()[1:]
+                entries = tuple(fake_logprobs(token, asked) for token in tokens)
+                output.prompt_logprobs[handle] = PromptLogprobs(1, entries)
+
+    @property
+    def status(self) -> EngineStatus:
+        capacity = EngineCapacity(
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            block_size=16,
+            num_blocks=512,
+            capacity_tokens=8192,
+        )
+        return EngineStatus(self.state, capacity=capacity)
+
+    @property
+    def stats(self) -> EngineStats:
+        found = self.engine.core.stats()
+        return EngineStats(
+            num_running=found.num_running,
+            num_waiting=found.num_waiting,
+            num_blocks=found.num_blocks,
+            num_used_blocks=found.num_used_blocks,
+            num_cached_blocks=found.num_cached_blocks,
+            prompt_tokens_total=found.prompt_tokens_total,
+            cached_tokens_total=found.cached_tokens_total,
+            steps_total=found.steps_total,
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._open)
+
+    async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
+        while self.status == status:
+            await asyncio.sleep(0.01)
+        return self.status
+
+    async def drain(self, timeout_s: float) -> None:
+        self.state = EngineState.DRAINING
+        deadline = time.monotonic() + timeout_s
+        while self.num_unfinished and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        self._open.fail_all("the server is shutting down")
+
+    async def close(self) -> None:
+        self._open.fail_all("the server is shutting down")
+
+
+def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """Log-probabilities of which only the shape means something."""
+    ids = np.array([(token + 17 * rank) % VOCAB_SIZE for rank in range(num_top)], np.int32)
+    values = np.array([-0.5 - rank for rank in range(num_top)], np.float32)
+    return TokenLogprobs(token, -0.5, 1, ids, values)

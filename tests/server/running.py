@@ -1,0 +1,99 @@
+"""A server on a free port of this machine, in a thread of the test process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import uvicorn
+
+from quire.bundled import bundled_model_path
+from quire.config.families import read_model_spec
+from quire.config.settings import EngineSettings
+from quire.engine.model_front import ModelFront, load_model_front
+from quire.server.app import create_app
+from quire.server.backend import Backend, ServedModel
+from quire.server.run import uvicorn_config
+from quire.server.settings import ServerSettings
+from tests.server.in_memory import InMemoryClient
+
+Result = TypeVar("Result")
+
+MODEL = "bundled"
+
+
+def bundled_front() -> ModelFront:
+    folder = bundled_model_path()
+    return load_model_front(EngineSettings(), folder, read_model_spec(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    url: str
+    port: int
+    client: InMemoryClient
+    backend: Backend
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run in the server's event loop."""
+        done: list[Result] = []
+        event = threading.Event()
+
+        def run() -> None:
+            done.append(function())
+            event.set()
+
+        self.loop.call_soon_threadsafe(run)
+        assert event.wait(10)
+        return done[0]
+
+    def wait_until_idle(self, timeout_s: float = 10.0) -> None:
+        """Until no request is open; then no block may be in use."""
+        deadline = time.monotonic() + timeout_s
+        while self.call(
+            lambda: self.client.num_unfinished or self.client.engine.core.has_unfinished
+        ):
+            assert time.monotonic() < deadline, "a request never ended"
+            time.sleep(0.005)
+        assert self.call(lambda: self.client.stats.num_used_blocks) == 0
+
+
+@contextlib.contextmanager
+def running_server(
+    front: ModelFront,
+    settings: ServerSettings | None = None,
+    client: InMemoryClient | None = None,
+) -> Iterator[RunningServer]:
+    settings = settings or ServerSettings(disable_access_log=True)
+    backend = Backend()
+    engine = client or InMemoryClient()
+    backend.serve(engine)
+    backend.set_model(ServedModel((MODEL, "other-name"), "bundled", 1700000000, front, 0))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn_config(create_app(settings, backend), settings))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    try:
+        yield RunningServer(f"http://127.0.0.1:{port}", port, engine, backend, loops[0])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
