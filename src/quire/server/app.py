@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI
@@ -39,7 +39,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
     services = Services(settings, backend)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         ticking = asyncio.create_task(_tick(services))
         try:
             yield

@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -89,24 +89,23 @@ class BodyDecoder(Generic[Body]):
         """RefusedError names the field, what it is and what it may be."""
         check_shape(body, self._limits)
         try:
-            return self._decoder.decode(body)
+            try:
+                return self._decoder.decode(body)
+            except msgspec.ValidationError as error:
+                if _UNKNOWN_FIELD.search(str(error)) is None:
+                    raise
+                return self._without_foreign_fields(msgspec.json.decode(body))
         except msgspec.ValidationError as error:
-            if _UNKNOWN_FIELD.search(str(error)) is None:
-                raise _invalid(error) from error
-            return self._without_foreign_fields(body)
+            raise _invalid(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RefusedError(
                 f"The body is not valid JSON: {_short(error)}. Correct it."
             ) from error
 
-    def _without_foreign_fields(self, body: bytes) -> Body:
-        fields = cast("dict[str, Any]", msgspec.json.decode(body))
+    def _without_foreign_fields(self, fields: dict[str, Any]) -> Body:
         for name in [name for name in fields if name not in self._names]:
             self._check_foreign(name, fields.pop(name))
-        try:
-            return msgspec.convert(fields, self._kind)
-        except msgspec.ValidationError as error:
-            raise _invalid(error) from error
+        return msgspec.convert(fields, self._kind)
 
     def _check_foreign(self, name: str, value: object) -> None:
         if name in IGNORED_FIELDS:

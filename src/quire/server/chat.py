@@ -18,7 +18,7 @@ from quire.server.logprobs import LogprobsWriter
 from quire.server.requests import ChatRequest
 from quire.server.usage import Usage, usage_of
 
-__all__ = ["ChatAnswer"]
+__all__ = ["ChatAnswer", "ChunkWriter"]
 
 
 class _Logprobs(msgspec.Struct):
@@ -88,7 +88,7 @@ class ChatAnswer:
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
-            chunks = _ChunkWriter(
+            chunks = ChunkWriter(
                 head.event_start(), generation, self.writer, self.body, usage_in_each=in_each
             )
             async for deltas in generation.deltas():
@@ -125,7 +125,7 @@ class ChatAnswer:
         )
 
 
-class _ChunkWriter:
+class ChunkWriter:
     """Writes chunks around prepared bytes: only text, log-probabilities and the end vary."""
 
     def __init__(

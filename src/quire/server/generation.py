@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -228,7 +228,7 @@ class GenerationService:
         timeline: Timeline,
         truncate: int | None = None,
         salt: str = "",
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation]:
         """Render and add one prompt, and abort what is unfinished of it on leaving.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
@@ -269,7 +269,7 @@ class GenerationService:
         place: Place,
         timeline: Timeline,
         salt: str,
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation]:
         client = ready.client
         handle = client.reserve_handles(params.n)
         request = self._request_renderer(ready.model).render(

@@ -1,4 +1,4 @@
-"""`quire serve`: the port opens, the engine starts, and requests are served until a signal comes."""
+"""`quire serve`: the port opens, the engine starts, requests are served until a signal comes."""
 
 from __future__ import annotations
 

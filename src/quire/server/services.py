@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from starlette.requests import Request
@@ -68,7 +68,7 @@ class Services:
         )
 
     @contextmanager
-    def recorded(self, request: Request, body: GenerationRequest) -> Iterator[Timeline]:
+    def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
         """The timeline of a request, which is kept when it ends."""
         request_id = body.request_id or request.state.request_id
         timeline = Timeline(request_id, request.url.path)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from tests.server.running import RunningServer, bundled_front, running_server
+
+
+@pytest.fixture(scope="session")
+def front() -> ModelFront:
+    return bundled_front()
+
+
+@pytest.fixture(scope="module")
+def server(front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(front) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    """A client of the module's server; no request and no block may be left behind."""
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+    server.wait_until_idle()

@@ -1,0 +1,214 @@
+"""Clients that leave, dawdle, or send nonsense: nothing of them stays, and others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.protocol.status import EngineState
+from quire.server.limits import Limits
+from quire.server.settings import ServerSettings
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import RunningServer, running_server
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def strict(front: ModelFront) -> Iterator[RunningServer]:
+    """Impatient, so that tests need not be patient."""
+    limits = Limits(
+        header_timeout_s=0.3,
+        max_header_bytes=4096,
+        body_timeout_s=0.3,
+        stalled_write_timeout_s=0.5,
+        max_queue_requests=4,
+        max_queue_s=0.4,
+        sse_keep_alive_s=0.1,
+    )
+    settings = ServerSettings(disable_access_log=True, limits=limits)
+    with running_server(front, settings, InMemoryClient(step_s=0.001)) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _ready_again(strict: RunningServer) -> Iterator[None]:
+    yield
+    strict.client.paused = False
+    strict.client.state = EngineState.READY
+    strict.wait_until_idle()
+
+
+def raw_request(body: dict[str, object], path: str = CHAT) -> bytes:
+    content = json.dumps(body).encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    ).encode() + content
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+    return data
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_that_leave_at_any_byte_leave_nothing(strict: RunningServer, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(25):
+        request = raw_request(
+            {
+                "messages": MESSAGES,
+                "max_tokens": 300,
+                "stream": bool(number % 2),
+                "n": 1 + number % 3,
+                "ignore_eos": True,
+            }
+        )
+        with connect(strict) as connection:
+            sent = chance.choice([len(request), chance.randrange(len(request))])
+            connection.sendall(request[:sent])
+            if sent == len(request):
+                connection.settimeout(chance.random() * 0.02 + 0.001)
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(chance.randrange(1, 500))
+    strict.wait_until_idle()
+
+
+def test_an_abort_is_noticed_while_nothing_is_written(strict: RunningServer) -> None:
+    strict.client.paused = True
+    with connect(strict) as connection:
+        connection.sendall(raw_request({"messages": MESSAGES, "max_tokens": 5}))
+        while not strict.call(lambda: strict.client.num_unfinished):
+            time.sleep(0.005)
+    deadline = time.monotonic() + 0.3
+    while strict.call(lambda: strict.client.num_unfinished):
+        assert time.monotonic() < deadline, "not noticed"
+        time.sleep(0.005)
+
+
+def test_a_reader_that_stops_is_cut_off(front: ModelFront) -> None:
+    """Its buffers fill, and its connection ends after the limit, while another stream goes on."""
+    limits = Limits(stalled_write_timeout_s=0.3)
+    settings = ServerSettings(disable_access_log=True, limits=limits)
+    with running_server(front, settings) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        body = {"prompt": ["a"] * 16, "n": 16, "max_tokens": 400, "ignore_eos": True}
+        options = {"stream": True, "logprobs": 20}
+        connection.sendall(raw_request({**body, **options}, "/v1/completions"))
+        while not server.call(lambda: server.client.num_unfinished):
+            time.sleep(0.005)
+        other = httpx.post(f"{server.url}{CHAT}", json={"messages": MESSAGES, "max_tokens": 5})
+        assert other.status_code == 200
+        server.wait_until_idle(20)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\nx: " + b"a" * 10_000, b"431"),
+        (b"GET /version HTTP/1.1\r\nhost: localhost\r\n", b"408"),
+        (b"\x00\x01\x02garbage\r\n\r\n", b"400"),
+        (raw_request({"messages": MESSAGES})[:-5], b"408"),
+    ],
+    ids=["giant header", "slow header", "garbage", "slow body"],
+)
+def test_bad_connections_end(strict: RunningServer, sent: bytes, status: bytes) -> None:
+    with connect(strict) as connection:
+        connection.sendall(sent)
+        assert read_until(connection, b"\r\n").split()[1] == status
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    data = b""
+    while end not in data:
+        piece = connection.recv(65536)
+        assert piece, f"closed after {data!r}"
+        data += piece
+    return data
+
+
+def test_the_queue_is_bounded(strict: RunningServer) -> None:
+    strict.client.paused = True
+    connections = [connect(strict) for _ in range(4)]
+    try:
+        for connection in connections:
+            connection.sendall(raw_request({"messages": MESSAGES, "max_tokens": 2}))
+        while strict.call(lambda: strict.client.num_unfinished) < 4:
+            time.sleep(0.005)
+        started = time.monotonic()
+        reply = httpx.post(f"{strict.url}{CHAT}", json={"messages": MESSAGES})
+        assert time.monotonic() - started < 0.3
+        assert reply.status_code == 503 and "max_queue_requests" in reply.text
+        assert int(reply.headers["retry-after"]) >= 1
+        late = read_until(connections[0], b"max_queue_s")
+        assert late.split()[1] == b"503" and b"retry-after: " in late
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_a_quiet_stream_is_kept_alive(strict: RunningServer) -> None:
+    with connect(strict) as connection:
+        strict.client.step_s = 0.35
+        connection.sendall(raw_request({"messages": MESSAGES, "max_tokens": 3, "stream": True}))
+        data = read_until(connection, b"[DONE]")
+        strict.client.step_s = 0.001
+    assert b": keep-alive\n\n" in data
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_stream_ends_in_one_way(strict: RunningServer, after: int) -> None:
+    """With an error event when the engine is lost, and with [DONE] when it is not."""
+    body = {"messages": MESSAGES, "max_tokens": 20, "stream": True, "ignore_eos": True}
+    strict.call(lambda: setattr(strict.client, "fail_after", after))
+    lost = httpx.post(f"{strict.url}{CHAT}", json=body)
+    if after == 0:
+        assert lost.status_code == 500 and "engine was lost" in lost.text
+    else:
+        assert "engine was lost" in lost.text.split("\n\n")[-2]
+        assert lost.text.count('"error"') == 1 and "[DONE]" not in lost.text
+    whole = httpx.post(f"{strict.url}{CHAT}", json=body)
+    assert whole.text.endswith("data: [DONE]\n\n") and '"error"' not in whole.text
+
+
+@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
+def test_probes_tell_the_truth(strict: RunningServer, state: EngineState) -> None:
+    strict.client.state = state
+    with httpx.Client(base_url=strict.url) as http:
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/readyz").json()["status"] == state.value
+        assert http.get("/livez").status_code == (503 if state is EngineState.DEAD else 200)
+        assert http.get("/health").status_code == (200 if state is EngineState.DRAINING else 503)
+        for path in (CHAT, "/v1/completions", "/tokenize"):
+            reply = http.post(path, json={"messages": MESSAGES})
+            assert reply.status_code == 503 and state.value in reply.text
+            assert "retry-after" in reply.headers
+        assert http.get("/v1/models").status_code == 503
+        assert http.get("/metrics").status_code == 200
+
+
+def test_draining_lets_open_streams_end(strict: RunningServer) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 100, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{strict.url}{CHAT}", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        strict.client.state = EngineState.DRAINING
+        assert httpx.post(f"{strict.url}{CHAT}", json=body).status_code == 503
+        assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -1,0 +1,133 @@
+"""Keys, hosts, headers: what guards every route."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
+from quire.server.gate import OPEN_PATHS
+from quire.server.limits import Limits
+from quire.server.settings import ServerSettings
+from tests.server.running import RunningServer, running_server
+
+KEYS = ("first-key-0123456789", "second-key-0123456789")
+BODY = {"prompt": "The same long prompt for everybody. " * 4, "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def guarded(front: ModelFront) -> Iterator[RunningServer]:
+    settings = ServerSettings(
+        api_key=KEYS,
+        disable_access_log=True,
+        limits=Limits(max_requests_per_key=2, header_timeout_s=0.3, max_header_bytes=4096),
+    )
+    with running_server(front, settings) as found:
+        yield found
+
+
+def routes(server: RunningServer) -> list[str]:
+    document = httpx.get(f"{server.url}/openapi.json", headers={"x-api-key": KEYS[0]}).json()
+    return [
+        path.replace("{model_id}", "x").replace("{request_id}", "x") for path in document["paths"]
+    ]
+
+
+def test_every_route_wants_a_key_but_the_probes(guarded: RunningServer) -> None:
+    paths = [*routes(guarded), "/docs", "/redoc", "/openapi.json", "/no-such", "/livez/", "//livez"]
+    assert "/metrics" in paths and "/tokenize" in paths
+    with httpx.Client(base_url=guarded.url) as http:
+        for path in paths:
+            for method in ("GET", "POST", "OPTIONS", "HEAD"):
+                reply = http.request(method, path)
+                if path in OPEN_PATHS:
+                    assert reply.status_code in (200, 405), path
+                else:
+                    assert reply.status_code == 401, (method, path)
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": f"Bearer {KEYS[0]}"}, 200),
+        ({"authorization": f"bearer {KEYS[1]}"}, 200),
+        ({"x-api-key": KEYS[1]}, 200),
+        ({"authorization": f"Basic {KEYS[0]}"}, 401),
+        ({"authorization": KEYS[0]}, 401),
+        ({"x-api-key": KEYS[0][:-1]}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"authorization": "Bearer"}, 401),
+    ],
+    ids=str,
+)
+def test_keys(guarded: RunningServer, headers: dict[str, str], status: int) -> None:
+    assert httpx.get(f"{guarded.url}/v1/models", headers=headers).status_code == status
+
+
+def test_holders_of_different_keys_share_no_prefix(guarded: RunningServer) -> None:
+    def cached(key: str, **fields: object) -> int:
+        reply = httpx.post(
+            f"{guarded.url}/v1/completions", json={**BODY, **fields}, headers={"x-api-key": key}
+        )
+        return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(KEYS[0]) == 0
+    assert cached(KEYS[0]) > 0
+    assert cached(KEYS[1]) == 0
+    assert cached(KEYS[0], cache_salt="other") == 0
+    guarded.wait_until_idle()
+
+
+def test_one_key_has_so_many_requests_at_once(guarded: RunningServer) -> None:
+    guarded.client.paused = True
+    url, headers = f"{guarded.url}/v1/completions", {"x-api-key": KEYS[0]}
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(httpx.post, url, json=BODY, headers=headers) for _ in range(2)]
+        while guarded.call(lambda: guarded.client.num_unfinished) < 2:
+            time.sleep(0.005)
+        reply = httpx.post(url, json=BODY, headers=headers)
+        assert reply.status_code == 429 and "max_requests_per_key" in reply.text
+        assert int(reply.headers["retry-after"]) >= 1
+        other = httpx.get(f"{guarded.url}/version", headers={"x-api-key": KEYS[1]})
+        assert other.status_code == 200
+        guarded.client.paused = False
+        assert [found.result().status_code for found in waiting] == [200, 200]
+    guarded.wait_until_idle()
+
+
+def test_too_many_headers(guarded: RunningServer) -> None:
+    headers = {"x-api-key": KEYS[0], **{f"x-{i}": "v" for i in range(100)}}
+    reply = httpx.get(f"{guarded.url}/version", headers=headers)
+    assert reply.status_code == 431 and "max_headers" in reply.json()["error"]["message"]
+
+
+def test_a_foreign_host_is_refused_without_a_key(server: RunningServer) -> None:
+    for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("evil.example:80", 403)):
+        reply = httpx.get(f"{server.url}/version", headers={"host": host})
+        assert reply.status_code == status, host
+
+
+def test_request_ids_come_back(server: RunningServer) -> None:
+    def returned(given: str) -> str:
+        return httpx.get(f"{server.url}/version", headers={"x-request-id": given}).headers[
+            "x-request-id"
+        ]
+
+    assert returned("mine-1") == "mine-1"
+    assert returned("x" * 129) != "x" * 129
+    assert returned("") != ""
+
+
+def test_listening_to_the_world_wants_a_key() -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        ServerSettings(host="0.0.0.0")
+    assert ServerSettings(host="0.0.0.0", api_key=(KEYS[0],)).api_key
+    assert ServerSettings(host="0.0.0.0", insecure_no_auth=True)
+    with pytest.raises(ConfigError, match="at least 16"):
+        ServerSettings(api_key=("short",))

@@ -1,0 +1,198 @@
+"""Requests that cannot be served: each gets a 4xx that names what is wrong, and costs nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.server.body import check_shape
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from tests.server.running import RunningServer
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    return http.post(path, json={**base, "max_tokens": 2, **body})
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"temperatur": 1}, "temperature"),
+    (CHAT, {"no_such_field_at_all": 1}, "no_such_field_at_all"),
+    (CHAT, {"guided_json": {"type": "object"}}, "structured output is not offered"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "structured output is not offered"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tool calls are not offered"),
+    (CHAT, {"temperature": "hot"}, "temperature: expected float or null, got str"),
+    (CHAT, {"temperature": -0.1}, "temperature is -0.1"),
+    (CHAT, {"top_p": 1.5}, "top_p is 1.5"),
+    (CHAT, {"n": 0}, "n is 0"),
+    (CHAT, {"n": 17}, "max_n"),
+    (CHAT, {"n": 10**9}, "max_n"),
+    (CHAT, {"max_tokens": 0}, "max_tokens is 0"),
+    (CHAT, {"max_tokens": 100_000}, "maximum context length is 512 tokens"),
+    (CHAT, {"min_tokens": 9}, "min_tokens is 9"),
+    (CHAT, {"top_logprobs": 2}, "logprobs is not true"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "max_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs is -1"),
+    (CHAT, {"stop": ["x"] * 17}, "max_stop"),
+    (CHAT, {"stop": "x" * 300}, "max_stop_chars"),
+    (CHAT, {"stop": [""]}, "stop"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream is not true"),
+    (CHAT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    (CHAT, {"logit_bias": {"not a token": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"99999": 1}}, "99999"),
+    (CHAT, {"logit_bias": {str(i): 1 for i in range(1025)}}, "max_logit_bias"),
+    (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
+    (CHAT, {"cache_salt": "x" * 129}, "max_label_chars"),
+    (CHAT, {"cache_salt": "a\nb"}, "printable"),
+    (CHAT, {"seed": 2**64}, "seed"),
+    (CHAT, {"chat_template": "{{ messages }}"}, "--trust-request-chat-template"),
+    (CHAT, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+    (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "both true"),
+    (CHAT, {"messages": []}, "messages is empty"),
+    (CHAT, {"messages": [{"content": "x"}]}, "role"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+    (CHAT, {"messages": [{"role": "user", "content": [7]}]}, "text only"),
+    (CHAT, {"messages": MESSAGES * 2049}, "max_messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 80_000}]}, "max_prompt_chars"),
+    (TEXT, {"prompt": ""}, "at least one character"),
+    (TEXT, {"prompt": []}, "empty list"),
+    (TEXT, {"prompt": [1, "a"]}, "mixes"),
+    (TEXT, {"prompt": [[]]}, "no tokens"),
+    (TEXT, {"prompt": [-1]}, "-1"),
+    (TEXT, {"prompt": [10**12]}, "outside the vocabulary"),
+    (TEXT, {"prompt": ["a"] * 300}, "max_sequences"),
+    (TEXT, {"prompt": ["a"] * 20, "n": 16}, "max_sequences"),
+    (TEXT, {"suffix": "end"}, "suffix"),
+    (TEXT, {"best_of": 4}, "best_of"),
+    (TEXT, {"use_beam_search": True}, "beam search"),
+    (TEXT, {"logprobs": 21}, "max_logprobs"),
+    (TEXT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    (TEXT, {"priority": 1}, "priority"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "words"), REFUSED, ids=lambda value: str(value)[:60])
+def test_names_what_is_wrong(
+    http: httpx.Client, path: str, body: dict[str, Any], words: str
+) -> None:
+    reply = post(http, path, body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert words in error["message"], error
+    assert error["code"] == 400 and error["type"] == "BadRequestError"
+    assert len(reply.content) <= 2048
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"tools": None}, {"response_format": {"type": "text"}}, {"priority": 0}, {"user": "me"}],
+    ids=str,
+)
+def test_fields_that_ask_for_nothing_are_taken(http: httpx.Client, body: dict[str, Any]) -> None:
+    assert post(http, CHAT, body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"", {}, 400),
+        (b"{", {}, 400),
+        (b"[]", {}, 400),
+        (b"null", {}, 400),
+        (b'{"prompt": "\xff"}', {}, 400),
+        (b'{"prompt": "\\ud800"}', {}, 400),
+        (b'{"prompt": "a", "temperature": NaN}', {}, 400),
+        (b'{"prompt": "a", "temperature": 1e999}', {}, 400),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", {}, 400),
+        (b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, 400),
+        (b'{"prompt": [' + b"1," * 300_000 + b"1]}", {}, 400),
+        (b'{"prompt": "a", "' + b"k" * 1000 + b'": 1}', {}, 400),
+        (b'{"prompt": "' + b"a" * (9 * 2**20) + b'"}', {}, 413),
+        (b"prompt=a", {"content-type": "application/x-www-form-urlencoded"}, 415),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"{}", {"content-encoding": "gzip"}, 415),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bodies(http: httpx.Client, content: bytes, headers: dict[str, str], status: int) -> None:
+    headers = {"content-type": "application/json", **headers}
+    reply = http.post(TEXT, content=content, headers=headers)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["message"]
+    assert len(reply.content) <= 2048
+
+
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
+    missing = http.get("/v1/no-such-route")
+    assert missing.status_code == 404 and missing.json()["error"]["type"] == "NotFoundError"
+    wrong = http.get(TEXT)
+    assert wrong.status_code == 405 and "GET" in wrong.json()["error"]["message"]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = (
+    "model", "prompt", "messages", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+    "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
+    "echo", "stream", "stream_options", "truncate_prompt_tokens", "cache_salt", "request_id",
+    "chat_template_kwargs", "documents", "reasoning_effort", "tools", "response_format",
+)  # fmt: skip
+NUMBERS = st.sampled_from(
+    [-1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.0, 0.5, True, "1", None, "\x00", ""]
+)
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize"]),
+    fields=st.dictionaries(st.sampled_from(FIELDS), NUMBERS | ANYTHING, max_size=4),
+)
+def test_no_body_makes_the_server_fail(
+    server: RunningServer, path: str, fields: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {"max_tokens": 2}
+    if path == CHAT:
+        base["messages"] = MESSAGES
+    elif path == TEXT:
+        base["prompt"] = "hi"
+    content = json.dumps({**base, **fields}).encode("utf-8", "surrogatepass")
+    with httpx.Client(base_url=server.url, timeout=20) as http:
+        reply = http.post(path, content=content, headers={"content-type": "application/json"})
+    assert reply.status_code < 500, (fields, reply.text)
+    server.wait_until_idle()
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=ANYTHING)
+def test_shape_check_agrees_with_a_plain_count(value: Any) -> None:
+    def depth(item: Any) -> int:
+        inner = list(item.values()) if isinstance(item, dict) else item
+        if not isinstance(inner, list):
+            return 0
+        return 1 + max(map(depth, inner), default=0)
+
+    body = json.dumps(value).encode()
+    for highest in (1, 2, 3):
+        limits = Limits(max_json_depth=highest, max_json_key_bytes=10**6)
+        if depth(value) > highest:
+            with pytest.raises(RefusedError, match="max_json_depth"):
+                check_shape(body, limits)
+        else:
+            check_shape(body, limits)
