@@ -80,6 +80,7 @@ class Generation:
         self._samples = [
             _Sample(_output_renderer(front.renderer, prompt, params)) for _ in range(params.n)
         ]
+        self._has_failed = False
         self._expiry: RefusedError | None = None
         self._timer = self._expire_after(
             limits.max_queue_s,
@@ -114,9 +115,16 @@ class Generation:
         """Give back the place and the timer, and count what came of the request."""
         self._timer.cancel()
         self._place.leave()
+        timeline = self._timeline
+        timeline.num_generation_tokens += self.num_tokens
         for sample in self._samples:
-            self._metrics.count_finish(sample.ending or FinishReason.ABORT.value)
+            timeline.finish_reason = sample.ending or self._early_end()
+            self._metrics.count_finish(timeline.finish_reason)
         self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
+
+    def _early_end(self) -> str:
+        """What ended a sample that did not finish by itself."""
+        return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
 
     def _take_samples(self, update: RequestUpdate) -> list[SampleDelta]:
         num_tokens = sum(len(news.token_ids) for news in update.samples)
@@ -155,6 +163,7 @@ class Generation:
         elif finish.reason is FinishReason.LENGTH:
             delta.finish_reason = "length"
         else:
+            self._has_failed = True
             raise self._expiry or EngineError(
                 finish.message or "The engine ended the request early. Send it again."
             )

@@ -58,7 +58,7 @@ def run_server(engine: EngineSettings, server: ServerSettings) -> int:
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves the application; its own log says only what is wrong."""
+    """How uvicorn serves the application."""
     limits = settings.limits
     return uvicorn.Config(
         app,
@@ -66,7 +66,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",
         access_log=not settings.disable_access_log,
         server_header=False,
         proxy_headers=False,
@@ -162,12 +161,10 @@ class _Server:
         await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         draining.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await draining
+        # What is still open fails, with a message, when the client is closed.
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._http.force_exit = True
             self._second_signal.set()
         self._backend.drain()
         self._stop.set()
@@ -221,3 +218,5 @@ def _log_to_stderr() -> None:
         format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
         datefmt="%m-%d %H:%M:%S",
     )
+    # Its lines about starting would come before the engine is ready; the boot screen has them.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

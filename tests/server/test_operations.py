@@ -1,0 +1,211 @@
+"""What those who run a server see: metrics, timelines, logs, schema, tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.engine.model_front import ModelFront
+from quire.server.histogram import SHORT_BOUNDS, Histogram
+from quire.server.metrics import ServerMetrics
+from quire.server.settings import ServerSettings
+from quire.server.stats_line import StatsLine
+from quire.telemetry import EngineStats
+from tests.server.running import MODEL, RunningServer, running_server
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
+
+DASHBOARD_NAMES = [
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_params_max_tokens_bucket",
+    "vllm:request_params_n_bucket",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens_cached_total",
+    "vllm:admission_rejections_total",
+    "http_requests_total",
+    "http_request_duration_seconds_bucket",
+    "process_resident_memory_bytes",
+]
+
+
+def samples(text: str) -> dict[str, float]:
+    """By name, summed over labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def test_metrics_count_what_was_served(front: ModelFront) -> None:
+    with running_server(front) as server, httpx.Client(base_url=server.url) as http:
+        for _ in range(3):
+            assert http.post(CHAT, json=BODY).status_code == 200
+        http.post(CHAT, json={**BODY, "n": 0})
+        server.wait_until_idle()
+        text = http.get("/metrics").text
+    found = samples(text)
+    assert [name for name in DASHBOARD_NAMES if name not in found] == []
+    assert found["vllm:generation_tokens_total"] == 18
+    assert found["vllm:request_success_total"] == 3
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:time_to_first_token_seconds_count"] == 3
+    assert found["vllm:inter_token_latency_seconds_count"] == 15
+    assert f'http_requests_total{{handler="{CHAT}",method="POST",status="4xx"}} 1.0' in text
+    assert f'model_name="{MODEL}"' in text
+
+
+def test_labels_are_closed(http: httpx.Client) -> None:
+    http.request("PROPFIND", "/no/such/<path>")
+    text = http.get("/metrics").text
+    assert "<path>" not in text and "PROPFIND" not in text and 'method="OTHER"' in text
+
+
+def test_half_a_millisecond_has_a_bucket() -> None:
+    histogram = Histogram(SHORT_BOUNDS)
+    histogram.observe(0.0004)
+    histogram.observe(0.0009, times=2)
+    histogram.observe(1000.0)
+    found = dict(histogram.cumulative())
+    assert found["0.0005"] == 1 and found["0.001"] == 3 and found["+Inf"] == 4
+    assert histogram.total == pytest.approx(0.0004 + 0.0018 + 1000)
+
+
+def test_timeline_of_a_request(http: httpx.Client) -> None:
+    answer = http.post(CHAT, json={**BODY, "return_timeline": True, "request_id": "traced"})
+    line = answer.json()["timeline"]
+    steps = [line[f"{name}_ms"] for name in ("rendered", "queued", "scheduled", "first_token")]
+    assert steps == sorted(steps) and steps[0] > 0
+    assert sum(num for _, num in line["chunks"]) == 6 == line["num_generation_tokens"]
+    kept = http.get("/admin/requests/traced").json()
+    assert kept["finish_reason"] == "length" and kept["finished_ms"] >= line["first_token_ms"]
+    newest = http.get("/admin/requests").json()["requests"][0]
+    assert newest["request_id"] == "traced"
+    assert http.get("/admin/requests/unknown").status_code == 404
+
+
+def test_line_of_figures(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    line, metrics = StatsLine(10.0, clock=lambda: now[0]), ServerMetrics()
+    stats = EngineStats(
+        num_running=2, num_blocks=100, num_used_blocks=25,
+        prompt_tokens_total=100, cached_tokens_total=40,
+    )  # fmt: skip
+    caplog.set_level(logging.INFO, "quire.server")
+    metrics.prompt_tokens, metrics.generation_tokens = 500, 1000
+    for second in range(1, 11):
+        now[0] = float(second)
+        line.tick(stats, metrics)
+    assert caplog.messages == [
+        "Engine 000: Avg prompt throughput: 50.0 tokens/s, Avg generation throughput: 100.0 "
+        "tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 25.0%, Prefix cache hit "
+        "rate: 40.0%"
+    ]
+    for second in (20.0, 30.0, 40.0):
+        now[0] = second
+        line.tick(EngineStats(), metrics)
+    assert len(caplog.messages) == 2, "an idle engine says so once"
+
+
+def test_requests_are_logged_without_their_text(
+    front: ModelFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quire.server")
+    settings = ServerSettings(enable_log_requests=True, disable_access_log=True)
+    with running_server(front, settings) as server:
+        body = {**BODY, "messages": [{"role": "user", "content": "secret words"}]}
+        assert httpx.post(server.url + CHAT, json=body).status_code == 200
+    assert any("'max_tokens': 6" in message for message in caplog.messages)
+    assert "secret" not in caplog.text
+
+
+def test_schema_names_every_route_and_field(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert "max_completion_tokens" in schemas["ChatRequest"]["properties"]
+    for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert content["schema"]["$ref"].rpartition("/")[2] in schemas
+    assert http.get("/docs").status_code == 200
+
+
+def test_tokenizer_routes(http: httpx.Client, front: ModelFront) -> None:
+    tokenizer = front.renderer.tokenizer
+    assert tokenizer is not None
+    text = "Größe 日本 👩‍👧"
+    found = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert found["tokens"] == tokenizer.encode(text)
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
+    back = http.post("/detokenize", json={"tokens": plain["tokens"]}).json()
+    assert back == {"prompt": text}
+    chat = http.post("/tokenize", json={"messages": BODY["messages"]}).json()
+    asked = http.post(CHAT, json=BODY).json()
+    assert chat["count"] == asked["usage"]["prompt_tokens"]
+    info = http.get("/tokenizer_info").json()
+    assert "messages" in info["chat_template"] and info["eos_token"]
+    assert http.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
+    assert http.post("/tokenize", json={}).status_code == 400
+
+
+def test_generation_config_applies_and_can_be_overruled(
+    server: RunningServer, http: httpx.Client
+) -> None:
+    http.post(CHAT, json=BODY)
+    assert server.client.added[-1].params.temperature == 0.3
+    assert server.client.added[-1].params.top_p == 0.95
+    http.post(CHAT, json={**BODY, "temperature": 0, "top_p": 1})
+    assert server.client.added[-1].params.temperature == 0
+    assert server.client.added[-1].params.top_p == 1
+    http.post("/v1/completions", json={"prompt": "hi"})
+    assert server.client.added[-1].params.max_tokens == 16
+
+
+def test_truncation_keeps_the_end_of_the_prompt(server: RunningServer, http: httpx.Client) -> None:
+    prompt = list(range(10, 40))
+    body = {"prompt": prompt, "max_tokens": 2}
+    http.post("/v1/completions", json={**body, "truncate_prompt_tokens": 5})
+    assert server.client.added[-1].prompt_token_ids.tolist() == prompt[-5:]
+    long = {"prompt": [7] * 600, "max_tokens": 12, "truncate_prompt_tokens": -1}
+    assert http.post("/v1/completions", json=long).status_code == 200
+    assert len(server.client.added[-1].prompt_token_ids) == 500
+
+
+def test_version_is_that_of_the_package(http: httpx.Client) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", http.get("/version").json()["version"])
+
+
+def test_the_front_is_light() -> None:
+    """It starts in a fraction of a second and holds no model library."""
+    code = (
+        "import sys, quire.server; heavy = {'torch', 'transformers', 'triton', 'scipy'};"
+        "sys.exit(bool(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,190 @@
+"""The whole command: a process that serves the bundled model, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+
+CODE = """
+import sys
+from quire.config.settings import EngineSettings
+from quire.errors import QuireError
+from quire.server import ServerSettings, run_server
+try:
+    status = run_server(
+        EngineSettings(max_model_len=512, num_kv_blocks=256, num_threads=1, quiet=True),
+        ServerSettings(port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2])),
+    )
+except QuireError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("torch" in sys.modules, "transformers" in sys.modules)
+sys.exit(status)
+"""
+Found = TypeVar("Found")
+
+CHAT = "/v1/chat/completions"
+LONG = {
+    "messages": [{"role": "user", "content": "Count."}],
+    "max_tokens": 480,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+class Serving:
+    """The process, its address, and what it wrote to standard error."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines += [""]
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        return "".join(self.lines)
+
+    def url(self) -> str:
+        found = wait_for(lambda: re.search(r"listens on (\S+)", self.text), "the port")
+        assert found is not None
+        return found.group(1)
+
+    def wait_until_ready(self) -> str:
+        url = self.url()
+        wait_for(lambda: get_status(url) == 200, "readiness")
+        return url
+
+    def end(self) -> int:
+        status = self.process.wait(30)
+        self._reader.join(10)
+        return status
+
+
+def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = 60.0) -> Found:
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.02)
+    return found
+
+
+def get_status(url: str) -> int:
+    try:
+        return httpx.get(f"{url}/readyz").status_code
+    except httpx.ConnectError:
+        return 0
+
+
+@contextmanager
+def serving(tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0) -> Iterator[Serving]:
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        server = Serving(process)
+        try:
+            yield server
+        finally:
+            process.kill()
+            server.end()
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """Sockets have short paths."""
+    with tempfile.TemporaryDirectory(prefix="q") as path:
+        yield Path(path)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
+    with serving(short_tmp) as server:
+        url = server.url()
+        early = httpx.get(f"{url}/readyz")
+        assert early.status_code in (200, 503) and "status" in early.json()
+        server.wait_until_ready()
+        answer = httpx.post(f"{url}{CHAT}", json={**LONG, "stream": False, "max_tokens": 5})
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
+        (core,) = children(server.process.pid)
+        with httpx.stream("POST", f"{url}{CHAT}", json=LONG, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            refused = wait_for(lambda: refusal(url), "refusal")
+            assert refused == 503
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.end() == 0
+        assert server.process.stdout is not None
+        assert server.process.stdout.read().split() == ["False", "False"]
+    assert not Path(f"/proc/{core}").exists()
+    assert list(short_tmp.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    assert "export OPENAI_BASE_URL=" + url in server.text
+    assert "Application startup complete." in server.text and "tokens" in server.text
+
+
+def refusal(url: str) -> int:
+    try:
+        status = httpx.post(f"{url}{CHAT}", json={**LONG, "stream": False}).status_code
+    except httpx.ConnectError:
+        return 503
+    return status if status != 200 else 0
+
+
+@pytest.mark.parametrize("second", [None, signal.SIGTERM], ids=["deadline", "second signal"])
+def test_requests_that_do_not_end_get_an_error(
+    short_tmp: Path, second: signal.Signals | None
+) -> None:
+    with serving(short_tmp, shutdown_timeout=0.1 if second is None else 60.0) as server:
+        url = server.wait_until_ready()
+        body = {**LONG, "n": 16}
+        with httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            if second is not None:
+                time.sleep(0.1)
+                server.process.send_signal(second)
+            last = [line for line in lines if line][-1]
+            assert '"error"' in last or last == "data: [DONE]"
+        assert server.end() == 0
+        assert time.monotonic() - started < 20
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serving(short_tmp, port=port) as server:
+            assert server.end() == 1
+            assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
+            assert "Traceback" not in server.text

@@ -1,0 +1,85 @@
+"""The waiting room: bounds that follow the measured rate, and places that are given back once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.engine.model_front import ModelFront
+from quire.rendering import RenderedPrompt
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from quire.server.prompts import SHORT_CHARS, PromptRenderer
+from quire.server.waiting import Place, WaitingRoom
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 400))))
+def test_counts_are_those_of_the_places(moves: list[tuple[int, int, int]]) -> None:
+    room = WaitingRoom(Limits(max_queue_requests=4, max_queue_tokens=500))
+    held: list[tuple[Place, int]] = []
+    for kind, which, tokens in moves:
+        if kind < 2:
+            try:
+                place = room.enter()
+            except RefusedError:
+                assert len(held) == 4
+                continue
+            try:
+                place.hold(tokens)
+            except RefusedError:
+                assert held and sum(size for _, size in held) + tokens > 500
+                place.leave()
+                continue
+            held.append((place, tokens))
+        elif held:
+            place, _ = held.pop(which % len(held))
+            place.leave()
+            place.leave()
+        assert room.num_requests == len(held)
+        assert room.num_tokens == sum(size for _, size in held)
+
+
+def test_the_bound_on_tokens_follows_the_rate() -> None:
+    now = [0.0]
+    room = WaitingRoom(Limits(), clock=lambda: now[0])
+    room.set_capacity(max_model_len=1000, max_num_seqs=4)
+    places = [room.enter() for _ in range(2)]
+    places[0].hold(4000)
+    with pytest.raises(RefusedError, match="4000 tokens wait already") as found:
+        places[1].hold(1000)
+    assert found.value.status == 503 and found.value.retry_after_s == 1.0
+    room.observe(0)
+    now[0] = 1.0
+    room.observe(500)
+    assert room.tokens_per_s == 500
+    places[1].hold(1000)
+    assert room.retry_after_s == pytest.approx(5.0)
+
+
+def test_a_lone_request_is_always_let_in() -> None:
+    room = WaitingRoom(Limits(max_queue_tokens=10))
+    room.enter().hold(1000)
+    with pytest.raises(RefusedError, match="max_queue_tokens"):
+        room.enter().hold(1)
+
+
+def test_long_prompts_are_rendered_in_another_thread(front: ModelFront) -> None:
+    names: list[str] = []
+
+    class Watched:
+        def render_prompt(self, prompt: str, add_special_tokens: bool) -> RenderedPrompt:
+            names.append(threading.current_thread().name)
+            return front.renderer.render_prompt(prompt, add_special_tokens)
+
+    async def render(text: str) -> None:
+        await prompts.render_prompt(Watched(), text, 10**6)  # pyright: ignore
+
+    prompts = PromptRenderer(Limits(), 1)
+    asyncio.run(render("short"))
+    asyncio.run(render("long " * SHORT_CHARS))
+    prompts.close()
+    assert names[0] == "MainThread" and names[1].startswith("render")
