@@ -89,7 +89,12 @@ _AVX512_VNNI = Isa(
     "avx512_vnni", _X86, ("-mavx512vnni",), ("avx512_vnni",), extends=_AVX512, units=()
 )
 _AVX512_BF16 = Isa(
-    "avx512_bf16", _X86, ("-mavx512bf16",), ("avx512_bf16",), extends=_AVX512_VNNI, units=()
+    "avx512_bf16",
+    _X86,
+    ("-mavx512bf16",),
+    ("avx512_bf16",),
+    extends=_AVX512_VNNI,
+    units=("linear",),
 )
 
 # Best first. A later set (AMX, NEON) is a row here and, for another width, a section in simd.h.

@@ -67,13 +67,13 @@ QUIRE_INLINE vf widen(__m256i h) {
 QUIRE_INLINE vf load(const bf16* p) {
   return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// 2 · kLanes columns of packed weights (linear.cpp). For bf16 columns i and kLanes + i share 32 bits,
-// so that one instruction widens each half.
-QUIRE_INLINE void load_columns(const bf16* p, vf& low, vf& high) {
-  const __m512i both = _mm512_loadu_si512(p);
-  low = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-  high = _mm512_castsi512_ps(
-      _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+// kLanes pairs of bf16: the first ones of the pairs (the lower halves of the lanes), or the second.
+QUIRE_INLINE vf lower_halves(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+QUIRE_INLINE vf upper_halves(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p),
+                                              _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 QUIRE_INLINE vf load(const fp16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -175,10 +175,13 @@ QUIRE_INLINE vf load(const bf16* p) {
   const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
-QUIRE_INLINE void load_columns(const bf16* p, vf& low, vf& high) {
+QUIRE_INLINE vf lower_halves(const bf16* p) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  low = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-  high = _mm256_castsi256_ps(
+  return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+}
+QUIRE_INLINE vf upper_halves(const bf16* p) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(
       _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 QUIRE_INLINE vf load(const fp16* p) {
@@ -239,12 +242,6 @@ QUIRE_INLINE vf sums(const vf (&x)[8]) {
 #else
 #error "no vector type for this instruction set"
 #endif
-
-template <class E>
-QUIRE_INLINE void load_columns(const E* p, vf& low, vf& high) {
-  low = load(p);
-  high = load(p + kLanes);
-}
 
 // The first n < kLanes elements, zeros after them; nothing beyond is touched.
 template <class E>

@@ -13,7 +13,7 @@ from quire.ops.native import DTYPE_CODES, NativeLibrary
 __all__ = ["bind"]
 
 PANEL = 32
-"""Output columns of the widest panel of csrc/linear.cpp; storage is a multiple of it."""
+"""Output columns of the widest panel (csrc/linear_layout.h); storage is a multiple of it."""
 
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
@@ -22,7 +22,7 @@ def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
 
 
 class _CpuMatrix:
-    """Panels of output columns, K-major; 16-bit weights stay 16 bits wide."""
+    """Panels of output columns, K-major in pairs; 16-bit weights stay 16 bits wide."""
 
     def __init__(
         self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -31,7 +31,7 @@ class _CpuMatrix:
         self._outputs, self._depth = weight.shape
         self._dtype = weight.dtype
         self._code = DTYPE_CODES[weight.dtype]
-        size = -(-self._outputs // PANEL) * PANEL * self._depth
+        size = -(-self._outputs // PANEL) * PANEL * (self._depth + self._depth % 2)
         self._packed = torch.empty(size, dtype=weight.dtype)
         self._bias = None if bias is None else bias.float()
         self._pointer = self._packed.data_ptr()

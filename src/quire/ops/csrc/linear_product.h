@@ -1,0 +1,192 @@
+// y = x Wᵀ + b with any arithmetic of linear_tile.h: blocks of rows, tiles, panels, threads.
+#pragma once
+
+#include <array>
+#include <type_traits>
+#include <utility>
+
+#include "linear_tile.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace quire {
+
+constexpr int64_t kWorkPerTask = 1 << 17;  // multiplications, about 5 µs
+// Of gathered rows, so many that they stay in the caches while all weights pass.
+constexpr int64_t kBlockBytes = 3 << 20;
+constexpr int64_t kLeastBlockRows = 4 * kVectorRows;
+// How far a tile that reads weights from memory asks ahead (measured: 512 to 1,024 are best).
+constexpr int64_t kAheadBytes = 512;
+
+struct Problem {
+  int64_t rows, outputs, depth, x_stride, y_stride;
+  const float* bias;
+  Team* team;
+};
+
+// Panels that a tile of `rows` rows computes side by side, so that the sums hide the latency of the
+// instruction.
+constexpr int panels_together(int rows) {
+  return 4 * rows <= kVectorRows ? 4 : 2 * rows <= kVectorRows ? 2 : 1;
+}
+
+template <class A>
+using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t,
+                      Ahead<typename A::W>, float*);
+template <class A>
+struct Tiles {
+  std::array<Tile<A>, kVectorRows> one;   // one panel, by rows - 1
+  std::array<Tile<A>, kVectorRows> many;  // panels_together(rows) panels
+};
+template <class A, std::size_t... I>
+constexpr Tiles<A> tiles_of(std::index_sequence<I...>) {
+  return {{multiply_tile<A, I + 1, 1>...}, {multiply_tile<A, I + 1, panels_together(I + 1)>...}};
+}
+template <class A>
+constexpr Tiles<A> kTiles = tiles_of<A>(std::make_index_sequence<kVectorRows>());
+
+// K in whole lines.
+template <class A>
+int64_t gathered_depth(int64_t depth) {
+  return (depth + A::kLine - 1) / A::kLine * A::kLine;
+}
+
+// Rows [0, rows) of x, line by line.
+template <class A, class E>
+void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, typename A::X* out) {
+  for (int64_t k = 0; k < depth; k += A::kLine) {
+    const int n = static_cast<int>(std::min<int64_t>(A::kLine, depth - k));
+    for (int r = 0; r < rows; ++r, out += A::kLine) A::put_line(x + r * stride + k, n, out);
+  }
+}
+
+// Columns [column, column + kWidth) of one row: bias, rounding, and no more than there are.
+template <class E>
+QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t column, E* y) {
+  for (int half = 0; half < 2; ++half, column += kLanes, sums += kLanes) {
+    const int64_t left = problem.outputs - column;
+    if (left <= 0) return;
+    const int n = static_cast<int>(std::min<int64_t>(kLanes, left));
+    vf value = load(sums);
+    if (problem.bias != nullptr) {
+      const float* bias = problem.bias + column;
+      value = add(value, n == kLanes ? load(bias) : load_part(bias, n));
+    }
+    if (n == kLanes) {
+      store(y + column, value);
+    } else {
+      store_part(y + column, value, n);
+    }
+  }
+}
+
+// Rows whose gathered x stays in the caches.
+template <class A>
+struct Block {
+  const Problem& problem;
+  const typename A::W* weight;
+  const typename A::X* x;  // tiles of `height` rows and one with what is left
+  int64_t height, num_tiles, num_panels;
+
+  Block(const Problem& problem, const typename A::W* weight, const typename A::X* x)
+      : problem(problem), weight(weight), x(x), num_panels(panels_of(problem.outputs)) {
+    const int64_t least = (problem.rows + kVectorRows - 1) / kVectorRows;
+    height = (problem.rows + least - 1) / least;
+    num_tiles = (problem.rows + height - 1) / height;
+  }
+
+  const typename A::W* panel(int64_t index) const {
+    return weight + index * panel_elements(problem.depth);
+  }
+  int64_t tile_offset(int64_t t) const { return t * height * gathered_depth<A>(problem.depth); }
+  int rows_of(int64_t t) const {
+    return static_cast<int>(std::min(height, problem.rows - t * height));
+  }
+
+  // Tile t by `count` panels from `first`.
+  template <class E>
+  void multiply(int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead, E* y) const {
+    alignas(64) float sums[2 * kVectorRows * kWidth];
+    const int rows = rows_of(t);
+    const auto& kernels = count == 1 ? kTiles<A>.one : kTiles<A>.many;
+    kernels[rows - 1](x + tile_offset(t), panel(first), pairs_of(problem.depth), ahead, sums);
+    for (int64_t i = 0; i < rows * count; ++i) {
+      put_columns(problem, sums + i * kWidth, (first + i % count) * kWidth,
+                  y + (t * height + i / count) * problem.y_stride);
+    }
+  }
+
+  // A single tile: what it reads now comes from memory.
+  Ahead<typename A::W> ahead_of(int64_t index) const {
+    return {panel(index) + kAheadBytes / sizeof(typename A::W), kPairElements};
+  }
+
+  // Tile t of those before `last`: they find their panel in the caches, so the last ones have time
+  // to fetch the next panel, each a part of it.
+  Ahead<typename A::W> ahead_of_next(int64_t index, int64_t t, int64_t first, int64_t last) const {
+    constexpr int64_t kMostParts =
+        std::max(1, kPairElements / kCacheLine<typename A::W>);  // a line for each pair
+    int64_t parts = kMostParts;
+    while (parts > last - first) parts /= 2;
+    const int64_t part = t - (last - parts);
+    if (part < 0) return {panel(index), 0};
+    const int64_t step = kPairElements / parts;
+    return {panel(index + 1) + part * step * pairs_of(problem.depth), step};
+  }
+};
+
+// Weights by all rows of a block, whose tasks are groups of panels by parts of the tiles.
+template <class A, class E>
+void multiply_block(const Block<A>& block, E* y) {
+  const Problem& problem = block.problem;
+  const int64_t threads = team_size(problem.team), panels = block.num_panels;
+  const int64_t together = block.num_tiles == 1 ? panels_together(block.rows_of(0)) : 1;
+  // Side by side only if there is enough for all threads then.
+  const int64_t group = panels >= 2 * together * threads ? together : 1;
+  const int64_t num_groups = (panels + group - 1) / group;
+  const int64_t wanted = std::min(block.num_tiles, (4 * threads + panels - 1) / panels);
+  const int64_t tiles = threads == 1 ? block.num_tiles : (block.num_tiles + wanted - 1) / wanted;
+  const int64_t num_parts = (block.num_tiles + tiles - 1) / tiles;
+  const int64_t work = group * kWidth * tiles * block.height * problem.depth;
+  parallel_for(num_groups * num_parts, kWorkPerTask / (work + 1) + 1, problem.team,
+               [&](int64_t task) {
+    const int64_t panel = task % num_groups * group, end = std::min(panels, panel + group);
+    const int64_t first = task / num_groups * tiles, last = std::min(block.num_tiles, first + tiles);
+    if (group > 1 && end - panel == group) {
+      block.multiply(0, panel, group, block.ahead_of(panel), y);
+      return;
+    }
+    for (int64_t p = panel; p < end; ++p) {
+      for (int64_t t = first; t < last; ++t) {
+        block.multiply(t, p, 1, block.num_tiles == 1 ? block.ahead_of(p)
+                                                     : block.ahead_of_next(p, t, first, last), y);
+      }
+    }
+  });
+}
+
+template <class A, class E>
+int multiply(const Problem& problem, const E* x, const typename A::W* weight, E* y) {
+  using X = typename A::X;
+  const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
+  const int64_t fitting = kBlockBytes / (row_bytes + 1) / kVectorRows * kVectorRows;
+  const int64_t most = std::min(problem.rows, std::max(kLeastBlockRows, fitting));
+  struct Gathered;
+  X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes));
+  if (gathered == nullptr) return 2;
+  for (int64_t first = 0; first < problem.rows; first += most) {
+    Problem part = problem;
+    part.rows = std::min(most, problem.rows - first);
+    const Block<A> block(part, weight, gathered);
+    parallel_for(block.num_tiles, kWorkPerTask / (block.height * depth + 1) + 1, problem.team,
+                 [&](int64_t t) {
+                   gather_rows<A>(x + (first + t * block.height) * problem.x_stride,
+                                  problem.x_stride, problem.depth, block.rows_of(t),
+                                  gathered + block.tile_offset(t));
+                 });
+    multiply_block(block, y + first * problem.y_stride);
+  }
+  return 0;
+}
+
+}  // namespace quire

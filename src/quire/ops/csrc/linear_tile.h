@@ -1,0 +1,134 @@
+// Products of a few rows and a few panels in registers, by the instructions there are.
+//
+// An arithmetic names its types, how rows are laid out for it, and how one pair of k is added to the
+// sums. Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
+//
+// Rows are gathered line by line: K elements 0 … kLine - 1 of every row, then the next kLine of
+// every row, … filled up with zeros. So a tile reads them in order, at constant distances.
+#pragma once
+
+#include <cstring>
+
+#include "linear_layout.h"
+
+namespace quire {
+
+// Rows of a register tile: 24 (10) sums, two weights and one x in 32 (16) registers. With 12 sums of
+// 16 registers gcc has none left to widen 16-bit weights in.
+constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
+
+// x and weights as float32, by fma: k even, then k odd.
+template <class Weight>
+struct Fma {
+  using W = Weight;
+  using X = float;
+  static constexpr int kLine = kLanes;
+
+  template <class E>
+  static void put_line(const E* x, int n, float* line) {
+    store(line, n == kLine ? load(x) : load_part(x, n));
+  }
+
+  template <int R, int P>
+  QUIRE_INLINE static void add_pair(const float* x, const W* panel, int64_t stride,
+                                    vf (&sums)[R][P][2]) {
+    add<false>(x, panel, stride, sums);
+    add<true>(x + 1, panel, stride, sums);
+  }
+
+  template <bool Odd, int R, int P>
+  QUIRE_INLINE static void add(const float* x, const W* panel, int64_t stride,
+                               vf (&sums)[R][P][2]) {
+    vf w[P][2];
+    for (int p = 0; p < P; ++p) load_columns<Odd>(panel + p * stride, w[p][0], w[p][1]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const vf value = set1(x[r * kLine]);
+      for (int p = 0; p < P; ++p) {
+        sums[r][p][0] = fma(value, w[p][0], sums[r][p][0]);
+        sums[r][p][1] = fma(value, w[p][1], sums[r][p][1]);
+      }
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bf16 by bf16: VDPBF16PS adds both products of a pair to a float32, the one of the odd k first
+// (Intel SDM: round to nearest even, denormals are zeros).
+struct Bf16Dot {
+  using W = bf16;
+  using X = bf16;
+  static constexpr int kLine = 32;
+
+  static void put_line(const bf16* x, int n, bf16* line) {
+    if (n == kLine) {
+      std::memcpy(line, x, kLine * sizeof(bf16));
+    } else {
+      std::memcpy(line, x, n * sizeof(bf16));
+      std::memset(line + n, 0, (kLine - n) * sizeof(bf16));
+    }
+  }
+
+  template <int R, int P>
+  QUIRE_INLINE static void add_pair(const bf16* x, const bf16* panel, int64_t stride,
+                                    vf (&sums)[R][P][2]) {
+    __m512bh w[P][2];
+    for (int p = 0; p < P; ++p) {
+      for (int half = 0; half < 2; ++half) {
+        w[p][half] = (__m512bh)_mm512_loadu_si512(panel + p * stride + half * kWidth);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      int32_t pair;
+      std::memcpy(&pair, x + r * kLine, sizeof pair);
+      const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+      for (int p = 0; p < P; ++p) {
+        sums[r][p][0] = _mm512_dpbf16_ps(sums[r][p][0], value, w[p][0]);
+        sums[r][p][1] = _mm512_dpbf16_ps(sums[r][p][1], value, w[p][1]);
+      }
+    }
+  }
+};
+#endif
+
+// What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Tiles of
+// several panels always fetch whole pairs.
+template <class W>
+struct Ahead {
+  const W* start;
+  int64_t step;
+};
+template <class W>
+constexpr int kCacheLine = 64 / sizeof(W);
+
+// R gathered rows by P panels: out [R, P, kWidth].
+template <class A, int R, int P>
+void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
+                   Ahead<typename A::W> ahead, float* out) {
+  const int64_t stride = pairs * kPairElements;
+  vf sums[R][P][2];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+  }
+  for (int64_t left = pairs; left > 0; left -= A::kLine / 2, x += R * A::kLine) {
+    const int count = static_cast<int>(std::min<int64_t>(left, A::kLine / 2));
+    for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += ahead.step) {
+      const int64_t step = P > 1 ? kPairElements : ahead.step;
+      for (int64_t e = 0; e < step; e += kCacheLine<typename A::W>) {
+        for (int p = 0; p < P; ++p) {
+          _mm_prefetch(reinterpret_cast<const char*>(ahead.start + p * stride + e), _MM_HINT_T1);
+        }
+      }
+      A::add_pair(x + 2 * i, panel, stride, sums);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) {
+      store(out + (r * P + p) * kWidth, sums[r][p][0]);
+      store(out + (r * P + p) * kWidth + kLanes, sums[r][p][1]);
+    }
+  }
+}
+
+}  // namespace quire

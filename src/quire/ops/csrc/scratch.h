@@ -1,0 +1,28 @@
+// Working memory that a thread keeps from call to call.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+namespace quire {
+
+// At least `bytes`, aligned to 64, or null when there are none. What it held is lost; it is good
+// until this thread asks again, and other threads may use it as long as this one waits for them.
+template <class Owner>  // one piece for each kind of user, so that they do not take it from another
+inline void* thread_scratch(int64_t bytes) {
+  struct Piece {
+    std::unique_ptr<void, decltype(&std::free)> memory{nullptr, std::free};
+    int64_t size = 0;
+  };
+  static thread_local Piece piece;
+  if (bytes > piece.size) {
+    const int64_t whole_lines = (bytes + 63) / 64 * 64;
+    piece.memory.reset();
+    piece.memory.reset(std::aligned_alloc(64, whole_lines));
+    piece.size = piece.memory == nullptr ? 0 : whole_lines;
+  }
+  return piece.memory.get();
+}
+
+}  // namespace quire
