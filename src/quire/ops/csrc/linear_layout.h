@@ -1,6 +1,6 @@
 // How weights of linear layers lie in memory once they are packed.
 //
-// Panels of kWidth output columns, the last one filled up with zeros, each K-major in pairs of k: an
+// Panels of kWidth output columns, the last one filled up with zeros, K-major in pairs of k: an
 // odd K is filled up with zeros. In a pair of a bf16 panel the two k of a column are neighbours, so
 // that one 32-bit lane holds both (what VDPBF16PS and AMX take, and one shift or mask widens each);
 // other types hold all columns of the even k, then those of the odd one.

@@ -24,15 +24,15 @@ struct Problem {
   Team* team;
 };
 
-// Panels that a tile of `rows` rows computes side by side, so that the sums hide the latency of the
-// instruction.
+// Panels that a tile of `rows` rows computes side by side: at most kVectorRows rows by panels, so
+// many that the sums hide the latency of the instruction.
 constexpr int panels_together(int rows) {
   return 4 * rows <= kVectorRows ? 4 : 2 * rows <= kVectorRows ? 2 : 1;
 }
 
 template <class A>
-using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t,
-                      Ahead<typename A::W>, float*);
+using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t, Ahead<typename A::W>,
+                      float*);
 template <class A>
 struct Tiles {
   std::array<Tile<A>, kVectorRows> one;   // one panel, by rows - 1
@@ -106,7 +106,7 @@ struct Block {
   // Tile t by `count` panels from `first`.
   template <class E>
   void multiply(int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead, E* y) const {
-    alignas(64) float sums[2 * kVectorRows * kWidth];
+    alignas(64) float sums[kVectorRows * kWidth];
     const int rows = rows_of(t);
     const auto& kernels = count == 1 ? kTiles<A>.one : kTiles<A>.many;
     kernels[rows - 1](x + tile_offset(t), panel(first), pairs_of(problem.depth), ahead, sums);
@@ -116,53 +116,64 @@ struct Block {
     }
   }
 
-  // A single tile: what it reads now comes from memory.
-  Ahead<typename A::W> ahead_of(int64_t index) const {
-    return {panel(index) + kAheadBytes / sizeof(typename A::W), kPairElements};
+  // Tiles [first, last) by one panel. A single tile reads it from memory and asks ahead; several
+  // find it in the caches, so the last of them have time to fetch the panel `next`, each its part.
+  template <class E>
+  void multiply_panel(int64_t index, int64_t first, int64_t last, int64_t next, E* y) const {
+    if (last - first == 1) return multiply(first, index, 1, further(index), y);
+    int64_t parts = std::max(1, kPairElements / kCacheLine<typename A::W>);
+    while (parts > last - first) parts /= 2;
+    const int64_t step = kPairElements / parts;
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t part = t - (last - parts);
+      const auto* start = panel(next) + part * step * pairs_of(problem.depth);
+      multiply(t, index, 1, {start, part < 0 ? 0 : step}, y);
+    }
   }
 
-  // Tile t of those before `last`: they find their panel in the caches, so the last ones have time
-  // to fetch the next panel, each a part of it.
-  Ahead<typename A::W> ahead_of_next(int64_t index, int64_t t, int64_t first, int64_t last) const {
-    constexpr int64_t kMostParts =
-        std::max(1, kPairElements / kCacheLine<typename A::W>);  // a line for each pair
-    int64_t parts = kMostParts;
-    while (parts > last - first) parts /= 2;
-    const int64_t part = t - (last - parts);
-    if (part < 0) return {panel(index), 0};
-    const int64_t step = kPairElements / parts;
-    return {panel(index + 1) + part * step * pairs_of(problem.depth), step};
+  Ahead<typename A::W> further(int64_t index) const {
+    return {panel(index) + kAheadBytes / sizeof(typename A::W), kPairElements};
   }
 };
 
-// Weights by all rows of a block, whose tasks are groups of panels by parts of the tiles.
+// What one task computes of a block.
+struct TaskSize {
+  int64_t panels, tiles;
+};
+
+// Panels side by side for few rows, all tiles for many, unless that leaves threads without work.
+template <class A>
+TaskSize task_size(const Block<A>& block, int64_t threads) {
+  const int64_t together = block.num_tiles == 1 ? panels_together(block.rows_of(0)) : 1;
+  if (threads == 1) return {together, block.num_tiles};
+  if (block.num_panels < 2 * together * threads && together > 1) return {1, 1};
+  const int64_t wanted = (4 * threads + block.num_panels - 1) / block.num_panels;
+  return {together, (block.num_tiles + wanted - 1) / wanted};
+}
+
+// All rows of a block by all panels.
 template <class A, class E>
 void multiply_block(const Block<A>& block, E* y) {
   const Problem& problem = block.problem;
-  const int64_t threads = team_size(problem.team), panels = block.num_panels;
-  const int64_t together = block.num_tiles == 1 ? panels_together(block.rows_of(0)) : 1;
-  // Side by side only if there is enough for all threads then.
-  const int64_t group = panels >= 2 * together * threads ? together : 1;
-  const int64_t num_groups = (panels + group - 1) / group;
-  const int64_t wanted = std::min(block.num_tiles, (4 * threads + panels - 1) / panels);
-  const int64_t tiles = threads == 1 ? block.num_tiles : (block.num_tiles + wanted - 1) / wanted;
-  const int64_t num_parts = (block.num_tiles + tiles - 1) / tiles;
-  const int64_t work = group * kWidth * tiles * block.height * problem.depth;
-  parallel_for(num_groups * num_parts, kWorkPerTask / (work + 1) + 1, problem.team,
-               [&](int64_t task) {
-    const int64_t panel = task % num_groups * group, end = std::min(panels, panel + group);
-    const int64_t first = task / num_groups * tiles, last = std::min(block.num_tiles, first + tiles);
-    if (group > 1 && end - panel == group) {
-      block.multiply(0, panel, group, block.ahead_of(panel), y);
-      return;
+  const int64_t threads = team_size(problem.team);
+  const TaskSize size = task_size(block, threads);
+  const int64_t groups = (block.num_panels + size.panels - 1) / size.panels;
+  const int64_t parts = (block.num_tiles + size.tiles - 1) / size.tiles;
+  const int64_t work = size.panels * kWidth * size.tiles * block.height * problem.depth;
+  auto compute = [&](int64_t task) {
+    const int64_t panel = task % groups * size.panels;
+    const int64_t end = std::min(block.num_panels, panel + size.panels);
+    if (size.panels > 1 && end - panel == size.panels) {
+      return block.multiply(0, panel, size.panels, block.further(panel), y);
     }
+    const int64_t first = task / groups * size.tiles;
+    const int64_t last = std::min(block.num_tiles, first + size.tiles);
     for (int64_t p = panel; p < end; ++p) {
-      for (int64_t t = first; t < last; ++t) {
-        block.multiply(t, p, 1, block.num_tiles == 1 ? block.ahead_of(p)
-                                                     : block.ahead_of_next(p, t, first, last), y);
-      }
+      // The other threads are at the panels between.
+      block.multiply_panel(p, first, last, (p + threads) % block.num_panels, y);
     }
-  });
+  };
+  parallel_for(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute);
 }
 
 template <class A, class E>
@@ -178,12 +189,12 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, E*
     Problem part = problem;
     part.rows = std::min(most, problem.rows - first);
     const Block<A> block(part, weight, gathered);
+    auto gather = [&](int64_t t) {
+      gather_rows<A>(x + (first + t * block.height) * problem.x_stride, problem.x_stride,
+                     problem.depth, block.rows_of(t), gathered + block.tile_offset(t));
+    };
     parallel_for(block.num_tiles, kWorkPerTask / (block.height * depth + 1) + 1, problem.team,
-                 [&](int64_t t) {
-                   gather_rows<A>(x + (first + t * block.height) * problem.x_stride,
-                                  problem.x_stride, problem.depth, block.rows_of(t),
-                                  gathered + block.tile_offset(t));
-                 });
+                 gather);
     multiply_block(block, y + first * problem.y_stride);
   }
   return 0;

@@ -1,6 +1,6 @@
 // Products of a few rows and a few panels in registers, by the instructions there are.
 //
-// An arithmetic names its types, how rows are laid out for it, and how one pair of k is added to the
+// An arithmetic names its types, how rows are laid out for it, and how a pair of k is added to the
 // sums. Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
 //
 // Rows are gathered line by line: K elements 0 … kLine - 1 of every row, then the next kLine of
@@ -13,8 +13,8 @@
 
 namespace quire {
 
-// Rows of a register tile: 24 (10) sums, two weights and one x in 32 (16) registers. With 12 sums of
-// 16 registers gcc has none left to widen 16-bit weights in.
+// Rows of a register tile: 24 (10) sums, two weights and one x in 32 (16) registers. With 12 sums
+// in 16 registers gcc has none left to widen 16-bit weights in.
 constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 
 // x and weights as float32, by fma: k even, then k odd.

@@ -16,8 +16,8 @@ inline void* thread_scratch(int64_t bytes) {
     int64_t size = 0;
   };
   static thread_local Piece piece;
-  if (bytes > piece.size) {
-    const int64_t whole_lines = (bytes + 63) / 64 * 64;
+  if (bytes >= piece.size) {
+    const int64_t whole_lines = (bytes / 64 + 1) * 64;
     piece.memory.reset();
     piece.memory.reset(std::aligned_alloc(64, whole_lines));
     piece.size = piece.memory == nullptr ? 0 : whole_lines;
