@@ -15,12 +15,44 @@ constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
 constexpr int kBlockQuads = 8;           // the most that add_nibbles takes
 constexpr int kSymmetricZero = 8;
 
+// Adds the products of kBlockQuads quads to the sums of a tile.
+template <int R, int P>
+QUIRE_INLINE void add_block(vi (&sums)[R][P][2], const uint8_t* weight, int64_t stride,
+                            const int32_t* inputs, const char* ahead) {
+  const vi mask = set1_int(0x0f0f0f0f);
+  vi parts[R][P][2];
+  each_sum<R, P>([&](int r, int p, int half) { parts[r][p][half] = open_sum(sums[r][p][half]); });
+  QUIRE_UNROLL
+  for (int q = 0; q < kBlockQuads; ++q) {
+    vi low[P], high[P];
+    QUIRE_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const vi both = load_int(weight + p * stride + q * kQuadBytes);
+      low[p] = and_int(both, mask);
+      high[p] = and_int(shift_right_16bit(both, 4), mask);
+      _mm_prefetch(ahead + p * stride + q * kQuadBytes, _MM_HINT_T1);
+    }
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const vi value = set1_int(inputs[q * R + r]);
+      QUIRE_UNROLL
+      for (int p = 0; p < P; ++p) {
+        parts[r][p][0] = add_nibbles(parts[r][p][0], low[p], value);
+        parts[r][p][1] = add_nibbles(parts[r][p][1], high[p], value);
+      }
+    }
+  }
+  each_sum<R, P>([&](int r, int p, int half) {
+    sums[r][p][half] = close_sum(sums[r][p][half], parts[r][p][half]);
+  });
+}
+
 // kZeros: whether there are zero points.
 template <bool kZeros>
 struct Int4Format {
   static constexpr int kInputs = 1;
-  // Rows of a register tile: 12 (4) integer and as many float32 sums.
-  static constexpr int kMaxRows = kLanes == 16 ? 6 : 2;
+  // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
+  static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 4;
   static constexpr int64_t kBlockRows = 240;
   static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
 
@@ -45,73 +77,45 @@ struct Int4Format {
     const int64_t stride = groups * format.group_bytes();
     const uint8_t* zeros = kZeros ? format.zeros + panel * groups * kLanes : nullptr;
     const int32_t* inputs = x.inputs;
-    const vi mask = set1_int(0x0f0f0f0f);
     vf totals[R][P][2];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
-    }
+    each_sum<R, P>([&](int r, int p, int half) { totals[r][p][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {
       vi sums[R][P][2];
+      QUIRE_UNROLL
       for (int p = 0; p < P; ++p) {
-        vi low, high;
-        if (kZeros) load_zeros(zeros + (p * groups + g) * kLanes, low, high);
+        vi zero[2];
+        if (kZeros) load_halves(zeros + (p * groups + g) * kLanes, zero[0], zero[1]);
+        QUIRE_UNROLL
         for (int r = 0; r < R; ++r) {
           const vi sum = set1_int(x.sums[g * R + r]);
-          sums[r][p][0] = kZeros ? pairs(low, sum) : sum;
-          sums[r][p][1] = kZeros ? pairs(high, sum) : sum;
+          sums[r][p][0] = kZeros ? pairs(zero[0], sum) : sum;
+          sums[r][p][1] = kZeros ? pairs(zero[1], sum) : sum;
         }
       }
       for (int64_t b = 0; b < blocks; ++b) {
-        vi parts[R][P][2];
-        for (int r = 0; r < R; ++r) {
-          for (int p = 0; p < P; ++p) {
-            parts[r][p][0] = open_sum(sums[r][p][0]);
-            parts[r][p][1] = open_sum(sums[r][p][1]);
-          }
-        }
-        for (int q = 0; q < kBlockQuads; ++q) {
-          vi low[P], high[P];
-          for (int p = 0; p < P; ++p) {
-            const vi both = load_int(weight + p * stride);
-            low[p] = and_int(both, mask);
-            high[p] = and_int(shift_right_16bit(both, 4), mask);
-            _mm_prefetch(ahead + p * stride, _MM_HINT_T0);
-          }
-          for (int r = 0; r < R; ++r) {
-            const vi value = set1_int(inputs[r]);
-            for (int p = 0; p < P; ++p) {
-              parts[r][p][0] = add_nibbles(parts[r][p][0], low[p], value);
-              parts[r][p][1] = add_nibbles(parts[r][p][1], high[p], value);
-            }
-          }
-          inputs += R;
-          weight += kQuadBytes;
-          ahead += kQuadBytes;
-        }
-        for (int r = 0; r < R; ++r) {
-          for (int p = 0; p < P; ++p) {
-            sums[r][p][0] = close_sum(sums[r][p][0], parts[r][p][0]);
-            sums[r][p][1] = close_sum(sums[r][p][1], parts[r][p][1]);
-          }
-        }
+        add_block(sums, weight, stride, inputs, ahead);
+        inputs += kBlockQuads * R;
+        weight += kBlockQuads * kQuadBytes;
+        ahead += kBlockQuads * kQuadBytes;
       }
+      vf scales[P][2];
+      QUIRE_UNROLL
       for (int p = 0; p < P; ++p) {
         const fp16* scale = reinterpret_cast<const fp16*>(weight + p * stride);
-        const vf low = load(scale), high = load(scale + kLanes);
-        for (int r = 0; r < R; ++r) {
-          totals[r][p][0] = fma(to_float(sums[r][p][0]), low, totals[r][p][0]);
-          totals[r][p][1] = fma(to_float(sums[r][p][1]), high, totals[r][p][1]);
-        }
+        scales[p][0] = load(scale);
+        scales[p][1] = load(scale + kLanes);
+        _mm_prefetch(ahead + p * stride, _MM_HINT_T1);
       }
+      each_sum<R, P>([&](int r, int p, int half) {
+        totals[r][p][half] =
+            fma(to_float(sums[r][p][half]), scales[p][half], totals[r][p][half]);
+      });
       weight += kScaleBytes;
       ahead += kScaleBytes;
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        store(out + (r * P + p) * kWidth, totals[r][p][0]);
-        store(out + (r * P + p) * kWidth + kLanes, totals[r][p][1]);
-      }
-    }
+    each_sum<R, P>([&](int r, int p, int half) {
+      store(out + place<P>(r, p, half), totals[r][p][half]);
+    });
   }
 };
 

@@ -35,20 +35,21 @@ struct Int8Format {
     const int64_t quads = format.quads, stride = quads * 4 * kWidth;
     const int32_t* inputs = x.inputs;
     vi sums[R][P][2];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = set1_int(x.sums[r]);
-    }
+    each_sum<R, P>([&](int r, int p, int half) { sums[r][p][half] = set1_int(x.sums[r]); });
     for (int64_t q = 0; q < quads; ++q) {
       Bytes w[P][2];
+      QUIRE_UNROLL
       for (int p = 0; p < P; ++p) {
         w[p][0] = load_weights(weight + p * stride);
         w[p][1] = load_weights(weight + p * stride + 4 * kLanes);
         for (int line = 0; line < 4 * kWidth; line += 64) {
-          _mm_prefetch(ahead + p * stride + line, _MM_HINT_T0);
+          _mm_prefetch(ahead + p * stride + line, _MM_HINT_T1);
         }
       }
+      QUIRE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Inputs value = broadcast(inputs + r, R);
+        QUIRE_UNROLL
         for (int p = 0; p < P; ++p) {
           sums[r][p][0] = add_bytes(sums[r][p][0], w[p][0], value);
           sums[r][p][1] = add_bytes(sums[r][p][1], w[p][1], value);
@@ -58,12 +59,9 @@ struct Int8Format {
       weight += 4 * kWidth;
       ahead += 4 * kWidth;
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        store(out + (r * P + p) * kWidth, to_float(sums[r][p][0]));
-        store(out + (r * P + p) * kWidth + kLanes, to_float(sums[r][p][1]));
-      }
-    }
+    each_sum<R, P>([&](int r, int p, int half) {
+      store(out + place<P>(r, p, half), to_float(sums[r][p][half]));
+    });
   }
 };
 
