@@ -16,35 +16,25 @@ constexpr int kBlockQuads = 8;           // the most that add_nibbles takes
 constexpr int kSymmetricZero = 8;
 
 // Adds the products of kBlockQuads quads to the sums of a tile.
-template <int R, int P>
-QUIRE_INLINE void add_block(vi (&sums)[R][P][2], const uint8_t* weight, int64_t stride,
-                            const int32_t* inputs, const char* ahead) {
+template <int R>
+QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
+                            const uint8_t* ahead) {
   const vi mask = set1_int(0x0f0f0f0f);
-  vi parts[R][P][2];
-  each_sum<R, P>([&](int r, int p, int half) { parts[r][p][half] = open_sum(sums[r][p][half]); });
+  vi parts[R][2];
+  each_sum<R>([&](int r, int half) { parts[r][half] = open_sum(sums[r][half]); });
   QUIRE_UNROLL
   for (int q = 0; q < kBlockQuads; ++q) {
-    vi low[P], high[P];
-    QUIRE_UNROLL
-    for (int p = 0; p < P; ++p) {
-      const vi both = load_int(weight + p * stride + q * kQuadBytes);
-      low[p] = and_int(both, mask);
-      high[p] = and_int(shift_right_16bit(both, 4), mask);
-      _mm_prefetch(ahead + p * stride + q * kQuadBytes, _MM_HINT_T1);
-    }
+    const vi both = load_int(panel + q * kQuadBytes);
+    const vi low = and_int(both, mask), high = and_int(shift_right_16bit(both, 4), mask);
+    _mm_prefetch(ahead + q * kQuadBytes, _MM_HINT_T1);
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       const vi value = set1_int(inputs[q * R + r]);
-      QUIRE_UNROLL
-      for (int p = 0; p < P; ++p) {
-        parts[r][p][0] = add_nibbles(parts[r][p][0], low[p], value);
-        parts[r][p][1] = add_nibbles(parts[r][p][1], high[p], value);
-      }
+      parts[r][0] = add_nibbles(parts[r][0], low, value);
+      parts[r][1] = add_nibbles(parts[r][1], high, value);
     }
   }
-  each_sum<R, P>([&](int r, int p, int half) {
-    sums[r][p][half] = close_sum(sums[r][p][half], parts[r][p][half]);
-  });
+  each_sum<R>([&](int r, int half) { sums[r][half] = close_sum(sums[r][half], parts[r][half]); });
 }
 
 // kZeros: whether there are zero points.
@@ -64,57 +54,47 @@ struct Int4Format {
   int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
 
   int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
-  const uint8_t* panel_bytes(int64_t index) const { return weight + index * groups * group_bytes(); }
-  const char* panel(int64_t index) const {
-    return reinterpret_cast<const char*>(panel_bytes(index));
-  }
+  const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
 
-  template <int R, int P>
-  static void tile(const Int4Format& format, const QuantizedRows& x, int64_t panel,
-                   const char* ahead, float* out) {
-    const uint8_t* weight = format.panel_bytes(panel);
+  template <int R>
+  static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
+                   const uint8_t* ahead, float* out, int64_t index) {
     const int64_t groups = format.groups, blocks = format.group_size / (4 * kBlockQuads);
-    const int64_t stride = groups * format.group_bytes();
-    const uint8_t* zeros = kZeros ? format.zeros + panel * groups * kLanes : nullptr;
+    const uint8_t* zeros = kZeros ? format.zeros + index * groups * kLanes : nullptr;
     const int32_t* inputs = x.inputs;
-    vf totals[R][P][2];
-    each_sum<R, P>([&](int r, int p, int half) { totals[r][p][half] = zero(); });
+    vf totals[R][2];
+    each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {
-      vi sums[R][P][2];
-      QUIRE_UNROLL
-      for (int p = 0; p < P; ++p) {
-        vi zero[2];
-        if (kZeros) load_halves(zeros + (p * groups + g) * kLanes, zero[0], zero[1]);
-        QUIRE_UNROLL
-        for (int r = 0; r < R; ++r) {
-          const vi sum = set1_int(x.sums[g * R + r]);
-          sums[r][p][0] = kZeros ? pairs(zero[0], sum) : sum;
-          sums[r][p][1] = kZeros ? pairs(zero[1], sum) : sum;
-        }
-      }
+      vi sums[R][2];
+      start_group<R>(sums, x.sums + g * R, kZeros ? zeros + g * kLanes : nullptr);
       for (int64_t b = 0; b < blocks; ++b) {
-        add_block(sums, weight, stride, inputs, ahead);
+        add_block<R>(sums, panel, inputs, ahead);
         inputs += kBlockQuads * R;
-        weight += kBlockQuads * kQuadBytes;
+        panel += kBlockQuads * kQuadBytes;
         ahead += kBlockQuads * kQuadBytes;
       }
-      vf scales[P][2];
-      QUIRE_UNROLL
-      for (int p = 0; p < P; ++p) {
-        const fp16* scale = reinterpret_cast<const fp16*>(weight + p * stride);
-        scales[p][0] = load(scale);
-        scales[p][1] = load(scale + kLanes);
-        _mm_prefetch(ahead + p * stride, _MM_HINT_T1);
-      }
-      each_sum<R, P>([&](int r, int p, int half) {
-        totals[r][p][half] =
-            fma(to_float(sums[r][p][half]), scales[p][half], totals[r][p][half]);
+      const fp16* columns = reinterpret_cast<const fp16*>(panel);
+      const vf scales[2] = {load(columns), load(columns + kLanes)};
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      each_sum<R>([&](int r, int half) {
+        totals[r][half] = fma(to_float(sums[r][half]), scales[half], totals[r][half]);
       });
-      weight += kScaleBytes;
+      panel += kScaleBytes;
       ahead += kScaleBytes;
     }
-    each_sum<R, P>([&](int r, int p, int half) {
-      store(out + place<P>(r, p, half), totals[r][p][half]);
+    each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
+  }
+
+ private:
+  // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
+  template <int R>
+  QUIRE_INLINE static void start_group(vi (&sums)[R][2], const int32_t* minus_sums,
+                                       const uint8_t* zeros) {
+    vi zero[2];
+    if (kZeros) load_halves(zeros, zero[0], zero[1]);
+    each_sum<R>([&](int r, int half) {
+      const vi sum = set1_int(minus_sums[r]);
+      sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;
     });
   }
 };
