@@ -15,12 +15,34 @@ constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
 constexpr int kBlockQuads = 8;           // the most that add_nibbles takes
 constexpr int kSymmetricZero = 8;
 
+// Adds the products of kBlockQuads quads to the sums of a tile.
+template <int R>
+QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
+                            const uint8_t* ahead) {
+  const vi mask = set1_int(0x0f0f0f0f);
+  vi parts[R][2];
+  each_sum<R>([&](int r, int half) { parts[r][half] = open_sum(sums[r][half]); });
+  QUIRE_UNROLL
+  for (int q = 0; q < kBlockQuads; ++q) {
+    const vi both = load_int(panel + q * kQuadBytes);
+    const vi low = and_int(both, mask), high = and_int(shift_right_16bit(both, 4), mask);
+    _mm_prefetch(ahead + q * kQuadBytes, _MM_HINT_T1);
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const vi value = set1_int(inputs[q * R + r]);
+      parts[r][0] = add_nibbles(parts[r][0], low, value);
+      parts[r][1] = add_nibbles(parts[r][1], high, value);
+    }
+  }
+  each_sum<R>([&](int r, int half) { sums[r][half] = close_sum(sums[r][half], parts[r][half]); });
+}
+
 // kZeros: whether there are zero points.
 template <bool kZeros>
 struct Int4Format {
   static constexpr int kInputs = 1;
-  // Rows of a register tile: 12 (4) integer and as many float32 sums.
-  static constexpr int kMaxRows = kLanes == 16 ? 6 : 2;
+  // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
+  static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 4;
   static constexpr int64_t kBlockRows = 240;
   static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
 
@@ -32,86 +54,48 @@ struct Int4Format {
   int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
 
   int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
-  const uint8_t* panel_bytes(int64_t index) const { return weight + index * groups * group_bytes(); }
-  const char* panel(int64_t index) const {
-    return reinterpret_cast<const char*>(panel_bytes(index));
-  }
+  const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
 
-  template <int R, int P>
-  static void tile(const Int4Format& format, const QuantizedRows& x, int64_t panel,
-                   const char* ahead, float* out) {
-    const uint8_t* weight = format.panel_bytes(panel);
+  template <int R>
+  static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
+                   const uint8_t* ahead, float* out, int64_t index) {
     const int64_t groups = format.groups, blocks = format.group_size / (4 * kBlockQuads);
-    const int64_t stride = groups * format.group_bytes();
-    const uint8_t* zeros = kZeros ? format.zeros + panel * groups * kLanes : nullptr;
+    const uint8_t* zeros = kZeros ? format.zeros + index * groups * kLanes : nullptr;
     const int32_t* inputs = x.inputs;
-    const vi mask = set1_int(0x0f0f0f0f);
-    vf totals[R][P][2];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
-    }
+    vf totals[R][2];
+    each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {
-      vi sums[R][P][2];
-      for (int p = 0; p < P; ++p) {
-        vi low, high;
-        if (kZeros) load_zeros(zeros + (p * groups + g) * kLanes, low, high);
-        for (int r = 0; r < R; ++r) {
-          const vi sum = set1_int(x.sums[g * R + r]);
-          sums[r][p][0] = kZeros ? pairs(low, sum) : sum;
-          sums[r][p][1] = kZeros ? pairs(high, sum) : sum;
-        }
-      }
+      vi sums[R][2];
+      start_group<R>(sums, x.sums + g * R, kZeros ? zeros + g * kLanes : nullptr);
       for (int64_t b = 0; b < blocks; ++b) {
-        vi parts[R][P][2];
-        for (int r = 0; r < R; ++r) {
-          for (int p = 0; p < P; ++p) {
-            parts[r][p][0] = open_sum(sums[r][p][0]);
-            parts[r][p][1] = open_sum(sums[r][p][1]);
-          }
-        }
-        for (int q = 0; q < kBlockQuads; ++q) {
-          vi low[P], high[P];
-          for (int p = 0; p < P; ++p) {
-            const vi both = load_int(weight + p * stride);
-            low[p] = and_int(both, mask);
-            high[p] = and_int(shift_right_16bit(both, 4), mask);
-            _mm_prefetch(ahead + p * stride, _MM_HINT_T0);
-          }
-          for (int r = 0; r < R; ++r) {
-            const vi value = set1_int(inputs[r]);
-            for (int p = 0; p < P; ++p) {
-              parts[r][p][0] = add_nibbles(parts[r][p][0], low[p], value);
-              parts[r][p][1] = add_nibbles(parts[r][p][1], high[p], value);
-            }
-          }
-          inputs += R;
-          weight += kQuadBytes;
-          ahead += kQuadBytes;
-        }
-        for (int r = 0; r < R; ++r) {
-          for (int p = 0; p < P; ++p) {
-            sums[r][p][0] = close_sum(sums[r][p][0], parts[r][p][0]);
-            sums[r][p][1] = close_sum(sums[r][p][1], parts[r][p][1]);
-          }
-        }
+        add_block<R>(sums, panel, inputs, ahead);
+        inputs += kBlockQuads * R;
+        panel += kBlockQuads * kQuadBytes;
+        ahead += kBlockQuads * kQuadBytes;
       }
-      for (int p = 0; p < P; ++p) {
-        const fp16* scale = reinterpret_cast<const fp16*>(weight + p * stride);
-        const vf low = load(scale), high = load(scale + kLanes);
-        for (int r = 0; r < R; ++r) {
-          totals[r][p][0] = fma(to_float(sums[r][p][0]), low, totals[r][p][0]);
-          totals[r][p][1] = fma(to_float(sums[r][p][1]), high, totals[r][p][1]);
-        }
-      }
-      weight += kScaleBytes;
+      const fp16* columns = reinterpret_cast<const fp16*>(panel);
+      const vf scales[2] = {load(columns), load(columns + kLanes)};
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      each_sum<R>([&](int r, int half) {
+        totals[r][half] = fma(to_float(sums[r][half]), scales[half], totals[r][half]);
+      });
+      panel += kScaleBytes;
       ahead += kScaleBytes;
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        store(out + (r * P + p) * kWidth, totals[r][p][0]);
-        store(out + (r * P + p) * kWidth + kLanes, totals[r][p][1]);
-      }
-    }
+    each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
+  }
+
+ private:
+  // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
+  template <int R>
+  QUIRE_INLINE static void start_group(vi (&sums)[R][2], const int32_t* minus_sums,
+                                       const uint8_t* zeros) {
+    vi zero[2];
+    if (kZeros) load_halves(zeros, zero[0], zero[1]);
+    each_sum<R>([&](int r, int half) {
+      const vi sum = set1_int(minus_sums[r]);
+      sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;
+    });
   }
 };
 

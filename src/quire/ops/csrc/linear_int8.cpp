@@ -23,47 +23,28 @@ struct Int8Format {
   int64_t sums_per_row = 1;
   int32_t sum_factor = -128;
 
-  const uint8_t* panel_bytes(int64_t index) const { return weight + index * quads * 4 * kWidth; }
-  const char* panel(int64_t index) const {
-    return reinterpret_cast<const char*>(panel_bytes(index));
-  }
+  const uint8_t* panel(int64_t index) const { return weight + index * quads * 4 * kWidth; }
 
-  template <int R, int P>
-  static void tile(const Int8Format& format, const QuantizedRows& x, int64_t panel,
-                   const char* ahead, float* out) {
-    const uint8_t* weight = format.panel_bytes(panel);
-    const int64_t quads = format.quads, stride = quads * 4 * kWidth;
+  template <int R>
+  static void tile(const Int8Format& format, const QuantizedRows& x, const uint8_t* panel,
+                   const uint8_t* ahead, float* out, int64_t) {
     const int32_t* inputs = x.inputs;
-    vi sums[R][P][2];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = set1_int(x.sums[r]);
-    }
-    for (int64_t q = 0; q < quads; ++q) {
-      Bytes w[P][2];
-      for (int p = 0; p < P; ++p) {
-        w[p][0] = load_weights(weight + p * stride);
-        w[p][1] = load_weights(weight + p * stride + 4 * kLanes);
-        for (int line = 0; line < 4 * kWidth; line += 64) {
-          _mm_prefetch(ahead + p * stride + line, _MM_HINT_T0);
-        }
-      }
+    vi sums[R][2];
+    each_sum<R>([&](int r, int half) { sums[r][half] = set1_int(x.sums[r]); });
+    for (int64_t q = 0; q < format.quads; ++q) {
+      const Bytes low = load_weights(panel), high = load_weights(panel + 4 * kLanes);
+      for (int line = 0; line < 4 * kWidth; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T1);
+      QUIRE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Inputs value = broadcast(inputs + r, R);
-        for (int p = 0; p < P; ++p) {
-          sums[r][p][0] = add_bytes(sums[r][p][0], w[p][0], value);
-          sums[r][p][1] = add_bytes(sums[r][p][1], w[p][1], value);
-        }
+        sums[r][0] = add_bytes(sums[r][0], low, value);
+        sums[r][1] = add_bytes(sums[r][1], high, value);
       }
       inputs += kInputs * R;
-      weight += 4 * kWidth;
+      panel += 4 * kWidth;
       ahead += 4 * kWidth;
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        store(out + (r * P + p) * kWidth, to_float(sums[r][p][0]));
-        store(out + (r * P + p) * kWidth + kLanes, to_float(sums[r][p][1]));
-      }
-    }
+    each_sum<R>([&](int r, int half) { store(out + place(r, half), to_float(sums[r][half])); });
   }
 };
 

@@ -11,77 +11,82 @@ namespace quire {
 
 #if defined(__AVX512F__)
 
-using vi = __m512i;
+// Not __m512i, whose lanes have 64 bits: sums kept in it cost gcc a copy in every round of a loop.
+using vi = __v16si;
+using raw = __m512i;
 
-QUIRE_INLINE vi load_int(const void* p) { return _mm512_loadu_si512(p); }
-QUIRE_INLINE vi set1_int(int32_t x) { return _mm512_set1_epi32(x); }
-QUIRE_INLINE vi zero_int() { return _mm512_setzero_si512(); }
-QUIRE_INLINE vi add_int(vi a, vi b) { return _mm512_add_epi32(a, b); }
-QUIRE_INLINE vi max_int(vi a, vi b) { return _mm512_max_epi32(a, b); }
-QUIRE_INLINE vi and_int(vi a, vi b) { return _mm512_and_si512(a, b); }
-QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps(x); }
-QUIRE_INLINE vi to_int(vf x) { return _mm512_cvtps_epi32(x); }
-QUIRE_INLINE vi bits_of(vf x) { return _mm512_castps_si512(x); }
-QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return _mm512_srli_epi16(x, n); }
-QUIRE_INLINE vi pairs(vi a, vi b) { return _mm512_madd_epi16(a, b); }
-QUIRE_INLINE int32_t sum(vi x) { return _mm512_reduce_add_epi32(x); }
-QUIRE_INLINE int32_t maximum(vi x) { return _mm512_reduce_max_epi32(x); }
-// Low byte of every lane.
+QUIRE_INLINE vi load_int(const void* p) { return (vi)_mm512_loadu_si512(p); }
+QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm512_set1_epi32(x); }
+QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm512_add_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
+QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }
+QUIRE_INLINE vi to_int(vf x) { return (vi)_mm512_cvtps_epi32(x); }
+QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm512_castps_si512(x); }
+QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return (vi)_mm512_srli_epi16((raw)x, n); }
+// Products of 16 bits, added in pairs.
+QUIRE_INLINE vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((raw)a, (raw)b); }
+QUIRE_INLINE int32_t sum(vi x) { return _mm512_reduce_add_epi32((raw)x); }
+QUIRE_INLINE int32_t maximum(vi x) { return _mm512_reduce_max_epi32((raw)x); }
+// The low byte of every lane.
 QUIRE_INLINE void store_bytes(void* p, vi x) {
-  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((raw)x));
 }
-// kLanes columns each from 4-bit numbers: the low halves of kLanes bytes, then the high halves.
-QUIRE_INLINE void load_zeros(const uint8_t* p, vi& low, vi& high) {
+// Numbers of 4 bits: the low halves of kLanes bytes, and the high halves.
+QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
   const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m128i mask = _mm_set1_epi8(15);
-  low = _mm512_cvtepu8_epi32(_mm_and_si128(both, mask));
-  high = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(both, 4), mask));
+  low = (vi)_mm512_cvtepu8_epi32(_mm_and_si128(both, mask));
+  high = (vi)_mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(both, 4), mask));
 }
 
 #else
 
-using vi = __m256i;
+using vi = __v8si;
+using raw = __m256i;
 
 QUIRE_INLINE vi load_int(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return (vi)_mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
-QUIRE_INLINE vi set1_int(int32_t x) { return _mm256_set1_epi32(x); }
-QUIRE_INLINE vi zero_int() { return _mm256_setzero_si256(); }
-QUIRE_INLINE vi add_int(vi a, vi b) { return _mm256_add_epi32(a, b); }
-QUIRE_INLINE vi max_int(vi a, vi b) { return _mm256_max_epi32(a, b); }
-QUIRE_INLINE vi and_int(vi a, vi b) { return _mm256_and_si256(a, b); }
-QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps(x); }
-QUIRE_INLINE vi to_int(vf x) { return _mm256_cvtps_epi32(x); }
-QUIRE_INLINE vi bits_of(vf x) { return _mm256_castps_si256(x); }
-QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return _mm256_srli_epi16(x, n); }
-QUIRE_INLINE vi pairs(vi a, vi b) { return _mm256_madd_epi16(a, b); }
+QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm256_set1_epi32(x); }
+QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm256_add_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm256_max_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm256_and_si256((raw)a, (raw)b); }
+QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps((raw)x); }
+QUIRE_INLINE vi to_int(vf x) { return (vi)_mm256_cvtps_epi32(x); }
+QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm256_castps_si256(x); }
+QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return (vi)_mm256_srli_epi16((raw)x, n); }
+QUIRE_INLINE vi pairs(vi a, vi b) { return (vi)_mm256_madd_epi16((raw)a, (raw)b); }
 QUIRE_INLINE int32_t sum(vi x) {
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  __m128i s =
+      _mm_add_epi32(_mm256_castsi256_si128((raw)x), _mm256_extracti128_si256((raw)x, 1));
   s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
 QUIRE_INLINE int32_t maximum(vi x) {
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  __m128i m =
+      _mm_max_epi32(_mm256_castsi256_si128((raw)x), _mm256_extracti128_si256((raw)x, 1));
   m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
   return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 1)));
 }
 QUIRE_INLINE void store_bytes(void* p, vi x) {
   const __m128i words =
-      _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+      _mm_packs_epi32(_mm256_castsi256_si128((raw)x), _mm256_extracti128_si256((raw)x, 1));
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
-QUIRE_INLINE void load_zeros(const uint8_t* p, vi& low, vi& high) {
+QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
   const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   const __m128i mask = _mm_set1_epi8(15);
-  low = _mm256_cvtepu8_epi32(_mm_and_si128(both, mask));
-  high = _mm256_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(both, 4), mask));
+  low = (vi)_mm256_cvtepu8_epi32(_mm_and_si128(both, mask));
+  high = (vi)_mm256_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(both, 4), mask));
 }
 
 #endif
 
-// Weights of 8 bits, 0 to 255. `kByteInputs` numbers of 32 bits carry the four activations of a quad.
+// Weights of 8 bits, 0 to 255: load_weights, and add_bytes with the activations of a quad, which
+// `expand` turns into kByteInputs numbers and `broadcast` fetches from `rows` numbers apart.
 //
-// Weights of 4 bits, 0 to 15: open_sum, then at most 8 products (add_nibbles), then close_sum.
+// Weights of 4 bits, 0 to 15: open_sum, at most 8 times add_nibbles, close_sum.
 
 #if defined(__AVX512VNNI__)
 
@@ -90,16 +95,19 @@ using Bytes = vi;
 using Inputs = vi;
 QUIRE_INLINE Bytes load_weights(const uint8_t* p) { return load_int(p); }
 QUIRE_INLINE Inputs broadcast(const int32_t* x, int64_t) { return set1_int(*x); }
-QUIRE_INLINE void expand(int32_t quad, int32_t* inputs) { inputs[0] = quad; }
-QUIRE_INLINE vi add_bytes(vi sum, Bytes w, Inputs x) { return _mm512_dpbusd_epi32(sum, w, x); }
+QUIRE_INLINE void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+QUIRE_INLINE vi add_bytes(vi sum, Bytes w, Inputs x) {
+  return (vi)_mm512_dpbusd_epi32((raw)sum, (raw)w, (raw)x);
+}
 
+constexpr bool kSumsInPlace = true;  // open_sum continues the sum itself
 QUIRE_INLINE vi open_sum(vi sum) { return sum; }
-QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) { return _mm512_dpbusd_epi32(part, w, x); }
+QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) { return add_bytes(part, w, x); }
 QUIRE_INLINE vi close_sum(vi, vi part) { return part; }
 
 #else
 
-// Products of 8-bit weights in pairs of 16 bits: those of bytes (maddubs) would saturate.
+// In pairs of 16 bits, since sums of two products of bytes (maddubs) would saturate.
 constexpr int kByteInputs = 2;
 struct Bytes {
   vi even, odd;
@@ -115,24 +123,23 @@ QUIRE_INLINE Inputs broadcast(const int32_t* x, int64_t rows) {
 QUIRE_INLINE void expand(int32_t quad, int32_t* inputs) {
   int8_t x[4];
   std::memcpy(x, &quad, sizeof x);
-  const int16_t pairs[4] = {x[0], x[2], x[1], x[3]};
-  std::memcpy(inputs, pairs, sizeof pairs);
+  const int16_t apart[4] = {x[0], x[2], x[1], x[3]};
+  std::memcpy(inputs, apart, sizeof apart);
 }
 QUIRE_INLINE vi add_bytes(vi sum, const Bytes& w, const Inputs& x) {
   return add_int(add_int(sum, pairs(w.even, x.even)), pairs(w.odd, x.odd));
 }
 
-// 8 quads of 2 · 15 · 127 each stay within 16 bits.
+// Here sums of products of bytes fit: 8 quads of 2 · 15 · 127 in each 16 bits.
+constexpr bool kSumsInPlace = false;
+QUIRE_INLINE vi open_sum(vi) { return set1_int(0); }
+QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) {
 #if defined(__AVX512F__)
-QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) {
-  return _mm512_add_epi16(part, _mm512_maddubs_epi16(w, x));
-}
+  return (vi)_mm512_add_epi16((raw)part, _mm512_maddubs_epi16((raw)w, (raw)x));
 #else
-QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) {
-  return _mm256_add_epi16(part, _mm256_maddubs_epi16(w, x));
-}
+  return (vi)_mm256_add_epi16((raw)part, _mm256_maddubs_epi16((raw)w, (raw)x));
 #endif
-QUIRE_INLINE vi open_sum(vi) { return zero_int(); }
+}
 QUIRE_INLINE vi close_sum(vi sum, vi part) { return add_int(sum, pairs(part, set1_int(0x10001))); }
 
 #endif

@@ -11,17 +11,19 @@ from quire.ops.linear import PackedMatrix
 from quire.ops.linear_int4.contract import check_arguments, pack_scale
 from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
 from quire.ops.native import NativeLibrary
+from quire.ops.weight_arena import WeightArena
 
 __all__ = ["bind"]
 
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
     """`linear_int4` on `library`; contract in `quire.ops.linear_int4`."""
-    return partial(_pack, library)
+    return partial(_pack, library, WeightArena())
 
 
 def _pack(
     library: NativeLibrary,
+    arena: WeightArena,
     weight: torch.Tensor,
     scale: torch.Tensor,
     zero: torch.Tensor | None = None,
@@ -34,8 +36,8 @@ def _pack(
     half, power = pack_scale(scale)
     power = pad_columns(power)
     columns = len(power)
-    packed = torch.zeros(columns * groups * (group_size // 2 + half.itemsize), dtype=torch.uint8)
-    packed_zeros = None if zero is None else torch.zeros(columns * groups // 2, dtype=torch.uint8)
+    packed = arena.zeros(columns * groups * (group_size // 2 + half.itemsize))
+    packed_zeros = None if zero is None else arena.zeros(columns * groups // 2)
     weight, half = weight.contiguous(), half.contiguous()
     zero = None if zero is None else zero.contiguous()
     library.call(

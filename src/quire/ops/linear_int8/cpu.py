@@ -11,6 +11,7 @@ from quire.ops.linear import PackedMatrix
 from quire.ops.linear_int8.contract import check_arguments
 from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
 from quire.ops.native import NativeLibrary
+from quire.ops.weight_arena import WeightArena
 
 __all__ = ["bind"]
 
@@ -20,11 +21,12 @@ QUAD = 4
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
     """`linear_int8` on `library`; contract in `quire.ops.linear_int8`."""
-    return partial(_pack, library)
+    return partial(_pack, library, WeightArena())
 
 
 def _pack(
     library: NativeLibrary,
+    arena: WeightArena,
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -34,7 +36,7 @@ def _pack(
     check_arguments(weight, scale, bias)
     outputs, depth = weight.shape
     scale = pad_columns(scale)
-    packed = torch.empty(len(scale) * -(-depth // QUAD) * QUAD, dtype=torch.uint8)
+    packed = arena.zeros(len(scale) * -(-depth // QUAD) * QUAD)
     weight = weight.contiguous()
     library.call("linear_int8_pack", weight.data_ptr(), packed.data_ptr(), outputs, depth)
     return IntegerPanels(

@@ -18,7 +18,7 @@ class IntegerPanels:
     """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
 
     packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
-    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; their product is I.
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all.
     """
 
     def __init__(

@@ -1,0 +1,43 @@
+"""Memory of packed weights: disjoint, aligned, and given back."""
+
+from __future__ import annotations
+
+import gc
+
+from quire.ops.weight_arena import CHUNK, HUGE_PAGE, LINE, WeightArena
+
+
+def test_buffers_are_aligned_zero_and_disjoint() -> None:
+    """Turns red when two matrices share memory, or one begins inside a cache line."""
+    arena = WeightArena()
+    buffers = [arena.zeros(size) for size in (1, 100, HUGE_PAGE + 1, 0, CHUNK + 5, CHUNK // 2, 7)]
+    for index, buffer in enumerate(buffers, start=1):
+        assert buffer.data_ptr() % LINE == 0 or not len(buffer)
+        assert not buffer.any()
+        buffer.fill_(index)
+    for index, buffer in enumerate(buffers, start=1):
+        assert (buffer == index).all()
+
+
+def test_small_matrices_share_a_huge_page() -> None:
+    """Turns red when every matrix takes whole pages of its own."""
+    arena = WeightArena()
+    first, second = arena.zeros(1000), arena.zeros(1000)
+    assert first.data_ptr() % HUGE_PAGE == 0
+    assert second.data_ptr() - first.data_ptr() == 1024
+
+
+def test_memory_is_given_back_with_the_last_buffer() -> None:
+    """Turns red when a model that was dropped keeps its weights."""
+    arena = WeightArena()
+    buffer = arena.zeros(4 * CHUNK)
+    before = _mapped_bytes()
+    del buffer, arena
+    gc.collect()
+    assert _mapped_bytes() <= before - 4 * CHUNK
+
+
+def _mapped_bytes() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        size = next(line for line in status if line.startswith("VmSize"))
+    return 1024 * int(size.split()[1])
