@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from quire.ops.compile import ISAS
-from quire.ops.native import NativeLibrary, load_native, native_unavailable
+from quire.ops.native import DTYPE_CODES, NativeLibrary, load_native, native_unavailable
 from quire.ops.operation import Provider
 from quire.ops.team import ALONE, Team
 
-__all__ = ["cpu_providers", "token_rows"]
+__all__ = ["CACHE_DTYPE_CODES", "cpu_providers", "token_rows"]
+
+# dispatch_cache of csrc/int8_rows.h
+CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
 
 
 def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[Provider, ...]:

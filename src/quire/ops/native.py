@@ -39,7 +39,7 @@ _POINTER, _INT64, _INT32, _FLOAT = (
 _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "paged_attention": (
-            (_POINTER,) * 7 + (_INT64,) * 4 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
+            (_POINTER,) * 9 + (_INT64,) * 6 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
         ),
         "write_kv": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 2,
         "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),

@@ -10,40 +10,15 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "simd.h"
+#include "attention_keys.h"
 
 namespace quire {
 
-constexpr int kKeyBlock = 64;
 constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see attend_block
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
-
-// Where one row's keys live, from one kv head on.
-template <class E>
-struct Keys {
-  const E* cache;
-  const int32_t* table;
-  int64_t block_stride, token_stride;  // elements
-  int64_t block_size;
-
-  // Addresses of tokens low <= t < high of the key block that starts at `first`. The other entries
-  // repeat a valid one, so that they can be read; what they give is never used.
-  void rows(int64_t first, int64_t low, int64_t high, const E** out) const {
-    int64_t block = low / block_size, offset = low % block_size;
-    for (int64_t t = low; t < high; ++t) {
-      out[t - first] = cache + table[block] * block_stride + offset * token_stride;
-      if (++offset == block_size) {
-        offset = 0;
-        ++block;
-      }
-    }
-    for (int64_t t = first; t < low; ++t) out[t - first] = out[low - first];
-    for (int64_t t = high; t < first + kKeyBlock; ++t) out[t - first] = out[low - first];
-  }
-};
 
 // Softmax state of the rows of a tile: acc / sum is the output, scaled by 2^-max.
 struct State {
@@ -75,42 +50,40 @@ struct Tile {
   }
 };
 
-// Asks for the cache line at p + d when d is the first element of one.
-template <class E>
-QUIRE_INLINE void prefetch(const E* p, int d) {
-  constexpr int kLine = 64 / sizeof(E);
-  if (d % kLine < kLanes) _mm_prefetch(reinterpret_cast<const char*>(p + d), _MM_HINT_T0);
-}
-
-// scores[i][j] = q[i] · k[j] for NQ rows of q and NK = kLanes / NQ keys. `next`, unless null, is
-// what to prefetch meanwhile, NK rows like those of k: spread between the products, since a burst
-// of prefetches waits for the memory as a load does.
+// scores[i][j] = q[i] · k[j] for NQ rows of q and NK = kLanes / NQ keys. k: by key, `at` elements
+// before what is read.
 template <int NQ, class E>
-QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, const E* const* next,
-                            int head_dim, float* scores) {
+QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_t at, int head_dim,
+                            float* scores, Ahead<E>* ahead) {
   constexpr int NK = kLanes / NQ;
   vf dots[kLanes];
+  QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
+  if (ahead != nullptr) ahead->fetch(NK * head_dim);
   int d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
     vf keys[NK];
-    for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + d);
-    if (next != nullptr)
-      for (int j = 0; j < NK; ++j) prefetch(next[j], d);
+    QUIRE_UNROLL
+    for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + at + d);
+    QUIRE_UNROLL
     for (int i = 0; i < NQ; ++i) {
       const vf query = load(q + i * width + d);
+      QUIRE_UNROLL
       for (int j = 0; j < NK; ++j) dots[i * NK + j] = fma(query, keys[j], dots[i * NK + j]);
     }
   }
   if (d < head_dim) {
+    QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) {
-      const vf key = load_part(k[j] + d, head_dim - d);
+      const vf key = load_part(k[j] + at + d, head_dim - d);
+      QUIRE_UNROLL
       for (int i = 0; i < NQ; ++i)
         dots[i * NK + j] = fma(load(q + i * width + d), key, dots[i * NK + j]);
     }
   }
   float all[kLanes];
   store(all, sums(dots));
+  QUIRE_UNROLL
   for (int i = 0; i < NQ; ++i)
     std::memcpy(scores + i * kKeyBlock, all + i * NK, NK * sizeof(float));
 }
@@ -118,47 +91,57 @@ QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, const 
 // acc[i] += Σ_k weights[i][k] · v[k] over first <= k < last, dims d … d + ND · kLanes - 1.
 template <int NQ, int ND, class E>
 QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const E* const* v,
-                              const E* const* next, int d, int first, int last) {
+                              int64_t at, int d, int first, int last, Ahead<E>* ahead) {
   vf sums[NQ][ND];
+  QUIRE_UNROLL
   for (int i = 0; i < NQ; ++i)
+    QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) sums[i][j] = load(acc + i * width + d + j * kLanes);
+  if (ahead != nullptr) ahead->fetch((last - first) * ND * kLanes);
   for (int k = first; k < last; ++k) {
+    const E* row = v[k] + at + d;
+    asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
     vf value[ND];
-    for (int j = 0; j < ND; ++j) value[j] = load(v[k] + d + j * kLanes);
-    if (next != nullptr)
-      for (int j = 0; j < ND; ++j) prefetch(next[k], d + j * kLanes);
+    QUIRE_UNROLL
+    for (int j = 0; j < ND; ++j) value[j] = load(row + j * kLanes);
+    QUIRE_UNROLL
     for (int i = 0; i < NQ; ++i) {
       const vf weight = set1(weights[i * kKeyBlock + k]);
+      QUIRE_UNROLL
       for (int j = 0; j < ND; ++j) sums[i][j] = fma(weight, value[j], sums[i][j]);
     }
   }
+  QUIRE_UNROLL
   for (int i = 0; i < NQ; ++i)
+    QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) store(acc + i * width + d + j * kLanes, sums[i][j]);
 }
 
 template <int NQ, class E>
 QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* weights,
-                             const E* const* v, const E* const* next, int first, int last) {
+                             const E* const* v, int64_t at, int first, int last, Ahead<E>* ahead) {
   constexpr int ND = kLanes / NQ < 8 ? kLanes / NQ : 8;
   int d = 0;
   for (; d + ND * kLanes <= head_dim; d += ND * kLanes)
-    weigh_block<NQ, ND>(acc, width, weights, v, next, d, first, last);
+    weigh_block<NQ, ND>(acc, width, weights, v, at, d, first, last, ahead);
   for (; d + kLanes <= head_dim; d += kLanes)
-    weigh_block<NQ, 1>(acc, width, weights, v, next, d, first, last);
+    weigh_block<NQ, 1>(acc, width, weights, v, at, d, first, last, ahead);
   if (d < head_dim) {
     for (int i = 0; i < NQ; ++i) {
       vf total = load(acc + i * width + d);
       for (int k = first; k < last; ++k)
-        total = fma(set1(weights[i * kKeyBlock + k]), load_part(v[k] + d, head_dim - d), total);
+        total =
+            fma(set1(weights[i * kKeyBlock + k]), load_part(v[k] + at + d, head_dim - d), total);
       store(acc + i * width + d, total);
     }
   }
 }
 
 // One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
-// Keys outside low <= key < high get weight 0 whatever their score is.
+// Keys outside low <= key < high get weight 0 whatever their score is. scales: of the keys of a
+// quantized cache, null for others; V's scale goes into the weight, not into the sum of weights.
 inline void soften(const Tile& tile, float* scores, int row, int low, int high,
-                   const State& state) {
+                   const HeadScales* scales, const State& state) {
   float* s = scores + row * kKeyBlock;
   if (low >= high) {
     std::memset(s, 0, kKeyBlock * sizeof(float));
@@ -166,18 +149,20 @@ inline void soften(const Tile& tile, float* scores, int row, int low, int high,
   }
   vf top = set1(kNegativeInfinity);
   for (int k = 0; k < kKeyBlock; k += kLanes) {
-    const vf x = select(lanes(low - k, high - k), load(s + k), set1(kNegativeInfinity));
-    top = max(x, top);
+    vf x = load(s + k);
+    if (scales != nullptr) store(s + k, x = mul(x, load(scales->k + k)));
+    top = max(select(lanes(low - k, high - k), x, set1(kNegativeInfinity)), top);
   }
   const float before = state.max[row], best = maximum(top);
   const float now = best > before ? best : before;
   const vf base = set1(now == kNegativeInfinity ? 0.0f : now);
   vf total = zero();
   for (int k = 0; k < kKeyBlock; k += kLanes) {
+    const vmask seen = lanes(low - k, high - k);
     const vf weight = exp2_negative(sub(load(s + k), base));
-    const vf kept = select(lanes(low - k, high - k), weight, zero());
-    store(s + k, kept);
-    total = add(total, kept);
+    total = add(total, select(seen, weight, zero()));
+    const vf scaled = scales == nullptr ? weight : mul(weight, load(scales->v + k));
+    store(s + k, select(seen, scaled, zero()));
   }
   state.max[row] = now;
   if (now > before && before > kNegativeInfinity) {
@@ -220,71 +205,70 @@ QUIRE_INLINE void each_rows(int rows, F&& body) {
   if (row < rows) body(row, std::integral_constant<int, 1>());
 }
 
-// Scores of all rows of one kv head with the keys of a range. q: the head's; k, next: by key.
+// Scores of all rows of one kv head with the keys of a range. q: the head's; k: by key, `at`
+// elements before the head.
 template <class E>
 inline void score_keys(const Tile& tile, const Range& range, const float* q, const E* const* k,
-                       const E* const* next, float* scores) {
+                       int64_t at, float* scores, Ahead<E>* ahead) {
   each_rows(tile.rows, [&](int row, auto count) {
     constexpr int NQ = count, NK = kLanes / NQ;
     const int first = range.low(tile, row), last = range.high(tile, row + NQ - 1);
     for (int key = first / NK * NK; key < last; key += NK)
-      dot_block<NQ>(q + row * tile.width, tile.width, k + key,
-                    next != nullptr && row == 0 ? next + key : nullptr, tile.head_dim,
-                    scores + row * kKeyBlock + key);
+      dot_block<NQ>(q + row * tile.width, tile.width, k + key, at, tile.head_dim,
+                    scores + row * kKeyBlock + key, row == 0 ? ahead : nullptr);
   });
 }
 
 // acc += weights · values over the keys of a range, for all rows of one kv head.
 template <class E>
 inline void weigh_keys(const Tile& tile, const Range& range, const float* weights,
-                       const E* const* v, const E* const* next, float* acc) {
+                       const E* const* v, int64_t at, float* acc, Ahead<E>* ahead) {
   each_rows(tile.rows, [&](int row, auto count) {
     constexpr int NQ = count;
     weigh_rows<NQ>(acc + row * tile.width, tile.width, tile.head_dim, weights + row * kKeyBlock, v,
-                   row == 0 ? next : nullptr, range.low(tile, row),
-                   range.high(tile, row + NQ - 1));
+                   at, range.low(tile, row), range.high(tile, row + NQ - 1),
+                   row == 0 ? ahead : nullptr);
   });
+}
+
+template <class E>
+inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block, int head,
+                        Scratch& scratch) {
+  HeadScales scales;
+  const HeadScales* given = block.scales_of(head, scales) ? &scales : nullptr;
+  for (int row = 0; row < tile.rows; ++row)
+    soften(tile, scratch.scores, head * tile.rows + row, range.low(tile, row),
+           range.high(tile, row), given, scratch.span);
 }
 
 // One key block of a tile of few rows, which is bound by memory. The heads take a chunk of keys in
 // turn, and meanwhile the next chunk is prefetched in the order of its addresses: K, then V, then
-// `after`, the next block's K. (Merely touching a 16-bit cache of 8 heads of 128, one Zen 5 core
-// gets 30 GB/s in this order, 21 a head at a time with prefetches in the order of use, 14 without
-// them, and 37 token by token.)
+// the K of `after`, the next block.
 template <class E>
-inline void attend_block(const Tile& tile, const Range& range, const E* const* k,
-                         const E* const* v, const E* const* after, Scratch& scratch) {
-  const E* rows[kKeyBlock];
-  const E* next[kKeyBlock];
+inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
+                         const KeyBlock<E>* after, Scratch& scratch) {
   auto each_chunk = [&](const E* const* source, const E* const* follow, auto&& body) {
     for (int first = 0; first < kKeyBlock; first += kChunk) {
       const Range chunk = range.chunk(first);
       if (chunk.from >= chunk.to) continue;
-      const E* const* ahead = first + kChunk < range.to ? source + first + kChunk : follow;
-      for (int head = 0; head < tile.kv_heads; ++head) {
-        for (int i = 0; i < kChunk; ++i) {
-          const int share = head * kChunk + i;
-          rows[first + i] = source[first + i] + int64_t{head} * tile.head_dim;
-          if (ahead != nullptr)
-            next[first + i] = ahead[share / tile.kv_heads] +
-                              int64_t{share % tile.kv_heads} * tile.head_dim;
-        }
-        body(chunk, head * tile.rows, ahead != nullptr ? next : nullptr);
-      }
+      const E* const* next = first + kChunk < range.to ? source + first + kChunk : follow;
+      Ahead<E> ahead(next, kChunk, tile.kv_heads * tile.head_dim);
+      for (int head = 0; head < tile.kv_heads; ++head)
+        body(chunk, head * tile.rows, int64_t{head} * tile.head_dim,
+             next != nullptr ? &ahead : nullptr);
     }
   };
-  each_chunk(k, v + range.from / kChunk * kChunk,
-             [&](const Range& chunk, int row, const E* const* ahead) {
-               score_keys(tile, chunk, scratch.q + row * tile.width, rows, ahead,
-                          scratch.scores + row * kKeyBlock);
+  each_chunk(block.k, block.v + range.from / kChunk * kChunk,
+             [&](const Range& chunk, int row, int64_t at, Ahead<E>* ahead) {
+               score_keys(tile, chunk, scratch.q + row * tile.width, block.k, at,
+                          scratch.scores + row * kKeyBlock, ahead);
              });
-  for (int row = 0; row < tile.kv_heads * tile.rows; ++row)
-    soften(tile, scratch.scores, row, range.low(tile, row % tile.rows),
-           range.high(tile, row % tile.rows), scratch.span);
-  each_chunk(v, after, [&](const Range& chunk, int row, const E* const* ahead) {
-    weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, rows, ahead,
-               scratch.span.acc + row * tile.width);
-  });
+  for (int head = 0; head < tile.kv_heads; ++head) soften_keys(tile, range, block, head, scratch);
+  each_chunk(block.v, after != nullptr ? after->k : nullptr,
+             [&](const Range& chunk, int row, int64_t at, Ahead<E>* ahead) {
+               weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, block.v, at,
+                          scratch.span.acc + row * tile.width, ahead);
+             });
 }
 
 template <class E>
@@ -303,34 +287,30 @@ inline void widen_rows(const E* const* rows, int first, int last, int head_dim, 
 
 // One key block of a tile of many rows and one kv head, which is bound by arithmetic.
 template <class E>
-inline void attend_wide_block(const Tile& tile, const Range& range, const E* const* k,
-                              const E* const* v, Scratch& scratch) {
+inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
+                              Scratch& scratch) {
   const float* rows[kKeyBlock];
-  const float* const* none = nullptr;
-  widen_rows(k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
-  score_keys<float>(tile, range, scratch.q, rows, none, scratch.scores);
-  for (int row = 0; row < tile.rows; ++row)
-    soften(tile, scratch.scores, row, range.low(tile, row), range.high(tile, row), scratch.span);
-  widen_rows(v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
-  weigh_keys<float>(tile, range, scratch.scores, rows, none, scratch.span.acc);
+  Ahead<float>* none = nullptr;
+  widen_rows(block.k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  score_keys<float>(tile, range, scratch.q, rows, 0, scratch.scores, none);
+  soften_keys(tile, range, block, 0, scratch);
+  widen_rows(block.v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  weigh_keys<float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
 
 // The tile over one span of tokens, into scratch.span.
 template <class E>
-inline void attend_span(const Tile& tile, const Keys<E>& k, const Keys<E>& v, int64_t span,
-                        Scratch& scratch) {
+inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, Scratch& scratch) {
   const int num_states = tile.kv_heads * tile.rows;
   std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
   std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
   for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
   const int64_t low = std::max(tile.low(0), span * kSpan);
   const int64_t high = std::min(tile.position(tile.rows - 1) + 1, (span + 1) * kSpan);
-  const E* k_rows[2][kKeyBlock];
-  const E* v_rows[2][kKeyBlock];
+  KeyBlock<E> blocks[2];
   auto locate = [&](int64_t block, int at) {
     const int64_t from = std::max(low, block), to = std::min(high, block + kKeyBlock);
-    k.rows(block, from, to, k_rows[at]);
-    v.rows(block, from, to, v_rows[at]);
+    keys.locate(block, from, to, blocks[at]);
     return Range{block, static_cast<int>(from - block), static_cast<int>(to - block)};
   };
   int at = 0;
@@ -339,9 +319,9 @@ inline void attend_span(const Tile& tile, const Keys<E>& k, const Keys<E>& v, in
     const bool more = range.block + kKeyBlock < high;
     const Range next = more ? locate(range.block + kKeyBlock, at ^ 1) : range;
     if (tile.rows < kCopyRows) {
-      attend_block(tile, range, k_rows[at], v_rows[at], more ? k_rows[at ^ 1] : nullptr, scratch);
+      attend_block(tile, range, blocks[at], more ? &blocks[at ^ 1] : nullptr, scratch);
     } else {
-      attend_wide_block(tile, range, k_rows[at], v_rows[at], scratch);
+      attend_wide_block(tile, range, blocks[at], scratch);
     }
     if (!more) return;
     range = next;

@@ -40,7 +40,11 @@ struct Batch {
   DType q_dtype;
   const void* k_cache;
   const void* v_cache;
-  int64_t block_stride, token_stride, block_size;
+  const float* k_scale;  // of an int8 cache, else null
+  const float* v_scale;
+  int64_t block_stride, token_stride;              // elements
+  int64_t scale_block_stride, scale_token_stride;  // floats
+  int64_t block_size;
   const int32_t* block_table;
   int64_t table_stride;
   const int32_t* query_start_loc;
@@ -95,9 +99,17 @@ Tile make_tile(const Batch& b, const Work& work) {
 }
 
 template <class E>
-Keys<E> make_keys(const Batch& b, const void* cache, const Work& work) {
-  return Keys<E>{static_cast<const E*>(cache) + int64_t{work.kv_head} * b.head_dim,
-                 b.block_table + work.row * b.table_stride, b.block_stride, b.token_stride,
+Keys<E> make_keys(const Batch& b, const Work& work) {
+  const int64_t at = int64_t{work.kv_head} * b.head_dim;
+  return Keys<E>{static_cast<const E*>(b.k_cache) + at,
+                 static_cast<const E*>(b.v_cache) + at,
+                 b.k_scale == nullptr ? nullptr : b.k_scale + work.kv_head,
+                 b.v_scale == nullptr ? nullptr : b.v_scale + work.kv_head,
+                 b.block_table + work.row * b.table_stride,
+                 b.block_stride,
+                 b.token_stride,
+                 b.scale_block_stride,
+                 b.scale_token_stride,
                  b.block_size};
 }
 
@@ -152,17 +164,17 @@ bool run_tile(const Batch& b, const Work& work) {
   Scratch scratch = carve(b, at);
   State total = carve_state(b, at);
   const Tile tile = make_tile(b, work);
-  const Keys<E> k = make_keys<E>(b, b.k_cache, work), v = make_keys<E>(b, b.v_cache, work);
+  const Keys<E> keys = make_keys<E>(b, work);
   load_queries(b, work, scratch.q);
   if (first_span(tile) == last_span(tile)) {
-    attend_span(tile, k, v, first_span(tile), scratch);
+    attend_span(tile, keys, first_span(tile), scratch);
     store_output(b, work, scratch.span);
     return true;
   }
   std::memset(total.sum, 0, sizeof(float) * tile.kv_heads * tile.rows);
   std::memset(total.acc, 0, sizeof(float) * tile.kv_heads * tile.rows * tile.width);
   for (int64_t span = first_span(tile); span <= last_span(tile); ++span) {
-    attend_span(tile, k, v, span, scratch);
+    attend_span(tile, keys, span, scratch);
     merge(tile, scratch.span, total);
   }
   store_output(b, work, total);
@@ -178,8 +190,7 @@ bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
   Scratch scratch = carve(b, at);
   scratch.span = part;
   load_queries(b, work, scratch.q);
-  attend_span(make_tile(b, work), make_keys<E>(b, b.k_cache, work),
-              make_keys<E>(b, b.v_cache, work), span, scratch);
+  attend_span(make_tile(b, work), make_keys<E>(b, work), span, scratch);
   return true;
 }
 
@@ -284,16 +295,17 @@ bool run_batch(const Batch& b, Team* team) {
 }  // namespace quire
 
 // q: [T, H, D] with a token stride; out: [T, H, D] contiguous; caches: [B, S, K, D] with block and
-// token strides, heads contiguous; strides in elements. window: 0 for none. Returns 0, or 1 for an
-// unknown dtype, 2 when scratch memory is exhausted.
-QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const void* v_cache,
-                                    void* out, const int32_t* block_table,
-                                    const int32_t* query_start_loc, const int32_t* seq_lens,
-                                    int64_t q_stride, int64_t block_stride, int64_t token_stride,
-                                    int64_t table_stride, int32_t block_size, int32_t num_rows,
-                                    int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
-                                    float scale, int32_t window, int32_t q_dtype,
-                                    int32_t cache_dtype, quire::Team* team) {
+// token strides, heads contiguous; strides in elements. k_scale, v_scale: of an int8 cache, float
+// [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
+// dtype, 2 when scratch memory is exhausted.
+QUIRE_API int quire_paged_attention(
+    const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
+    const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
+    const int32_t* seq_lens, int64_t q_stride, int64_t block_stride, int64_t token_stride,
+    int64_t scale_block_stride, int64_t scale_token_stride, int64_t table_stride,
+    int32_t block_size, int32_t num_rows, int32_t num_heads, int32_t num_kv_heads,
+    int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
+    quire::Team* team) {
   using namespace quire;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
   const Batch batch{q,
@@ -303,8 +315,12 @@ QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const vo
                     static_cast<DType>(q_dtype),
                     k_cache,
                     v_cache,
+                    k_scale,
+                    v_scale,
                     block_stride,
                     token_stride,
+                    scale_block_stride,
+                    scale_token_stride,
                     block_size,
                     block_table,
                     table_stride,
@@ -319,7 +335,7 @@ QUIRE_API int quire_paged_attention(const void* q, const void* k_cache, const vo
                     scale,
                     window};
   bool ok = true;
-  const int unknown = dispatch(static_cast<DType>(cache_dtype), [&](auto* tag) {
+  const int unknown = dispatch_cache(cache_dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     ok = run_batch<E>(batch, team);
   });

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import token_rows
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES, token_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -25,6 +25,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         seq_lens: torch.Tensor,
         scale: float,
         window: int | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = token_rows(q)
         _, num_heads, head_dim = q.shape
@@ -35,6 +37,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             q.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
+            None if k_scale is None else k_scale.data_ptr(),
+            None if v_scale is None else v_scale.data_ptr(),
             out.data_ptr(),
             block_table.data_ptr(),
             query_start_loc.data_ptr(),
@@ -42,6 +46,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             q.stride(0),
             k_cache.stride(0),
             k_cache.stride(1),
+            0 if k_scale is None else k_scale.stride(0),
+            0 if k_scale is None else k_scale.stride(1),
             block_table.stride(0),
             block_size,
             seq_lens.shape[0],
@@ -51,7 +57,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             scale,
             window or 0,
             DTYPE_CODES[q.dtype],
-            DTYPE_CODES[k_cache.dtype],
+            CACHE_DTYPE_CODES[k_cache.dtype],
         )
         return out
 

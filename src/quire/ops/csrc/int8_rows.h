@@ -1,0 +1,85 @@
+// Rows of int8 with one float scale: value = scale · element, elements in -127 … 127.
+#pragma once
+
+#include "simd.h"
+
+namespace quire {
+
+#if defined(__AVX512F__)
+QUIRE_INLINE vf load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
+// x rounded to the nearest integer, ties to even; -128 <= x <= 127.
+QUIRE_INLINE void store(int8_t* p, vf x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+#else
+QUIRE_INLINE vf load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+QUIRE_INLINE vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+QUIRE_INLINE void store(int8_t* p, vf x) {
+  const __m256i wide = _mm256_cvtps_epi32(x);
+  const __m128i half =
+      _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+}
+#endif
+
+// Not the templates of simd.h: those were compiled before int8_t had load and store.
+QUIRE_INLINE vf load_part(const int8_t* p, int n) {
+  int8_t buffer[kLanes] = {};
+  std::memcpy(buffer, p, n);
+  return load(buffer);
+}
+QUIRE_INLINE void store_part(int8_t* p, vf x, int n) {
+  int8_t buffer[kLanes];
+  store(buffer, x);
+  std::memcpy(p, buffer, n);
+}
+
+// Quantizes n elements and returns their scale, the largest magnitude / 127. Magnitudes below
+// 127 · 2^-126 become 0 with scale 0. When an element is not finite the scale is NaN, so that
+// whoever reads the row sees it.
+template <class From>
+QUIRE_INLINE float quantize_row(const From* from, int8_t* to, int64_t n) {
+  vf top = zero(), broken = zero();  // max drops NaN; x · 0 is NaN unless x is finite
+  auto each = [&](auto&& body) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) body(i, load(from + i), kLanes);
+    if (i < n) body(i, load_part(from + i, static_cast<int>(n - i)), static_cast<int>(n - i));
+  };
+  each([&](int64_t, vf x, int) {
+    top = max(absolute(x), top);
+    broken = fma(x, zero(), broken);
+  });
+  const float scale = maximum(top) / 127.0f;
+  if (sum(broken) != 0.0f || scale < std::numeric_limits<float>::min()) {
+    std::memset(to, 0, n);
+    return sum(broken) != 0.0f ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+  }
+  const vf inverse = set1(1.0f / scale);
+  each([&](int64_t i, vf x, int count) {
+    if (count == kLanes) {
+      store(to + i, mul(x, inverse));
+    } else {
+      store_part(to + i, mul(x, inverse), count);
+    }
+  });
+  return scale;
+}
+
+// DType codes of a KV cache: those of activations, and int8.
+constexpr int32_t kInt8Cache = 3;
+
+template <class F>
+QUIRE_INLINE int dispatch_cache(int32_t dtype, F&& f) {
+  if (dtype != kInt8Cache) return dispatch(static_cast<DType>(dtype), f);
+  f(static_cast<int8_t*>(nullptr));
+  return 0;
+}
+
+}  // namespace quire
