@@ -17,7 +17,7 @@ import torch
 from kernel_figures import SEED, Figure, figures_by_turns, run
 
 from quire.ops import ALL_OPS, REFERENCE, check_provider, select
-from quire.ops.inputs import paged_batch
+from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16

@@ -18,9 +18,11 @@ from quire.attention import (
 )
 from quire.attention.select import BACKENDS
 from quire.config import env
+from quire.config.kv_layout import KVGroup, KVLayout
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALONE
-from quire.ops.inputs import paged_batch
+from quire.ops.kv_pages import EMPTY_BYTE
+from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
@@ -64,9 +66,9 @@ def test_plan_and_run_serve_a_layer_of_a_pool(name: str) -> None:
         pytest.skip(f"{name}: {refusal}")
     backend = BACKENDS[name].make(ALONE)
     step, group, q = one_step(backend, window=7)
-    k_cache, v_cache = step.kv.layers[1]
-    got = backend.run(q, k_cache, v_cache, 0.2, step, group)
-    reference = BACKENDS["reference"].make(ALONE).run(q, k_cache, v_cache, 0.2, step, group)
+    cache = step.kv.layers[1]
+    got = backend.run(q, cache, 0.2, step, group)
+    reference = BACKENDS["reference"].make(ALONE).run(q, cache, 0.2, step, group)
     torch.testing.assert_close(got, reference)
     assert got.isfinite().all()
 
@@ -95,8 +97,12 @@ def one_step(
         block_size=8,
         dtype=torch.float32,
     )
-    pages = torch.full((2, 2, *batch.k_cache.shape), float("nan"))
-    pages[1, 0], pages[1, 1] = batch.k_cache, batch.v_cache
+    num_blocks, *page = batch.k_cache.shape
+    layout = KVLayout((KVGroup((0, 1)),), *page, batch.k_cache.element_size())
+    pool = KVPool.allocate(layout, num_blocks, batch.k_cache.dtype, torch.device("cpu"))
+    pool.pages.fill_(EMPTY_BYTE)
+    pool.layers[1].k.copy_(batch.k_cache)
+    pool.layers[1].v.copy_(batch.v_cache)
     plan = backend.plan(batch.query_start_loc, batch.seq_lens, batch.block_table, window)
     group = GroupInputs(
         block_table=batch.block_table,
@@ -110,6 +116,6 @@ def one_step(
         max_query_len=4,
         max_seq_len=30,
         groups=(group,),
-        kv=KVPool.over(pages, planes=(0, 1), groups=(0, 0)),
+        kv=pool,
     )
     return step, group, batch.q

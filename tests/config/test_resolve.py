@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.config.kv_layout import KV_DTYPES, KVLayout
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -47,6 +48,19 @@ def test_cache_follows_the_model_unless_told() -> None:
     assert same.settings.kv_cache_dtype == "float32"
     assert half.layout.page_bytes * 2 == same.layout.page_bytes
     assert half.memory.kv_per_token * 2 == same.memory.kv_per_token
+
+
+def test_an_int8_cache_counts_its_scales() -> None:
+    """Pages that leave no room for scales would overlap."""
+    spec = make_spec(dtype="bfloat16")
+    full = resolve(EngineSettings(), spec, None, make_platform())
+    small = resolve(EngineSettings(kv_cache_dtype="int8"), spec, None, make_platform())
+    heads = 2 * spec.num_layers * spec.num_kv_heads
+    assert full.memory.kv_per_token == heads * spec.head_dim * 2
+    assert small.memory.kv_per_token == heads * (spec.head_dim + 4)
+    assert KVLayout((), 16, 3, 5, *KV_DTYPES["int8"]).token_bytes == 16 + 3 * 4
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*fp8.*int8"):
+        EngineSettings(kv_cache_dtype="fp8")
 
 
 def test_a_step_has_a_token_for_every_sequence() -> None:

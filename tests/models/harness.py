@@ -21,9 +21,11 @@ from quire.attention import (
     select_backend,
 )
 from quire.config import ModelSpec, group_layers, read_model_spec
+from quire.config.kv_layout import KV_DTYPES, KVLayout
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import build_op_set, force_isa
+from quire.ops.kv_pages import EMPTY_BYTE
 from quire.platform import detect_platform
 
 BLOCK_SIZE = 4
@@ -103,8 +105,8 @@ class PagedModel:
                     unseen = max(0, self._lengths[seq] - group.window + 1) // BLOCK_SIZE
                     dead = self._tables[seq][index][:unseen]
                     for layer in group.layers:
-                        for cache in self._pool.layers[layer]:
-                            cache[dead] = float("nan")
+                        cache = self._pool.layers[layer]
+                        cache.k[dead] = cache.v[dead] = float("nan")
 
 
 def new_factory(
@@ -132,12 +134,9 @@ def _new_backend(spec: ModelSpec, implementation: str) -> AttentionBackend:
 
 
 def _new_pool(spec: ModelSpec, dtype: torch.dtype) -> KVPool:
+    size, scale = KV_DTYPES[str(dtype).removeprefix("torch.")]
     groups = group_layers(spec.windows)
-    num_planes = max(len(group.layers) for group in groups)
-    shape = (num_planes, 2, NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-    planes, group_of = [0] * spec.num_layers, [0] * spec.num_layers
-    for index, group in enumerate(groups):
-        for plane, layer in enumerate(group.layers):
-            planes[layer], group_of[layer] = plane, index
-    pages = torch.full(shape, float("nan"), dtype=dtype)
-    return KVPool.over(pages, planes, group_of)
+    layout = KVLayout(groups, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, size, scale)
+    pool = KVPool.allocate(layout, NUM_BLOCKS, dtype, torch.device("cpu"))
+    pool.pages.fill_(EMPTY_BYTE)
+    return pool

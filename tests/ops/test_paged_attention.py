@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.check import compare
-from quire.ops.inputs import PagedBatch, paged_batch
+from quire.ops.paged_batch import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
@@ -47,7 +47,7 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
         "head_dim": draw(st.sampled_from([8, 32, 40, 64, 80, 128, 192, 256])),
         "block_size": draw(st.sampled_from([1, 2, 5, 16, 32, 64, 128])),
         "dtype": draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
-        "cache_dtype": draw(st.sampled_from([None, torch.bfloat16, torch.float32])),
+        "cache_dtype": draw(st.sampled_from([None, torch.bfloat16, torch.int8])),
     }
 
 
@@ -63,7 +63,8 @@ def test_any_shape_equals_the_reference(
 ) -> None:
     """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span."""
     batch = paged_batch(torch.Generator().manual_seed(seed), **shape)  # type: ignore[arg-type]
-    case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), {"window": window})
+    options = {"window": window, **scales(batch)}
+    case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), options)
     for provider in OP.providers:
         if provider.unavailable(PLATFORM) is None:
             difference = compare(OP, provider.load(TEAMS[threads]), case)
@@ -76,12 +77,14 @@ CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200)
 
 @pytest.mark.parametrize("window", [None, 1, 70, 600])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype"),
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype", "cache_dtype"),
     [
-        (4, 2, 128, 16, torch.bfloat16),
-        (7, 1, 72, 5, torch.float32),
-        (32, 2, 64, 128, torch.float16),
-        (3, 3, 40, 32, torch.float32),
+        (4, 2, 128, 16, torch.bfloat16, torch.bfloat16),
+        (7, 1, 72, 5, torch.float32, torch.float32),
+        (32, 2, 64, 128, torch.float16, torch.float16),
+        (3, 3, 40, 32, torch.float32, torch.float32),
+        (6, 2, 72, 16, torch.bfloat16, torch.int8),
+        (16, 1, 64, 64, torch.float32, torch.int8),
     ],
 )
 def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
@@ -91,6 +94,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
     head_dim: int,
     block_size: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     window: int | None,
 ) -> None:
     """Batched = alone, chunked = whole, decode = prefill. Turns red when the order of a query's
@@ -104,8 +108,9 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         head_dim=head_dim,
         block_size=block_size,
         dtype=dtype,
+        cache_dtype=cache_dtype,
     )
-    whole = kernel(*arguments(batch), 0.1, window)
+    whole = kernel(*arguments(batch), 0.1, window, **scales(batch))
     for low, high in CUTS:
         chunk = slice(5 + low, 5 + high)
         alone = kernel(
@@ -117,6 +122,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
             torch.tensor([high], dtype=torch.int32),
             0.1,
             window,
+            **scales(batch),
         )
         assert torch.equal(alone, whole[chunk]), f"queries {low} to {high}"
     last = kernel(
@@ -128,6 +134,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         batch.seq_lens[2:],
         0.1,
         window,
+        **scales(batch),
     )
     assert torch.equal(last, whole[-1:])
 
@@ -164,7 +171,8 @@ def test_rows_without_queries_are_nothing_to_do(kernel: Kernel) -> None:
     assert kernel(*arguments(batch), 0.2).shape == (0, 2, 16)
 
 
-def test_nan_stays_in_its_own_row(kernel: Kernel) -> None:
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+def test_nan_stays_in_its_own_row(kernel: Kernel, cache_dtype: torch.dtype) -> None:
     """Turns red when one poisoned request reaches its neighbours, or its NaN is hidden."""
     batch = paged_batch(
         torch.Generator().manual_seed(0),
@@ -174,10 +182,12 @@ def test_nan_stays_in_its_own_row(kernel: Kernel) -> None:
         head_dim=32,
         block_size=8,
         dtype=torch.float32,
+        cache_dtype=cache_dtype,
     )
     block = int(batch.block_table[0, 1])
-    batch.k_cache[block, 3] = float("nan")
-    result = kernel(*arguments(batch), 0.2)
+    poisoned = batch.k_cache if batch.k_scale is None else batch.k_scale
+    poisoned[block, 3] = float("nan")
+    result = kernel(*arguments(batch), 0.2, **scales(batch))
     assert result[:2].isnan().all()
     assert result[2].isfinite().all()
 
@@ -209,3 +219,7 @@ def arguments(batch: PagedBatch) -> tuple[torch.Tensor, ...]:
         batch.query_start_loc,
         batch.seq_lens,
     )
+
+
+def scales(batch: PagedBatch) -> dict[str, torch.Tensor | None]:
+    return {"k_scale": batch.k_scale, "v_scale": batch.v_scale}

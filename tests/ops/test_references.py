@@ -7,7 +7,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS
-from quire.ops.inputs import paged_batch
+from quire.ops.paged_batch import paged_batch
 
 
 def reference(name: str):

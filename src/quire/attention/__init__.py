@@ -2,6 +2,7 @@
 
 from quire.attention.backend import AttentionBackend
 from quire.attention.cpu import CpuAttention
+from quire.attention.kv_pool import KVPool, LayerCache
 from quire.attention.reference import ReferenceAttention
 from quire.attention.select import (
     AttentionNeeds,
@@ -9,7 +10,7 @@ from quire.attention.select import (
     backend_of_isa,
     select_backend,
 )
-from quire.attention.step_inputs import GroupInputs, KVPool, StepInputs
+from quire.attention.step_inputs import GroupInputs, StepInputs
 
 __all__ = [
     "AttentionBackend",
@@ -18,6 +19,7 @@ __all__ = [
     "CpuAttention",
     "GroupInputs",
     "KVPool",
+    "LayerCache",
     "ReferenceAttention",
     "StepInputs",
     "backend_of_isa",

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from quire.attention.kv_pool import LayerCache
 from quire.attention.step_inputs import GroupInputs, StepInputs
 
 __all__ = ["AttentionBackend"]
@@ -33,11 +34,10 @@ class AttentionBackend(Protocol):
     def run(
         self,
         q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        cache: LayerCache,
         scale: float,
         step: StepInputs,
         group: GroupInputs,
     ) -> torch.Tensor:
-        """q [T, H, D], caches [B, S, K, D] → [T, H, D] in q's dtype. H is a multiple of K."""
+        """q [T, H, D] over one layer's cache → [T, H, D] in q's dtype. H is a multiple of K."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.attention.kv_pool import LayerCache
 from quire.attention.step_inputs import GroupInputs, StepInputs
 from quire.errors import EngineError
 
@@ -45,20 +46,21 @@ class CpuAttention:
     def run(
         self,
         q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        cache: LayerCache,
         scale: float,
         step: StepInputs,
         group: GroupInputs,
     ) -> torch.Tensor:
-        """q [T, H, D], caches [B, S, K, D] → [T, H, D]."""
+        """q [T, H, D] over one layer's cache → [T, H, D]."""
         return self._paged_attention(
             q,
-            k_cache,
-            v_cache,
+            cache.k,
+            cache.v,
             group.block_table,
             step.query_start_loc,
             step.seq_lens,
             scale,
             group.window,
+            cache.k_scale,
+            cache.v_scale,
         )

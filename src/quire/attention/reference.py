@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.attention.kv_pool import LayerCache
 from quire.attention.step_inputs import GroupInputs, StepInputs
 from quire.ops.paged_attention.reference import paged_attention
 
@@ -27,20 +28,21 @@ class ReferenceAttention:
     def run(
         self,
         q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        cache: LayerCache,
         scale: float,
         step: StepInputs,
         group: GroupInputs,
     ) -> torch.Tensor:
-        """q [T, H, D], caches [B, S, K, D] → [T, H, D]."""
+        """q [T, H, D] over one layer's cache → [T, H, D]."""
         return paged_attention(
             q,
-            k_cache,
-            v_cache,
+            cache.k,
+            cache.v,
             group.block_table,
             step.query_start_loc,
             step.seq_lens,
             scale,
             group.window,
+            cache.k_scale,
+            cache.v_scale,
         )

@@ -13,6 +13,7 @@ from quire.attention.backend import AttentionBackend
 from quire.attention.cpu import CpuAttention
 from quire.attention.reference import ReferenceAttention
 from quire.errors import ConfigError
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES
 from quire.ops.native import DTYPE_CODES
 from quire.ops.operation import Provider
 from quire.ops.paged_attention import OP
@@ -73,9 +74,10 @@ class _Cpu:
     provider: Provider
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
-        for dtype in (needs.dtype, needs.cache_dtype):
-            if dtype not in DTYPE_CODES:
-                return f"it has no {dtype}"
+        if needs.dtype not in DTYPE_CODES:
+            return f"it has no {needs.dtype}"
+        if needs.cache_dtype not in CACHE_DTYPE_CODES:
+            return f"it reads no cache of {needs.cache_dtype}"
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["GroupInputs", "KVPool", "StepInputs"]
+from quire.attention.kv_pool import KVPool
 
-
-@dataclass(frozen=True, slots=True)
-class KVPool:
-    """The paged KV cache of one device.
-
-    layers: by model layer index, its k_cache and v_cache, each [B, S, K, D]; views that are made
-        once, since every layer of every step asks. groups: by layer index, its layer group.
-    """
-
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    groups: tuple[int, ...]
-
-    @classmethod
-    def over(cls, pages: torch.Tensor, planes: Sequence[int], groups: Sequence[int]) -> KVPool:
-        """pages: [L, 2, B, S, K, D], L = layers per group (planes); plane j of a group is its j-th
-        layer. planes: by model layer index, the plane that holds it."""
-        layers = tuple((pages[plane, 0], pages[plane, 1]) for plane in planes)
-        return cls(layers, tuple(groups))
+__all__ = ["GroupInputs", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,18 @@ mixes full attention and sliding windows has several groups of equally many laye
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-__all__ = ["KVGroup", "KVLayout", "group_layers"]
+from quire.config.model_spec import DTYPE_BYTES
+
+__all__ = ["KV_DTYPES", "KVGroup", "KVLayout", "group_layers"]
+
+KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {**{name: (size, 0) for name, size in DTYPE_BYTES.items()}, "int8": (1, 4)}
+)
+"""Bytes of an element, and of the scale that each head of a token has beside its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +37,15 @@ class KVGroup:
 class KVLayout:
     """groups: in the order of their first layers. num_planes: layers per page.
 
-    The pool is one tensor [num_planes, 2 (K, V), B, S, K, D]."""
+    The pool is one tensor of bytes [num_planes, 2 (K, V), B, S, token_bytes]. dtype_bytes,
+    scale_bytes: as in KV_DTYPES."""
 
     groups: tuple[KVGroup, ...]
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int
+    scale_bytes: int = 0
 
     @property
     def num_planes(self) -> int:
@@ -44,8 +54,16 @@ class KVLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one block of one group, over all of its layers."""
-        per_token = 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
-        return self.num_planes * self.block_size * per_token
+        return self.num_planes * self.block_size * 2 * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K, or of V, of one token in one layer. Scales follow the elements, aligned."""
+        elements = self.num_kv_heads * self.head_dim * self.dtype_bytes
+        if not self.scale_bytes:
+            return elements
+        aligned = -(-elements // self.scale_bytes) * self.scale_bytes
+        return aligned + self.num_kv_heads * self.scale_bytes
 
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
         """Most blocks that one sequence of `num_tokens` holds at once, over all groups, when a

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.checkpoint import Checkpoint
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
 from quire.config.memory_plan import MemoryPlan, weight_bytes
-from quire.config.model_spec import DTYPE_BYTES, ModelSpec
+from quire.config.model_spec import ModelSpec
 from quire.config.pool_size import PoolSizing
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
@@ -97,7 +97,8 @@ def resolve(
         block_size=block_size,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype_bytes=DTYPE_BYTES[kv_dtype],
+        dtype_bytes=KV_DTYPES[kv_dtype][0],
+        scale_bytes=KV_DTYPES[kv_dtype][1],
     )
     sizing = PoolSizing(
         settings,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
+from quire.config.kv_layout import KV_DTYPES
 from quire.errors import ConfigError
 
 __all__ = [
@@ -89,7 +90,9 @@ class EngineSettings:
         choices=("auto", *COMPUTE_DTYPES),
     )
     kv_cache_dtype: str = _setting(
-        "auto", "dtype of the KV cache; auto: that of the model", choices=("auto", *COMPUTE_DTYPES)
+        "auto",
+        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory",
+        choices=("auto", *KV_DTYPES),
     )
     max_model_len: int | None = _setting(
         None,

@@ -31,31 +31,34 @@ class Attention:
         k_norm: RMSNorm | None = None,
     ) -> None:
         """heads: number of query heads, of kv heads, and head_dim."""
-        self._write_kv = ops.write_kv
+        self._rope_and_write_kv = ops.rope_and_write_kv
         self._backend = backend
         self._layer = layer
-        self._num_heads, self._num_kv_heads, self._head_dim = heads
+        self._num_heads, _, self._head_dim = heads
         self._scale = scale
-        self._rotary = rotary
+        self._cos, self._sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
         self.q_norm, self.k_norm = q_norm, k_norm
 
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """qkv [T, (H + 2K)·D], positions [T] → [T, H·D]."""
-        q, k, v = self._split(qkv)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self._rotary is not None:
-            self._rotary(q, k, positions)
-        k_cache, v_cache = step.kv.layers[self._layer]
+        """qkv [T, (H + 2K)·D], changed in place; positions [T] → [T, H·D]."""
+        cache = step.kv.layers[self._layer]
         group = step.groups[step.kv.groups[self._layer]]
-        self._write_kv(k, v, k_cache, v_cache, group.slot_mapping)
-        out = self._backend.run(q, k_cache, v_cache, self._scale, step, group)
-        return out.flatten(1)
-
-    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of q [T, H, D], k and v [T, K, D]."""
-        heads = qkv.view(qkv.shape[0], -1, self._head_dim)
-        q, k, v = heads.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
-        return q, k, v
+        self._rope_and_write_kv(
+            qkv,
+            self._num_heads,
+            positions,
+            self._cos,
+            self._sin,
+            cache.k,
+            cache.v,
+            group.slot_mapping,
+            cache.k_scale,
+            cache.v_scale,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            0.0 if self.q_norm is None else self.q_norm.eps,
+        )
+        q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
+        return self._backend.run(q, cache, self._scale, step, group).flatten(1)

@@ -137,7 +137,5 @@ class LayerFactory:
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
         """Layers of one kind share one pair of tables."""
         if rope not in self._rotaries:
-            self._rotaries[rope] = RotaryEmbedding(
-                self._ops, rope, self._max_positions, self._device
-            )
+            self._rotaries[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
         return self._rotaries[rope]

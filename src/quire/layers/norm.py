@@ -18,12 +18,12 @@ class RMSNorm:
     ) -> None:
         self._norm = ops.rms_norm
         self._add_norm = ops.add_rms_norm
-        self._eps = eps
+        self.eps = eps
         self.weight = torch.empty((size,), dtype=dtype, device=device)
         self.weights = DenseWeights({"weight": self.weight})
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._norm(x, self.weight, self._eps)
+        return self._norm(x, self.weight, self.eps)
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -31,7 +31,7 @@ class RMSNorm:
         """The norm of x + residual, and that sum; without a residual the sum is x."""
         if residual is None:
             return self(x), x
-        return self._add_norm(x, residual, self.weight, self._eps)
+        return self._add_norm(x, residual, self.weight, self.eps)
 
 
 class LayerNorm:

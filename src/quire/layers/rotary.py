@@ -19,27 +19,19 @@ from quire.config.model_spec import (
     RopeSpec,
     YarnScaling,
 )
-from quire.ops import OpSet
 
 __all__ = ["RotaryEmbedding", "rope_tables"]
 
 
 class RotaryEmbedding:
-    """Rotates q and k in place by their positions (Su et al. 2021, section 3.4.2).
+    """How q and k are rotated by their positions (Su et al. 2021, section 3.4.2).
 
-    max_positions: rows of the tables; a position must be below it.
+    cos, sin: float32 [max_positions, rotary_dim / 2]; a position must be below max_positions.
     """
 
-    def __init__(
-        self, ops: OpSet, rope: RopeSpec, max_positions: int, device: torch.device
-    ) -> None:
-        self._rope = ops.rope
+    def __init__(self, rope: RopeSpec, max_positions: int, device: torch.device) -> None:
         cos, sin = rope_tables(rope, max_positions)
-        self._cos, self._sin = cos.to(device), sin.to(device)
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
-        """q [T, H, D], k [T, K, D], positions int64 [T]."""
-        self._rope(q, k, positions, self._cos, self._sin)
+        self.cos, self.sin = cos.to(device), sin.to(device)
 
 
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from quire.ops.native import DTYPE_CODES, NativeLibrary, load_native, native_una
 from quire.ops.operation import Provider
 from quire.ops.team import ALONE, Team
 
-__all__ = ["CACHE_DTYPE_CODES", "cpu_providers", "token_rows"]
+__all__ = ["CACHE_DTYPE_CODES", "cpu_providers", "page_strides", "pointer", "token_rows"]
 
 # dispatch_cache of csrc/int8_rows.h
 CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
@@ -35,6 +35,17 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
 def token_rows(x: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+
+
+def pointer(x: torch.Tensor | None) -> int | None:
+    """The address of an optional argument."""
+    return None if x is None else x.data_ptr()
+
+
+def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, int, int, int]:
+    """Block and token strides of a cache [B, S, K, D], in elements, and of its scales."""
+    block, token = cache.stride()[:2]
+    return (block, token, 0, 0) if scales is None else (block, token, *scales.stride()[:2])
 
 
 def _load(

@@ -41,7 +41,18 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "paged_attention": (
             (_POINTER,) * 9 + (_INT64,) * 6 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
         ),
-        "write_kv": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 2,
+        "write_kv": (_POINTER,) * 7 + (_INT64,) * 10 + (_INT32,) * 2,
+        "rope_and_write_kv": (
+            (_POINTER,)
+            + (_INT64,) * 4
+            + (_POINTER,) * 3
+            + (_INT64,)
+            + (_POINTER,) * 5
+            + (_INT64,) * 6
+            + (_POINTER,) * 2
+            + (_FLOAT,)
+            + (_INT32,) * 2
+        ),
         "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
         "rms_norm": (
             (_POINTER, _INT64, _INT64) * 2

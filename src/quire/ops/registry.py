@@ -22,6 +22,7 @@ from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
 from quire.ops.rope import OP as ROPE
+from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.silu_and_mul import OP as SILU_AND_MUL
 from quire.ops.team import ALONE, Team
 from quire.ops.write_kv import OP as WRITE_KV
@@ -42,6 +43,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             ADD_RMS_NORM,
             LAYER_NORM,
             ROPE,
+            ROPE_AND_WRITE_KV,
             SILU_AND_MUL,
             ACTIVATION,
             LINEAR,
@@ -66,6 +68,7 @@ class OpSet:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]
     rope: Callable[..., None]
+    rope_and_write_kv: Callable[..., None]
     silu_and_mul: Callable[..., torch.Tensor]
     activation: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]

@@ -62,7 +62,7 @@ class ModelRunner:
         copy_blocks: CopyBlocks,
         draw: Draw,
     ) -> None:
-        """pages: the KV pool [L, 2, B, S, K, D]. draw: the operation `quire.ops.draw`."""
+        """pages: those of the KV pool. draw: the operation `quire.ops.draw`."""
         self._model = model
         self._rows = rows
         self._inputs = inputs

@@ -71,8 +71,7 @@ class Worker:
         if ops.chosen["linear"] != REFERENCE:
             torch.set_num_threads(1)  # the team computes; torch's own threads have only loaded
         layout = settings.layout
-        pages = _allocate_pages(layout, settings.num_blocks, kv_dtype, device)
-        kv = _pool(layout, pages, spec.num_layers)
+        kv = KVPool.allocate(layout, settings.num_blocks, kv_dtype, device)
         rows = RowTable(
             settings.max_num_seqs, settings.max_model_len, layout.block_size, len(layout.groups)
         )
@@ -83,7 +82,7 @@ class Worker:
             rows=rows,
             inputs=InputBuilder(rows, kv, choice.backend, windows, layout.block_size),
             sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
-            pages=pages,
+            pages=kv.pages,
             copy_blocks=ops.copy_blocks,
             draw=ops.draw,
         )
@@ -100,26 +99,3 @@ def _describe(choice: BackendChoice, ops: OpSet) -> str:
             by_provider.setdefault(provider, []).append(op)
     others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
     return f"{choice.reason.rstrip('.')}; {others}"
-
-
-def _allocate_pages(
-    layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[L, 2, B, S, K, D], not initialised: what was not written is never read."""
-    shape = (
-        layout.num_planes,
-        2,
-        num_blocks,
-        layout.block_size,
-        layout.num_kv_heads,
-        layout.head_dim,
-    )
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _pool(layout: KVLayout, pages: torch.Tensor, num_layers: int) -> KVPool:
-    planes, groups = [0] * num_layers, [0] * num_layers
-    for index, group in enumerate(layout.groups):
-        for plane, layer in enumerate(group.layers):
-            planes[layer], groups[layer] = plane, index
-    return KVPool.over(pages, planes, groups)

@@ -2,7 +2,7 @@
 
 `copy_blocks(pages, src, dst) → None`
 
-pages: [L, 2, B, S, K, D], each block contiguous. src, dst: int64 [N] block ids. All sources are
+pages: [L, 2, B, S, ...] of any dtype, contiguous. src, dst: int64 [N] block ids. All sources are
 read before any destination is written; destinations are distinct.
 """
 

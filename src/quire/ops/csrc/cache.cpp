@@ -1,47 +1,39 @@
 // Data movement in the paged cache: store this step's K and V, copy blocks.
 #include <cstdlib>
 
+#include "kv_pages.h"
 #include "parallel.h"
-#include "simd.h"
 
 namespace quire {
 namespace {
 
 constexpr int64_t kBytesPerTask = 64 * 1024;
 
-template <class From, class To>
-QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
-  if constexpr (std::is_same_v<From, To>) {
-    std::memcpy(to, from, n * sizeof(To));
-  } else {
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
-    const int rest = static_cast<int>(n - i);
-    if (rest > 0) store_part(to + i, load_part(from + i, rest), rest);
-  }
-}
-
 }  // namespace
 }  // namespace quire
 
-// k, v: num_tokens rows of `width` = K · D elements, token strides in elements. Slots < 0 are
-// skipped. k_cache, v_cache: contiguous [B · S, K · D].
+// k, v: num_tokens rows of kv_heads · head_dim elements, token strides in elements. Slots < 0 are
+// skipped. Pages as in kv_pages.h.
 QUIRE_API int quire_write_kv(const void* k, const void* v, void* k_cache, void* v_cache,
-                             const int64_t* slots, int64_t num_tokens, int64_t width,
-                             int64_t k_stride, int64_t v_stride, int32_t dtype,
-                             int32_t cache_dtype, quire::Team* team) {
+                             float* k_scale, float* v_scale, const int64_t* slots,
+                             int64_t num_tokens, int64_t kv_heads, int64_t head_dim,
+                             int64_t k_stride, int64_t v_stride, int64_t block_size,
+                             int64_t block_stride, int64_t token_stride,
+                             int64_t scale_block_stride, int64_t scale_token_stride,
+                             int32_t dtype, int32_t cache_dtype, quire::Team* team) {
   using namespace quire;
+  const Pages pages{k_cache,      v_cache,      k_scale,
+                    v_scale,      block_size,   block_stride,
+                    token_stride, scale_block_stride, scale_token_stride};
   int inner = 0;
   const int outer = dispatch(static_cast<DType>(dtype), [&](auto* from) {
     using From = std::remove_pointer_t<decltype(from)>;
-    inner = dispatch(static_cast<DType>(cache_dtype), [&](auto* to) {
+    inner = dispatch_cache(cache_dtype, [&](auto* to) {
       using To = std::remove_pointer_t<decltype(to)>;
-      const int64_t grain = kBytesPerTask / (width * 2 * sizeof(To)) + 1;
+      const int64_t grain = kBytesPerTask / (kv_heads * head_dim * 2 * sizeof(To)) + 1;
       parallel_for(num_tokens, grain, team, [&](int64_t t) {
-        if (slots[t] < 0) return;
-        const int64_t at = slots[t] * width;
-        convert(static_cast<const From*>(k) + t * k_stride, static_cast<To*>(k_cache) + at, width);
-        convert(static_cast<const From*>(v) + t * v_stride, static_cast<To*>(v_cache) + at, width);
+        write_token<To>(pages, slots[t], static_cast<const From*>(k) + t * k_stride,
+                        static_cast<const From*>(v) + t * v_stride, kv_heads, head_dim);
       });
     });
   });

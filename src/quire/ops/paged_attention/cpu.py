@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import CACHE_DTYPE_CODES, token_rows
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES, page_strides, pointer, token_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -37,17 +37,14 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             q.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
-            None if k_scale is None else k_scale.data_ptr(),
-            None if v_scale is None else v_scale.data_ptr(),
+            pointer(k_scale),
+            pointer(v_scale),
             out.data_ptr(),
             block_table.data_ptr(),
             query_start_loc.data_ptr(),
             seq_lens.data_ptr(),
             q.stride(0),
-            k_cache.stride(0),
-            k_cache.stride(1),
-            0 if k_scale is None else k_scale.stride(0),
-            0 if k_scale is None else k_scale.stride(1),
+            *page_strides(k_cache, k_scale),
             block_table.stride(0),
             block_size,
             seq_lens.shape[0],

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.ops.inputs import DTYPES, paged_batch
+from quire.ops.inputs import DTYPES
 from quire.ops.operation import Case
+from quire.ops.paged_batch import paged_batch
 
 __all__ = ["make_inputs"]
 
+_INT8 = ((torch.float32, torch.int8), (torch.bfloat16, torch.int8))
 # (query_len, seq_len) per row
 _DECODE = ((1, 1), (1, 17), (1, 64), (1, 129), (1, 1100))
 _PREFILL = ((7, 7), (33, 33), (130, 130))
@@ -29,7 +31,7 @@ _SHAPES = (
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks; the pool is full of NaN around the tokens."""
-    for dtype in DTYPES:
+    for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8):
         for rows, heads, kv_heads, head_dim, block_size, window in _SHAPES:
             batch = paged_batch(
                 generator,
@@ -39,9 +41,10 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                 head_dim=head_dim,
                 block_size=block_size,
                 dtype=dtype,
+                cache_dtype=cache_dtype,
             )
             yield Case(
-                label=f"{dtype}, {heads}/{kv_heads} heads of {head_dim}, blocks of {block_size}, "
+                label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, blocks of {block_size}, "
                 f"window {window}, rows {rows}",
                 args=(
                     batch.q,
@@ -51,6 +54,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                     batch.query_start_loc,
                     batch.seq_lens,
                     head_dim**-0.5,
+                    window,
+                    batch.k_scale,
+                    batch.v_scale,
                 ),
-                kwargs={"window": window},
             )

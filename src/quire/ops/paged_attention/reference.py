@@ -16,6 +16,8 @@ def paged_attention(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.paged_attention`)."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -24,18 +26,22 @@ def paged_attention(
         if stop > start:
             first = seq_len - (stop - start)  # position of the row's first query
             low = 0 if window is None else max(0, first - window + 1)
-            keys = _gather(k_cache, block_table[row], low, seq_len)
-            values = _gather(v_cache, block_table[row], low, seq_len)
+            keys = _gather(k_cache, k_scale, block_table[row], low, seq_len)
+            values = _gather(v_cache, v_scale, block_table[row], low, seq_len)
             out[start:stop] = _attend(q[start:stop], keys, values, scale, first - low, window)
     return out
 
 
-def _gather(cache: torch.Tensor, table: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def _gather(
+    cache: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, low: int, high: int
+) -> torch.Tensor:
     """Tokens low … high - 1 of one row, float32 [N, K, D]. Nothing else of the pool is read."""
     position = torch.arange(low, high, device=cache.device)
     block_size = cache.shape[1]
     block = table[position // block_size].long()
-    return cache[block, position % block_size].float()
+    offset = position % block_size
+    tokens = cache[block, offset].float()
+    return tokens if scales is None else tokens * scales[block, offset].unsqueeze(-1)
 
 
 def _attend(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import token_rows
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES, page_strides, pointer, token_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
@@ -22,6 +22,8 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         k, v = token_rows(k), token_rows(v)
         num_tokens, num_kv_heads, head_dim = k.shape
@@ -31,13 +33,18 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             v.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
+            pointer(k_scale),
+            pointer(v_scale),
             slot_mapping.data_ptr(),
             num_tokens,
-            num_kv_heads * head_dim,
+            num_kv_heads,
+            head_dim,
             k.stride(0),
             v.stride(0),
+            k_cache.shape[1],
+            *page_strides(k_cache, k_scale),
             DTYPE_CODES[k.dtype],
-            DTYPE_CODES[k_cache.dtype],
+            CACHE_DTYPE_CODES[k_cache.dtype],
         )
 
     return write_kv

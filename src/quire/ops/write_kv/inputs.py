@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.ops.inputs import DTYPES, normal
+from quire.ops.kv_pages import empty_cache
 from quire.ops.operation import Case
 
 __all__ = ["make_inputs"]
@@ -15,12 +16,14 @@ __all__ = ["make_inputs"]
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
     for dtype in DTYPES:
-        for cache_dtype in {dtype, torch.bfloat16}:
+        for cache_dtype in {dtype, torch.bfloat16, torch.int8}:
             for num_tokens, kv_heads, head_dim, block_size in ((1, 8, 128, 16), (33, 2, 40, 5)):
                 fused = normal(generator, num_tokens, 2 * kv_heads, head_dim, dtype=dtype)
                 num_blocks = num_tokens + 2
+                fused[-1, 0] *= 1e-30  # a tiny scale
                 shape = (num_blocks, block_size, kv_heads, head_dim)
-                k_cache = torch.full(shape, float("nan"), dtype=cache_dtype)
+                k_cache, k_scale = empty_cache(*shape, cache_dtype)
+                v_cache, v_scale = empty_cache(*shape, cache_dtype)
                 slots = torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens]
                 slots[1::7] = -1
                 yield Case(
@@ -29,7 +32,9 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                         fused[:, :kv_heads],
                         fused[:, kv_heads:],
                         k_cache,
-                        k_cache.clone(),
+                        v_cache,
                         slots,
+                        k_scale,
+                        v_scale,
                     ),
                 )

@@ -1,0 +1,57 @@
+// The pages of one layer as they are written.
+#pragma once
+
+#include <type_traits>
+
+#include "int8_rows.h"
+#include "simd.h"
+
+namespace quire {
+
+// [B, S, K, D] with K and D contiguous; strides in elements. Scales, [B, S, K] floats with K
+// contiguous and strides in floats, belong to an int8 cache only.
+struct Pages {
+  void* k;
+  void* v;
+  float* k_scale;
+  float* v_scale;
+  int64_t block_size, block_stride, token_stride, scale_block_stride, scale_token_stride;
+};
+
+template <class From, class To>
+QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, n * sizeof(To));
+  } else {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+    const int rest = static_cast<int>(n - i);
+    if (rest > 0) store_part(to + i, load_part(from + i, rest), rest);
+  }
+}
+
+// The heads of one token, into its slot of K or of V.
+template <class From, class To>
+QUIRE_INLINE void store_heads(const From* from, To* to, [[maybe_unused]] float* scales,
+                              int64_t kv_heads, int64_t head_dim) {
+  if constexpr (std::is_same_v<To, int8_t>) {
+    for (int64_t head = 0; head < kv_heads; ++head)
+      scales[head] = quantize_row(from + head * head_dim, to + head * head_dim, head_dim);
+  } else {
+    convert(from, to, kv_heads * head_dim);
+  }
+}
+
+// k, v: the heads of one token. A negative slot stores nothing.
+template <class To, class From>
+QUIRE_INLINE void write_token(const Pages& pages, int64_t slot, const From* k, const From* v,
+                              int64_t kv_heads, int64_t head_dim) {
+  if (slot < 0) return;
+  const int64_t block = slot / pages.block_size, offset = slot % pages.block_size;
+  const int64_t at = block * pages.block_stride + offset * pages.token_stride;
+  const int64_t scale = block * pages.scale_block_stride + offset * pages.scale_token_stride;
+  store_heads(k, static_cast<To*>(pages.k) + at, pages.k_scale + scale, kv_heads, head_dim);
+  store_heads(v, static_cast<To*>(pages.v) + at, pages.v_scale + scale, kv_heads, head_dim);
+}
+
+}  // namespace quire
