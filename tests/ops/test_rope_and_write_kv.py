@@ -87,7 +87,9 @@ def test_fused_equals_one_after_the_other(
         fused, heads, positions, cos, sin, k_cache, v_cache, slots, k_scale, v_scale, *weights, 1e-5
     )
     parts = qkv.clone()
-    q, k, v = parts.unflatten(-1, (heads + 2 * kv_heads, head_dim)).split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = parts.unflatten(-1, (heads + 2 * kv_heads, head_dim)).split(
+        (heads, kv_heads, kv_heads), dim=1
+    )
     if normed and tokens:
         for x, weight in ((q, weights[0]), (k, weights[1])):
             x.copy_(load("rms_norm", provider, TEAM)(x, weight, 1e-5))
