@@ -18,10 +18,12 @@ import torch
 from kernel_figures import SEED, Call, Figure, figures_by_turns, run
 
 from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
+from quire.ops.compile import ISAS
 from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
+UNIT = "paged_attention"  # of csrc; a widened instruction set may have it from a narrower one
 PAGED_ATTENTION = ALL_OPS["paged_attention"]
 DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
 INT8 = (torch.bfloat16, torch.int8)
@@ -94,8 +96,9 @@ def provider_figures(label: str, call: Attention, quick: bool, repeats: int) -> 
 def attention_figures(options: argparse.Namespace) -> Iterator[Figure]:
     """Every provider of this machine that equals the reference, over dtypes and shapes."""
     platform, team = detect_platform(), Team(torch.get_num_threads())
+    own = {f"cpu_{isa.name}" for isa in ISAS if isa.extends is None or UNIT in isa.units}
     for provider in PAGED_ATTENTION.providers:
-        if provider.unavailable(platform) is not None:
+        if provider.name not in own or provider.unavailable(platform) is not None:
             continue
         report = check_provider(PAGED_ATTENTION, provider)
         if not report.ok:
