@@ -2,9 +2,10 @@
 
     python benchmarks/attention_cpu.py [--quick] [--threads N] [--output FILE]
 
-Heads of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, blocks of 16 tokens, random data. Every
+Heads of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, random data, blocks in random order. Every
 provider is compared with the reference before it is timed. Figures are medians over the repeats,
-with the lowest and highest.
+with the lowest and highest. Each decode takes turns with a sum over 512 MiB of float32 ("read
+beside"), since the bandwidth of a shared machine changes from one minute to the next.
 """
 
 # ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
@@ -14,36 +15,46 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from kernel_figures import SEED, Figure, figures_by_turns, run
+from kernel_figures import SEED, Call, Figure, figures_by_turns, run
 
-from quire.ops import ALL_OPS, REFERENCE, check_provider, select
+from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
+from quire.ops.compile import ISAS
 from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
+UNIT = "paged_attention"  # of csrc; a widened instruction set may have it from a narrower one
 PAGED_ATTENTION = ALL_OPS["paged_attention"]
-DECODE_SEQUENCES = (1, 8, 32)
-DECODE_LENGTHS = (256, 1024, 4096)
-PREFILL_LENGTHS = (64, 512, 2048)
+DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
+INT8 = (torch.bfloat16, torch.int8)
+LONG = [(1, 4096)] * 8
+DECODES = ([(1, 256)], [(1, 4096)], [(1, 1024)] * 8, [(1, 1024)] * 32)
+BLOCK_SIZES = (16, 32, 64, 128)
+PREFILLS = (64, 512, 2048)
+
+Attention = Callable[..., torch.Tensor]
+Rows = Sequence[tuple[int, int]]
 
 
-def attention_figure(
-    name: str,
-    call: Callable[..., torch.Tensor],
-    rows: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-    repeats: int,
-) -> Figure:
-    """Bytes of K and V per second when every row has one query, else operations per second (the
-    visible half of the scores only)."""
+def attention_call(
+    label: str,
+    call: Attention,
+    rows: Rows,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    block_size: int = BLOCK_SIZE,
+) -> Call:
+    """Bytes of K, V and scales when every row has one query, else operations (the visible half of
+    the scores only). dtypes: of the queries and of the cache."""
+    dtype, cache_dtype = dtypes
     batch = paged_batch(
         torch.Generator().manual_seed(SEED),
         rows,
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         dtype=dtype,
+        cache_dtype=cache_dtype,
     )
     arguments = (
         batch.q,
@@ -53,41 +64,51 @@ def attention_figure(
         batch.query_start_loc,
         batch.seq_lens,
         HEAD_DIM**-0.5,
+        None,
+        batch.k_scale,
+        batch.v_scale,
     )
-    if all(queries == 1 for queries, _ in rows):
+    work = f"decode {len(rows)} x {rows[0][1]}" if rows[0][0] == 1 else f"prefill {rows[0][1]}"
+    name = f"{work}, blocks of {block_size}, {cache_dtype} cache, {label}"
+    if rows[0][0] == 1:
         tokens = sum(length for _, length in rows)
-        amount, unit = float(tokens * 2 * KV_HEADS * HEAD_DIM * dtype.itemsize), "GB/s"
-    else:
-        pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in rows)
-        amount, unit = 4.0 * pairs * HEADS * HEAD_DIM, "GFLOP/s"
-    (figure,) = figures_by_turns([(name, unit, amount, lambda: call(*arguments))], repeats)
-    return figure
+        amount = 2.0 * tokens * batch.k_cache.stride(1) * cache_dtype.itemsize
+        return name, "GB/s", amount, lambda: call(*arguments)
+    pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in rows)
+    return name, "GFLOP/s", 4.0 * pairs * HEADS * HEAD_DIM, lambda: call(*arguments)
+
+
+def provider_figures(label: str, call: Attention, quick: bool, repeats: int) -> Iterator[Figure]:
+    """Decode at all lengths, block sizes and cache dtypes; prefill."""
+    memory = torch.ones(2**27)
+    read: Call = ("read beside", "GB/s", float(memory.nbytes), memory.sum)
+    for dtypes in (*DTYPES, INT8):
+        for block_size in BLOCK_SIZES[:1] if quick else BLOCK_SIZES:
+            decode = attention_call(label, call, LONG, dtypes, block_size)
+            yield from figures_by_turns([read, decode], repeats)
+        for rows in () if quick else DECODES:
+            yield from figures_by_turns([attention_call(label, call, rows, dtypes)], repeats)
+        for length in PREFILLS[1:2] if quick else PREFILLS:
+            prefill = attention_call(label, call, [(length, length)], dtypes)
+            yield from figures_by_turns([prefill], repeats)
 
 
 def attention_figures(options: argparse.Namespace) -> Iterator[Figure]:
     """Every provider of this machine that equals the reference, over dtypes and shapes."""
-    platform, repeats, quick = detect_platform(), options.repeats, options.quick
+    platform, team = detect_platform(), Team(torch.get_num_threads())
+    own = {f"cpu_{isa.name}" for isa in ISAS if isa.extends is None or UNIT in isa.units}
     for provider in PAGED_ATTENTION.providers:
-        if provider.unavailable(platform) is not None:
+        if provider.name not in own or provider.unavailable(platform) is not None:
             continue
         report = check_provider(PAGED_ATTENTION, provider)
         if not report.ok:
             raise SystemExit("\n".join(report.failures))
-        _, call = select(PAGED_ATTENTION, platform, provider.name)
-        for dtype in (torch.bfloat16, torch.float32):
-            label = f"{provider.name} {dtype}"
-            for sequences in DECODE_SEQUENCES:
-                for length in DECODE_LENGTHS[:2] if quick else DECODE_LENGTHS:
-                    rows = [(1, length)] * sequences
-                    name = f"decode {sequences} x {length} {label}"
-                    yield attention_figure(name, call, rows, dtype, repeats)
-            for length in PREFILL_LENGTHS[:2] if quick else PREFILL_LENGTHS:
-                name = f"prefill {length} {label}"
-                yield attention_figure(name, call, [(length, length)], dtype, repeats)
+        call = provider.load(team)
+        yield from provider_figures(provider.name, call, options.quick, options.repeats)
     _, reference = select(PAGED_ATTENTION, platform, REFERENCE)
-    for name, rows in (("decode 8 x 1024", [(1, 1024)] * 8), ("prefill 512", [(512, 512)])):
-        label = f"{name} {REFERENCE} torch.float32"
-        yield attention_figure(label, reference, rows, torch.float32, repeats)
+    for rows in ([(1, 1024)] * 8, [(512, 512)]):
+        call = attention_call(REFERENCE, reference, rows, DTYPES[0])
+        yield from figures_by_turns([call], options.repeats)
 
 
 if __name__ == "__main__":

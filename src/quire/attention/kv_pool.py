@@ -14,8 +14,8 @@ __all__ = ["KVPool", "LayerCache"]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer reads and writes: k, v [B, S, K, D]; scales float32 [B, S, K] of an int8 cache,
-    else None (`quire.ops.write_kv`)."""
+    """What one layer reads and writes: k, v [B, S, K, D]. Scales: float32 [B, S, K] of an int8
+    cache, else None (`quire.ops.write_kv`)."""
 
     k: torch.Tensor
     v: torch.Tensor

@@ -1,8 +1,8 @@
 """What the pages of a KV cache hold: elements of one dtype and, with int8, their scales.
 
-A page is [S, token_bytes] bytes for each of K and V. A token is K · D elements; in an int8 cache the
-K float32 scales of its heads follow, at the next multiple of 4 bytes: element · scale is the value.
-So whoever copies, shares or counts pages need not know that there are scales.
+A page is [S, token_bytes] bytes for each of K and V. A token is K · D elements; in an int8 cache
+the K float32 scales of its heads follow, at the next multiple of 4 bytes: element · scale is the
+value. So whoever copies, shares or counts pages need not know that there are scales.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SCALE_BYTES = 4
 def page_views(
     pages: torch.Tensor, dtype: torch.dtype, num_kv_heads: int, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """pages: uint8 [..., S, token_bytes] → elements [..., S, K, D] of `dtype` and, of an int8 cache,
-    scales float32 [..., S, K]. Both are views."""
+    """pages: uint8 [..., S, token_bytes] → elements [..., S, K, D] of `dtype` and, of an int8
+    cache, scales float32 [..., S, K]. Both are views."""
     heads = (num_kv_heads, head_dim)
     elements = pages[..., : num_kv_heads * head_dim * dtype.itemsize].view(dtype)
     if dtype != torch.int8:

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "attention_keys.h"
+#include "attention_softmax.h"
 
 namespace quire {
 
@@ -19,13 +20,6 @@ constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
-
-// Softmax state of the rows of a tile: acc / sum is the output, scaled by 2^-max.
-struct State {
-  float* acc;  // [kv_heads, rows, width]
-  float* max;  // [kv_heads, rows]
-  float* sum;  // [kv_heads, rows]
-};
 
 struct Scratch {
   float* q;       // [kv_heads, rows, width], scaled by scale · log2(e)
@@ -43,6 +37,7 @@ struct Tile {
   int width;       // head_dim rounded up to whole vectors
   int64_t window;  // 0: none
 
+  int num_states() const { return kv_heads * rows; }
   int64_t position(int row) const { return first_position + row / group; }
   int64_t low(int row) const {
     const int64_t from = position(row) - window + 1;
@@ -137,45 +132,6 @@ QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* w
   }
 }
 
-// One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
-// Keys outside low <= key < high get weight 0 whatever their score is. scales: of the keys of a
-// quantized cache, null for others; V's scale goes into the weight, not into the sum of weights.
-inline void soften(const Tile& tile, float* scores, int row, int low, int high,
-                   const HeadScales* scales, const State& state) {
-  float* s = scores + row * kKeyBlock;
-  if (low >= high) {
-    std::memset(s, 0, kKeyBlock * sizeof(float));
-    return;
-  }
-  vf top = set1(kNegativeInfinity);
-  for (int k = 0; k < kKeyBlock; k += kLanes) {
-    vf x = load(s + k);
-    if (scales != nullptr) store(s + k, x = mul(x, load(scales->k + k)));
-    top = max(select(lanes(low - k, high - k), x, set1(kNegativeInfinity)), top);
-  }
-  const float before = state.max[row], best = maximum(top);
-  const float now = best > before ? best : before;
-  const vf base = set1(now == kNegativeInfinity ? 0.0f : now);
-  vf total = zero();
-  for (int k = 0; k < kKeyBlock; k += kLanes) {
-    const vmask seen = lanes(low - k, high - k);
-    const vf weight = exp2_negative(sub(load(s + k), base));
-    total = add(total, select(seen, weight, zero()));
-    const vf scaled = scales == nullptr ? weight : mul(weight, load(scales->v + k));
-    store(s + k, select(seen, scaled, zero()));
-  }
-  state.max[row] = now;
-  if (now > before && before > kNegativeInfinity) {
-    float factor[kLanes];
-    store(factor, exp2_negative(set1(before - now)));
-    const vf shrink = set1(factor[0]);
-    float* acc = state.acc + row * tile.width;
-    for (int d = 0; d < tile.width; d += kLanes) store(acc + d, mul(load(acc + d), shrink));
-    state.sum[row] = state.sum[row] * factor[0];
-  }
-  state.sum[row] = state.sum[row] + sum(total);
-}
-
 // Part of one key block, in positions relative to its first key.
 struct Range {
   int64_t block;  // position of the block's first key
@@ -237,7 +193,7 @@ inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>&
   HeadScales scales;
   const HeadScales* given = block.scales_of(head, scales) ? &scales : nullptr;
   for (int row = 0; row < tile.rows; ++row)
-    soften(tile, scratch.scores, head * tile.rows + row, range.low(tile, row),
+    soften(tile.width, scratch.scores, head * tile.rows + row, range.low(tile, row),
            range.high(tile, row), given, scratch.span);
 }
 
@@ -301,7 +257,7 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
 // The tile over one span of tokens, into scratch.span.
 template <class E>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, Scratch& scratch) {
-  const int num_states = tile.kv_heads * tile.rows;
+  const int num_states = tile.num_states();
   std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
   std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
   for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
@@ -326,30 +282,6 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, Scr
     if (!more) return;
     range = next;
     at ^= 1;
-  }
-}
-
-// total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section 3.1).
-inline void merge(const Tile& tile, const State& part, State& total) {
-  for (int row = 0; row < tile.kv_heads * tile.rows; ++row) {
-    if (part.sum[row] == 0.0f) continue;  // the row sees no key of this span
-    float* acc = total.acc + row * tile.width;
-    const float* other = part.acc + row * tile.width;
-    if (total.sum[row] == 0.0f) {
-      std::memcpy(acc, other, sizeof(float) * tile.width);
-      total.max[row] = part.max[row];
-      total.sum[row] = part.sum[row];
-      continue;
-    }
-    const float top = std::max(total.max[row], part.max[row]);
-    float ours[kLanes], theirs[kLanes];
-    store(ours, exp2_negative(set1(total.max[row] - top)));
-    store(theirs, exp2_negative(set1(part.max[row] - top)));
-    const vf a = set1(ours[0]), b = set1(theirs[0]);
-    for (int d = 0; d < tile.width; d += kLanes)
-      store(acc + d, fma(load(acc + d), a, mul(load(other + d), b)));
-    total.sum[row] = total.sum[row] * ours[0] + part.sum[row] * theirs[0];
-    total.max[row] = top;
   }
 }
 

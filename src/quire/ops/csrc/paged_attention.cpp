@@ -171,11 +171,11 @@ bool run_tile(const Batch& b, const Work& work) {
     store_output(b, work, scratch.span);
     return true;
   }
-  std::memset(total.sum, 0, sizeof(float) * tile.kv_heads * tile.rows);
-  std::memset(total.acc, 0, sizeof(float) * tile.kv_heads * tile.rows * tile.width);
+  std::memset(total.sum, 0, sizeof(float) * tile.num_states());
+  std::memset(total.acc, 0, sizeof(float) * tile.num_states() * tile.width);
   for (int64_t span = first_span(tile); span <= last_span(tile); ++span) {
     attend_span(tile, keys, span, scratch);
-    merge(tile, scratch.span, total);
+    merge(tile.num_states(), tile.width, scratch.span, total);
   }
   store_output(b, work, total);
   return true;
@@ -217,7 +217,7 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
     const Tile tile = make_tile(b, works[index]);
     State total = part_of(index, 0);
     for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
-      merge(tile, part_of(index, span - first_span(tile)), total);
+      merge(tile.num_states(), tile.width, part_of(index, span - first_span(tile)), total);
     store_output(b, works[index], total);
   });
   return ok;

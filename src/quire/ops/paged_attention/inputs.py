@@ -44,8 +44,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                 cache_dtype=cache_dtype,
             )
             yield Case(
-                label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, blocks of {block_size}, "
-                f"window {window}, rows {rows}",
+                label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, "
+                f"blocks of {block_size}, window {window}, rows {rows}",
                 args=(
                     batch.q,
                     batch.k_cache,

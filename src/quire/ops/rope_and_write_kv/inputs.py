@@ -16,7 +16,7 @@ from quire.ops.operation import Case
 
 __all__ = ["make_inputs"]
 
-_MAX_POSITION = 50
+_NUM_TOKENS, _NUM_BLOCKS, _BLOCK_SIZE, _MAX_POSITION = 9, 7, 4, 50
 # (query heads, kv heads, head_dim, rotary_dim)
 _SHAPES = ((16, 8, 128, 128), (3, 1, 40, 36), (4, 4, 80, 32))
 
@@ -24,35 +24,46 @@ _SHAPES = ((16, 8, 128, 128), (3, 1, 40, 36), (4, 4, 80, 32))
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
     for dtype in DTYPES:
-        for heads, kv_heads, head_dim, rotary_dim in _SHAPES:
-            for cache_dtype in (dtype, torch.int8):
-                exact = cache_dtype == torch.int8
-                for normed in (False,) if exact else (False, True):
-                    num_tokens, block_size = 9, 4
-                    width = (heads + 2 * kv_heads) * head_dim
-                    k_cache, k_scale = empty_cache(7, block_size, kv_heads, head_dim, cache_dtype)
-                    v_cache, v_scale = empty_cache(7, block_size, kv_heads, head_dim, cache_dtype)
-                    slots = torch.randperm(7 * block_size, generator=generator)[:num_tokens]
-                    slots[3] = -1
-                    angle = normal(generator, _MAX_POSITION, rotary_dim // 2)
-                    weights = (
-                        normal(generator, 2, head_dim, dtype=dtype) if normed else (None, None)
-                    )
-                    yield Case(
-                        label=f"{dtype} into {cache_dtype}, {heads}/{kv_heads} heads of "
-                        f"{head_dim}, norms {normed}",
-                        args=(
-                            normal(generator, num_tokens, width + 5, dtype=dtype)[:, :width],
-                            heads,
-                            torch.randint(0, _MAX_POSITION, (num_tokens,), generator=generator),
-                            None if exact else angle.cos(),
-                            None if exact else angle.sin(),
-                            k_cache,
-                            v_cache,
-                            slots,
-                            k_scale,
-                            v_scale,
-                            *weights,
-                            1e-6,
-                        ),
-                    )
+        for shape in _SHAPES:
+            for normed in (False, True):
+                yield _case(generator, shape, dtype, dtype, normed=normed, rotated=True)
+            yield _case(generator, shape, dtype, torch.int8, normed=False, rotated=False)
+
+
+def _case(
+    generator: torch.Generator,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    *,
+    normed: bool,
+    rotated: bool,
+) -> Case:
+    heads, kv_heads, head_dim, rotary_dim = shape
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = normal(generator, _NUM_TOKENS, width + 5, dtype=dtype)[:, :width]
+    positions = torch.randint(0, _MAX_POSITION, (_NUM_TOKENS,), generator=generator)
+    angle = normal(generator, _MAX_POSITION, rotary_dim // 2)
+    cos, sin = (angle.cos(), angle.sin()) if rotated else (None, None)
+    cache = (_NUM_BLOCKS, _BLOCK_SIZE, kv_heads, head_dim, cache_dtype)
+    (k_cache, k_scale), (v_cache, v_scale) = empty_cache(*cache), empty_cache(*cache)
+    slots = torch.randperm(_NUM_BLOCKS * _BLOCK_SIZE, generator=generator)[:_NUM_TOKENS]
+    slots[3] = -1
+    weights = normal(generator, 2, head_dim, dtype=dtype) if normed else (None, None)
+    return Case(
+        label=f"{dtype} into {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, norms {normed}",
+        args=(
+            qkv,
+            heads,
+            positions,
+            cos,
+            sin,
+            k_cache,
+            v_cache,
+            slots,
+            k_scale,
+            v_scale,
+            *weights,
+            1e-6,
+        ),
+    )
