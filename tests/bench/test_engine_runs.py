@@ -155,6 +155,7 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     assert "| quire, bfloat16 |" in shown.out
     record = json.loads((results / "quire_bfloat16_prefill_4.json").read_text())
     figures = {name: figure["values"] for name, figure in record["figures"].items()}
+    assert str(tiny_model) not in record["command"]
     weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
     for rate, share, limit in zip(
         figures["decode_4_tokens_per_s"],
