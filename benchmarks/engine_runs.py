@@ -140,7 +140,7 @@ def record_of(
     """The figures of one engine and format, by turn, with the limits of the same turns."""
     return BenchRecord(
         benchmark=benchmark,
-        command=("python", *sys.argv),
+        command=("python", *map(_without_folders, sys.argv)),
         commit=current_commit(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=describe_machine(),
@@ -153,3 +153,8 @@ def record_of(
             **limits.figures(),
         },
     )
+
+
+def _without_folders(argument: str) -> str:
+    """An absolute path is of this machine alone: its last name is enough."""
+    return Path(argument).name if Path(argument).is_absolute() else argument

@@ -155,6 +155,7 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     assert "| quire, bfloat16 |" in shown.out
     record = json.loads((results / "quire_bfloat16_prefill_4.json").read_text())
     figures = {name: figure["values"] for name, figure in record["figures"].items()}
+    assert str(tiny_model) not in record["command"]
     weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
     for rate, share, limit in zip(
         figures["decode_4_tokens_per_s"],
@@ -201,7 +202,7 @@ def test_every_tensor_has_its_own_name_in_gguf() -> None:
     assert len({module._gguf_name(name) for name in names}) == len(names) == 11 * 2 + 2
 
 
-@given(st.lists(st.floats(-1e30, 1e30, width=32), min_size=1))
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1))
 def test_rounding_is_that_of_bfloat16(values: list[float]) -> None:
     """Turns red when the two 16-bit formats start from different weights."""
     module = importlib.import_module("engines.random_checkpoint")
