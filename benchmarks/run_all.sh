@@ -26,3 +26,4 @@ $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
 for threads in 1 2; do
   $python benchmarks/linear_cpu.py --threads $threads --output $results/linear_cpu_threads_$threads.json
 done
+$python benchmarks/core_faults.py --output $results/core_faults.json
