@@ -43,3 +43,4 @@ if [[ -n "${PEERS_PYTHON:-}" ]]; then
   $PEERS_PYTHON benchmarks/cpu_mixed.py --engine openvino --repeats 3 --work-dir "$converted" \
     --output-folder $results/cpu_mixed
 fi
+$python benchmarks/core_faults.py --output $results/core_faults.json

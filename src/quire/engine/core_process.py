@@ -25,7 +25,7 @@ from quire.engine.core_loop import CoreLoop
 from quire.engine.core_socket import CoreSocket
 from quire.engine.heartbeat import HeartbeatThread, Progress
 from quire.engine.in_flight import InFlightRecord
-from quire.engine.launch import read_launch, write_failure
+from quire.engine.launch import mark_ready, read_launch, write_failure
 from quire.errors import ConfigError
 from quire.protocol.messages import Launch, StartFailure
 from quire.protocol.status import EngineCapacity
@@ -85,6 +85,7 @@ def run_core_process(build: BuildCore) -> int:
     )
     stopper.watch(loop)
     gc.freeze()  # what start-up made lives as long as the process: collections need not visit it
+    mark_ready(directory, launch.instance)
     progress.ready(started.capacity)
     try:
         loop.run()

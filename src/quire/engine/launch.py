@@ -1,5 +1,5 @@
 """What a supervisor and the core that it starts tell each other, but for the heartbeat: the launch
-on the core's standard input, and the reason of a start that failed in a file."""
+on the core's standard input, and in files how the start ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from quire.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
 
-__all__ = ["launch_bytes", "read_failure", "read_launch", "write_failure"]
+__all__ = [
+    "launch_bytes",
+    "mark_ready",
+    "read_failure",
+    "read_launch",
+    "was_ready",
+    "write_failure",
+]
 
 LENGTH_BYTES = 4
 
@@ -69,3 +76,17 @@ def read_failure(directory: Path, instance: int) -> StartFailure | None:
 
 def _failure_path(directory: Path, instance: int) -> Path:
     return directory / f"failure-{instance}"
+
+
+def mark_ready(directory: Path, instance: int) -> None:
+    """The start has ended well. A file, since a core may die before its next heartbeat."""
+    _ready_path(directory, instance).touch()
+
+
+def was_ready(directory: Path, instance: int) -> bool:
+    """Whether a core's start had ended well."""
+    return _ready_path(directory, instance).exists()
+
+
+def _ready_path(directory: Path, instance: int) -> Path:
+    return directory / f"ready-{instance}"

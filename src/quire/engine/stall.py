@@ -35,11 +35,6 @@ class StallWatch:
     def observe(self, beat: Heartbeat, now: float) -> None:
         self._beat, self._heard = beat, now
 
-    @property
-    def was_ready(self) -> bool:
-        """Whether the start had ended by the last heartbeat."""
-        return self._beat is not None and self._beat.is_ready
-
     def hang(self, now: float) -> str | None:
         """Why the core counts as hung; None while it does not. To be asked often: time in which
         this process slept itself does not count against the core."""
@@ -47,7 +42,8 @@ class StallWatch:
         slept = max(now - self._looked - MAX_LOOK_INTERVAL_S, 0.0)
         self._spawned, self._heard, self._looked = self._spawned + slept, self._heard + slept, now
         age = now - self._spawned
-        if not self.was_ready and age > limits.start_s:
+        is_starting = beat is None or not beat.is_ready
+        if is_starting and age > limits.start_s:
             return f"it has not started in {age:.1f} s"
         silence = now - self._heard
         if silence > (limits.first_beat_s if beat is None else limits.min_s):

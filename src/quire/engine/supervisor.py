@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq.asyncio
 
 from quire.engine.heartbeat import heartbeats
-from quire.engine.launch import launch_bytes, read_failure
+from quire.engine.launch import launch_bytes, read_failure, was_ready
 from quire.engine.stall import StallLimits, StallWatch
 from quire.errors import ConfigError, EngineError
 from quire.protocol.messages import PROTOCOL_VERSION, Launch
@@ -103,10 +103,10 @@ class EngineSupervisor:
             except OSError as error:
                 self._on_dead(f"the engine core cannot be started: {error}")
                 raise EngineError(f"cannot run {self._command}: {error}") from error
-            was_ready, status = await self._follow(process)
+            status = await self._follow(process)
             if self._is_stopping:
                 return
-            self._after_end(was_ready, status)
+            self._after_end(status)
             delay = self._delay()
             if delay:
                 logger.warning("the next engine core starts in %.1f s", delay)
@@ -153,8 +153,8 @@ class EngineSupervisor:
             await process.stdin.drain()
         return process
 
-    async def _follow(self, process: asyncio.subprocess.Process) -> tuple[bool, int]:
-        """Watch a core until its end: whether it had become ready, and its exit status."""
+    async def _follow(self, process: asyncio.subprocess.Process) -> int:
+        """Watch a core until its end; its exit status."""
         watch = StallWatch(self._limits, time.monotonic())
         watching = asyncio.ensure_future(self._watch(process, watch))
         try:
@@ -166,7 +166,7 @@ class EngineSupervisor:
             if process.returncode is None:
                 _kill(process)
                 await process.wait()
-        return watch.was_ready, status
+        return status
 
     async def _watch(self, process: asyncio.subprocess.Process, watch: StallWatch) -> None:
         context = zmq.asyncio.Context()
@@ -192,11 +192,11 @@ class EngineSupervisor:
 
     # --- what follows ---------------------------------------------------------------------------
 
-    def _after_end(self, was_ready: bool, status: int) -> None:
+    def _after_end(self, status: int) -> None:
         """Raises if no other core shall be started."""
         failure = read_failure(self._directory, self._instance)
         reason = failure.message if failure is not None else _describe(status)
-        if was_ready:
+        if was_ready(self._directory, self._instance):
             self._was_ever_ready = True
             self._num_failed_starts = 0
             logger.error("the engine core ended (%s)", reason)
