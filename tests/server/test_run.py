@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -149,6 +150,43 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
     assert "export OPENAI_BASE_URL=" + url in server.text
     assert "Application startup complete." in server.text and "tokens" in server.text
+
+
+def test_streams_outlive_the_core(short_tmp: Path) -> None:
+    """The core is killed while two clients read: they read on, to the same text, and the probes
+    tell what happened."""
+    asked = {**LONG, "max_tokens": 150, "seed": 5, "temperature": 0.9, "n": 2}
+    with serving(short_tmp) as server:
+        url = server.wait_until_ready()
+        uncut = text_of(httpx.post(f"{url}{CHAT}", json=asked, timeout=60).text)
+        with httpx.stream("POST", f"{url}{CHAT}", json=asked, timeout=60) as stream:
+            chunks = stream.iter_text()
+            read = next(chunks)
+            (core,) = children(server.process.pid)
+            os.kill(int(core), signal.SIGKILL)
+            wait_for(lambda: get_status(url) == 503, "word of the death")
+            assert httpx.get(f"{url}/livez").status_code == 200
+            read += "".join(chunks)
+        assert read.endswith("data: [DONE]\n\n") and read.count("[DONE]") == 1
+        assert text_of(read) == uncut
+        assert get_status(url) == 200
+        again = httpx.post(f"{url}{CHAT}", json={**LONG, "stream": False, "max_tokens": 3})
+        assert again.status_code == 200
+        assert "quire:engine_restarts" in httpx.get(f"{url}/metrics").text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert list(short_tmp.iterdir()) == []
+
+
+def text_of(events: str) -> dict[int, str]:
+    """By sample."""
+    found: dict[int, str] = {}
+    for event in events.split("\n\n"):
+        if event.startswith("data: {"):
+            for choice in json.loads(event.removeprefix("data: "))["choices"]:
+                text = found.get(choice["index"], "") + (choice["delta"].get("content") or "")
+                found[choice["index"]] = text
+    return found
 
 
 def refusal(url: str) -> int:
