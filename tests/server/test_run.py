@@ -28,7 +28,11 @@ from quire.server import ServerSettings, run_server
 try:
     status = run_server(
         EngineSettings(max_model_len=512, num_kv_blocks=256, num_threads=1, quiet=True),
-        ServerSettings(port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2])),
+        ServerSettings(
+            port=int(sys.argv[1]),
+            shutdown_timeout=float(sys.argv[2]),
+            uds=sys.argv[3] or None,
+        ),
     )
 except QuireError as error:
     sys.exit(f"{type(error).__name__}: {error}")
@@ -98,9 +102,11 @@ def get_status(url: str) -> int:
 
 
 @contextmanager
-def serving(tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0) -> Iterator[Serving]:
+def serving(
+    tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0, uds: str = ""
+) -> Iterator[Serving]:
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout)],
+        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout), uds],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -226,3 +232,17 @@ def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
             assert server.end() == 1
             assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
             assert "Traceback" not in server.text
+
+
+def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
+    path = short_tmp / "socket"
+    with serving(short_tmp, uds=str(path)) as server:
+        wait_for(path.exists, "socket")
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"
+        ) as http:
+            wait_for(lambda: http.get("/readyz").status_code == 200, "readiness")
+            assert http.post(CHAT, json={**LONG, "max_tokens": 3}).status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+    assert list(short_tmp.iterdir()) == []

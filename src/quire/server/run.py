@@ -196,6 +196,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
     if settings.uds is not None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(settings.uds)
+        listener.listen(BACKLOG)
         return listener
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
