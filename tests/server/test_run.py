@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -27,7 +28,11 @@ from quire.server import ServerSettings, run_server
 try:
     status = run_server(
         EngineSettings(max_model_len=512, num_kv_blocks=256, num_threads=1, quiet=True),
-        ServerSettings(port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2])),
+        ServerSettings(
+            port=int(sys.argv[1]),
+            shutdown_timeout=float(sys.argv[2]),
+            uds=sys.argv[3] or None,
+        ),
     )
 except QuireError as error:
     sys.exit(f"{type(error).__name__}: {error}")
@@ -97,9 +102,11 @@ def get_status(url: str) -> int:
 
 
 @contextmanager
-def serving(tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0) -> Iterator[Serving]:
+def serving(
+    tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0, uds: str = ""
+) -> Iterator[Serving]:
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout)],
+        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout), uds],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,6 +158,43 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
     assert "Application startup complete." in server.text and "tokens" in server.text
 
 
+def test_streams_outlive_the_core(short_tmp: Path) -> None:
+    """The core is killed while two clients read: they read on, to the same text, and the probes
+    tell what happened."""
+    asked = {**LONG, "max_tokens": 150, "seed": 5, "temperature": 0.9, "n": 2}
+    with serving(short_tmp) as server:
+        url = server.wait_until_ready()
+        uncut = text_of(httpx.post(f"{url}{CHAT}", json=asked, timeout=60).text)
+        with httpx.stream("POST", f"{url}{CHAT}", json=asked, timeout=60) as stream:
+            chunks = stream.iter_text()
+            read = next(chunks)
+            (core,) = children(server.process.pid)
+            os.kill(int(core), signal.SIGKILL)
+            wait_for(lambda: get_status(url) == 503, "word of the death")
+            assert httpx.get(f"{url}/livez").status_code == 200
+            read += "".join(chunks)
+        assert read.endswith("data: [DONE]\n\n") and read.count("[DONE]") == 1
+        assert text_of(read) == uncut
+        assert get_status(url) == 200
+        again = httpx.post(f"{url}{CHAT}", json={**LONG, "stream": False, "max_tokens": 3})
+        assert again.status_code == 200
+        assert "quire:engine_restarts" in httpx.get(f"{url}/metrics").text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert list(short_tmp.iterdir()) == []
+
+
+def text_of(events: str) -> dict[int, str]:
+    """By sample."""
+    found: dict[int, str] = {}
+    for event in events.split("\n\n"):
+        if event.startswith("data: {"):
+            for choice in json.loads(event.removeprefix("data: "))["choices"]:
+                text = found.get(choice["index"], "") + (choice["delta"].get("content") or "")
+                found[choice["index"]] = text
+    return found
+
+
 def refusal(url: str) -> int:
     try:
         status = httpx.post(f"{url}{CHAT}", json={**LONG, "stream": False}).status_code
@@ -188,3 +232,17 @@ def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
             assert server.end() == 1
             assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
             assert "Traceback" not in server.text
+
+
+def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
+    path = short_tmp / "socket"
+    with serving(short_tmp, uds=str(path)) as server:
+        wait_for(path.exists, "socket")
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"
+        ) as http:
+            wait_for(lambda: http.get("/readyz").status_code == 200, "readiness")
+            assert http.post(CHAT, json={**LONG, "max_tokens": 3}).status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+    assert list(short_tmp.iterdir()) == []

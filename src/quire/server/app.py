@@ -16,7 +16,7 @@ from starlette.responses import Response
 import quire
 from quire.errors import QuireError
 from quire.server.backend import Backend
-from quire.server.errors import RefusedError, error_reply
+from quire.server.errors import CLIENT_LEFT, RefusedError, error_reply
 from quire.server.gate import Gate
 from quire.server.openai_routes import openai_router
 from quire.server.openapi import add_body_schemas
@@ -30,8 +30,6 @@ from quire.server.trace import RequestTrace
 __all__ = ["create_app"]
 
 TICK_S = 1.0
-CLIENT_LEFT = 499
-"""Nobody reads this status; logs and metrics show it, as those of nginx do."""
 
 
 def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:

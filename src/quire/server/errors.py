@@ -14,9 +14,12 @@ import msgspec
 from quire.engine.async_client import EngineUnavailableError
 from quire.errors import EngineError, QuireError, RequestError
 
-__all__ = ["ErrorReply", "RefusedError", "error_reply"]
+__all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply"]
 
 logger = logging.getLogger("quire.server")
+
+CLIENT_LEFT = 499
+"""Nobody reads this status; logs and metrics show it, as those of nginx do."""
 
 MAX_MESSAGE_CHARS = 1500
 """Keeps an error body under 2 KiB, whatever the request was."""

@@ -21,7 +21,10 @@ from quire.server.requests import ChatRequest, TokenizeRequest
 __all__ = ["PromptRenderer", "check_context", "prompt_list"]
 
 SHORT_CHARS = 2048
-"""Tokenizing so much takes about as long as handing it to a thread and back (0.3 ms)."""
+"""Tokenizing so much takes about as long as handing it to a thread and back."""
+
+CHARS_PER_MESSAGE = 64
+"""What a template does for an empty message costs about as much as tokenizing so many."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -61,7 +64,10 @@ class PromptRenderer:
         num_chars = self._check_messages(messages)
         self._check_chars(num_chars, max_model_len)
         work = functools.partial(self._render_chat, renderer, body, messages)
-        return await self._run(work, num_chars)
+        if isinstance(body, ChatRequest) and body.chat_template is not None:
+            self._check_trusted()
+            return await self._in_thread(work)  # it has to be compiled first
+        return await self._run(work, num_chars + CHARS_PER_MESSAGE * len(messages))
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
         """Any other work on text; `size` in characters or tokens."""
@@ -70,6 +76,9 @@ class PromptRenderer:
     async def _run(self, work: Callable[[], Result], size: int) -> Result:
         if size <= SHORT_CHARS:
             return work()
+        return await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _render_chat(
@@ -86,7 +95,6 @@ class PromptRenderer:
             if body.reasoning_effort is not None:
                 variables.setdefault("reasoning_effort", body.reasoning_effort)
             if body.chat_template is not None:
-                self._check_trusted()
                 template = renderer.request_template(body.chat_template)
         asked = body.add_generation_prompt
         return renderer.render_chat(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import fields, replace
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -37,6 +38,7 @@ __all__ = ["run_server", "uvicorn_config"]
 logger = logging.getLogger("quire.server")
 
 BUNDLED_NAME = "bundled"
+BACKLOG = 2048
 LAST_RESPONSES_S = 3
 """How long responses that have been told to end may take to leave."""
 
@@ -49,7 +51,7 @@ def run_server(engine: EngineSettings, server: ServerSettings) -> int:
     with these settings, and EngineError if it dies for good.
     """
     _log_to_stderr()
-    with contextlib.closing(_listen(server)) as listener:
+    with _listening(server) as listener:
         if server.uds is None:
             server = replace(server, port=listener.getsockname()[1])
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -170,25 +172,34 @@ class _Server:
         self._stop.set()
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
+@contextlib.contextmanager
+def _listening(settings: ServerSettings) -> Generator[socket.socket]:
     """A listening socket, so that a port in use is known before anything is loaded."""
     try:
-        if settings.uds is not None:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(settings.uds)
-        else:
-            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-            listener = socket.create_server(
-                (settings.host, settings.port), family=family, backlog=2048
-            )
+        listener = _listen(settings)
     except OSError as error:
         where = settings.uds or f"{settings.host}:{settings.port}"
         raise ConfigError(
             f"Cannot listen on {where}: {error.strerror or error}. Stop what listens there, or "
-            "choose another --port."
+            f"choose another {'--uds' if settings.uds else '--port'}."
         ) from error
-    listener.setblocking(False)
-    return listener
+    try:
+        listener.setblocking(False)
+        yield listener
+    finally:
+        listener.close()
+        if settings.uds is not None:
+            Path(settings.uds).unlink(missing_ok=True)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    if settings.uds is not None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(settings.uds)
+        listener.listen(BACKLOG)
+        return listener
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
 
 
 def _with_model(settings: EngineSettings) -> EngineSettings:

@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.errors import error_reply
+from quire.server.errors import CLIENT_LEFT, error_reply
 from quire.server.metrics import ServerMetrics
 
 __all__ = ["RequestTrace", "is_label"]
@@ -53,7 +53,8 @@ class RequestTrace:
             self._metrics.num_open_requests -= 1
             route = getattr(scope.get("route"), "path", "none")
             method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-            self._metrics.count_http(route, method, status, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self._metrics.count_http(route, method, status or CLIENT_LEFT, seconds)
 
     async def _answer(self, error: Exception, status: int, send: Send) -> None:
         reply = error_reply(error)
