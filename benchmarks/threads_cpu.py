@@ -1,18 +1,15 @@
-"""How threads wait: the bundled model with one and two threads, alone and beside a busy program.
+"""One thread and two: the bundled model, alone and beside a busy program.
 
     python benchmarks/threads_cpu.py [--rounds N] [--output FILE]
 
-32 streams, output tokens per second. Each setting runs in a process of its own, by turns, since
-OpenMP reads its variables once. The busy program is one Python loop, ended by this script. These
-figures are behind `SPIN_COUNT` in config/env.py and the one thread of small models in
-config/resolve.py.
+32 streams, output tokens per second. Each number of threads runs in a process of its own, by turns.
+The busy program is one Python loop, ended by this script.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,8 +20,7 @@ from pathlib import Path
 
 from quire.bench.machine import current_commit, describe_machine
 
-SETTINGS = ((1, "6000"), (2, "0"), (2, "1000"), (2, "6000"), (2, "200000"))
-"""Threads, and rounds for which an idle one spins (GOMP_SPINCOUNT)."""
+THREADS = (1, 2)
 
 CHILD = """
 import statistics, sys, time
@@ -55,11 +51,9 @@ def busy_program(wanted: bool) -> Iterator[None]:
         loop.wait()
 
 
-def output_rate(threads: int, spin: str) -> float:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+def output_rate(threads: int) -> float:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(threads)],
-        env={**environment, "GOMP_SPINCOUNT": spin},
         check=True,
         capture_output=True,
         text=True,
@@ -74,24 +68,22 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write JSON here")
     options = parser.parse_args()
     commit = current_commit()
-    rates: dict[tuple[bool, int, str], list[float]] = {}
+    rates: dict[tuple[bool, int], list[float]] = {}
     for _ in range(options.rounds):
         for busy in (False, True):
             with busy_program(busy):
-                for threads, spin in SETTINGS:
-                    rate = output_rate(threads, spin)
-                    rates.setdefault((busy, threads, spin), []).append(rate)
+                for threads in THREADS:
+                    rates.setdefault((busy, threads), []).append(output_rate(threads))
     figures = [
         {
             "beside_a_busy_program": busy,
             "threads": threads,
-            "spin_count": int(spin),
             "output_tokens_per_s": statistics.median(values),
             "low": min(values),
             "high": max(values),
             "repeats": len(values),
         }
-        for (busy, threads, spin), values in rates.items()
+        for (busy, threads), values in rates.items()
     ]
     report = {
         "benchmark": "threads_cpu",

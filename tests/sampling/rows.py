@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.ops import ALL_OPS, select
+from quire.platform import detect_platform
 from quire.protocol import IntArray, SamplingParams
 from quire.sampling import SampleOutput, Sampler, SamplingState
 
@@ -23,6 +25,11 @@ class Tokens:
 
     def output_ids(self, slot: int) -> IntArray:
         return np.array(self._by_slot.get(slot, ((), ()))[1], np.int32)
+
+
+def sampler(state: SamplingState) -> Sampler:
+    """With the best provider of this machine; tests/ops compares all of them."""
+    return Sampler(state, select(ALL_OPS["draw"], detect_platform())[1])
 
 
 def sample_rows(
@@ -41,7 +48,7 @@ def sample_rows(
     for slot, row_params in enumerate(params):
         state.enter(slot, row_params, seeds[slot] if seeds else slot, 0, stop_token_ids)
     places = positions if positions is not None else [7] * len(params)
-    return Sampler(state).sample(rows, range(len(params)), places, history or Tokens(), masks)
+    return sampler(state).sample(rows, range(len(params)), places, history or Tokens(), masks)
 
 
 def sample_one(logits: npt.ArrayLike, params: SamplingParams, **how: object) -> SampleOutput:
@@ -57,4 +64,4 @@ def draw_many(logits: npt.ArrayLike, params: SamplingParams, count: int) -> IntA
     state = SamplingState(1, row.numel())
     state.enter(0, params, params.seed or 0, 0)
     rows = row.expand(count, -1)
-    return Sampler(state).sample(rows, [0] * count, range(count), Tokens()).token_ids
+    return sampler(state).sample(rows, [0] * count, range(count), Tokens()).token_ids

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from quire.ops.draw.noise import gumbel, token_bits
 from quire.sampling import reference
-from quire.sampling.noise import VocabularyNoise, gumbel, token_bits
 
 WORDS = st.integers(0, 2**32 - 1)
 ALPHA = 1e-4
@@ -19,9 +19,7 @@ ALPHA = 1e-4
 
 
 def bits_of(seed: int, sample_index: int, position: int, vocab_size: int) -> np.ndarray:
-    noise = VocabularyNoise(vocab_size)
-    seeds = np.array([seed % 2**64], np.uint64)
-    return noise.bits(seeds, np.array([sample_index]), np.array([position]))[0].copy()
+    return token_bits(np.uint64(seed % 2**64), sample_index, position, np.arange(vocab_size))
 
 
 def uniforms(bits: np.ndarray) -> np.ndarray:
@@ -57,26 +55,6 @@ def test_single_words_equal_the_reference(seed, sample_index, position, token_id
     assert int(got[0]) == reference.noise_word(seed, sample_index, position, token_id)
     expected = reference.gumbel_noise(seed, sample_index, position, token_id)
     assert float(gumbel(got)[0]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 70_000),
-    st.lists(st.tuples(st.integers(0, 2**64 - 1), WORDS, WORDS), min_size=1, max_size=4),
-)
-def test_whole_vocabularies_equal_single_words(vocab_size, streams):
-    """Catches a wrong block border, a reused buffer, or rows that get each other's keys."""
-    noise = VocabularyNoise(vocab_size)
-    streams = streams[: noise.rows_per_call]
-    seeds = np.array([stream[0] for stream in streams], np.uint64)
-    indices, positions = (np.array([stream[i] for stream in streams]) for i in (1, 2))
-    got = noise.bits(seeds, indices, positions)
-    assert got.shape == (len(streams), vocab_size)
-    tokens = np.unique(np.linspace(0, vocab_size - 1, 50).astype(np.int64))
-    for row in range(len(streams)):
-        for token_id in tokens.tolist():
-            expected = reference.noise_word(*streams[row], token_id)
-            assert int(got[row, token_id]) == expected
 
 
 def test_noise_is_finite_for_every_extreme_word():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quire.protocol import SamplingParams
-from quire.sampling import Sampler, SamplingState, reference
-from tests.sampling.rows import Tokens, draw_many, sample_rows
+from quire.sampling import SamplingState, reference
+from tests.sampling.rows import Tokens, draw_many, sample_rows, sampler
 
 ALPHA = 1e-5
 """Per configuration; about 30 of them. Seeds are fixed, so the outcome does not vary."""
@@ -85,7 +85,7 @@ def test_penalties_shift_the_law():
     count = 5_000
     rows = torch.from_numpy(logits).expand(count, -1)
     history = Tokens({0: (prompt, output)})
-    tokens = Sampler(state).sample(rows, [0] * count, range(count), history).token_ids
+    tokens = sampler(state).sample(rows, [0] * count, range(count), history).token_ids
     assert chi_square(tokens, reference.law(edited, params)) > ALPHA
 
 
@@ -156,12 +156,12 @@ def test_forked_rows_draw_on_their_own():
     state.enter(0, params, 5, 0)
     for sample_index in range(1, 8):
         state.fork(0, sample_index, sample_index)
-    together = Sampler(state).sample(row.expand(8, -1), range(8), [12] * 8, Tokens()).token_ids
+    together = sampler(state).sample(row.expand(8, -1), range(8), [12] * 8, Tokens()).token_ids
     assert len(set(together.tolist())) > 2
     for sample_index in range(8):
         fresh = SamplingState(1, 50)
         fresh.enter(0, params, 5, sample_index)
-        alone = Sampler(fresh).sample(row[None], [0], [12], Tokens()).token_ids
+        alone = sampler(fresh).sample(row[None], [0], [12], Tokens()).token_ids
         assert alone[0] == together[sample_index]
 
 
@@ -174,7 +174,7 @@ def test_samples_of_one_seed_are_independent():
     state.enter(0, SamplingParams(), 5, 0)
     state.fork(0, 1, 1)
     first, second = (
-        Sampler(state)
+        sampler(state)
         .sample(row.expand(count, -1), [slot] * count, range(count), Tokens())
         .token_ids.astype(np.int64)
         for slot in range(2)
@@ -203,7 +203,7 @@ def test_greedy_takes_the_smallest_id_among_equals():
 def test_no_rows_is_a_legal_batch():
     """Catches a crash of an empty step."""
     state = SamplingState(2, 9)
-    output = Sampler(state).sample(torch.zeros(0, 9), [], [], Tokens())
+    output = sampler(state).sample(torch.zeros(0, 9), [], [], Tokens())
     assert output.token_ids.shape == (0,)
     assert output.failed == ()
 
@@ -214,4 +214,4 @@ def test_half_precision_logits_are_taken():
     state.enter(0, SamplingParams(temperature=0), 0, 0)
     logits = torch.zeros(1, 9, dtype=torch.bfloat16)
     logits[0, 4] = 1
-    assert Sampler(state).sample(logits, [0], [1], Tokens()).token_ids.tolist() == [4]
+    assert sampler(state).sample(logits, [0], [1], Tokens()).token_ids.tolist() == [4]

@@ -73,7 +73,8 @@ class Op:
 def exact() -> dict[torch.dtype, Tolerance]:
     """For operations that only move data."""
     same = Tolerance(0.0, 0.0, "data is moved, not computed")
-    return dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), same)
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return dict.fromkeys(dtypes, same)
 
 
 def rounding(reason: str, *, float32: float = 2e-6) -> dict[torch.dtype, Tolerance]:

@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.ops.activation import OP as ACTIVATION
 from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.draw import OP as DRAW
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import OP as LINEAR
@@ -49,6 +50,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR_INT8,
             LINEAR_INT4,
             EMBEDDING,
+            DRAW,
         )
     }
 )
@@ -74,6 +76,7 @@ class OpSet:
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
+    draw: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]
 
 

@@ -26,6 +26,7 @@ from quire.sampling import NO_TOKEN, SampleOutput, Sampler, SamplingState, promp
 __all__ = ["ModelRunner"]
 
 CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Draw = Callable[..., torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -59,13 +60,14 @@ class ModelRunner:
         sampling: SamplingState,
         pages: torch.Tensor,
         copy_blocks: CopyBlocks,
+        draw: Draw,
     ) -> None:
-        """pages: the KV pool [L, 2, B, S, K, D]."""
+        """pages: the KV pool [L, 2, B, S, K, D]. draw: the operation `quire.ops.draw`."""
         self._model = model
         self._rows = rows
         self._inputs = inputs
         self._sampling = sampling
-        self._sampler = Sampler(sampling)
+        self._sampler = Sampler(sampling, draw)
         self._pages = pages
         self._copy_blocks = copy_blocks
         self._prompt_logprobs: dict[int, int] = {}  # how many, by slot

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import RequestError
+from quire.ops.draw.ranking import IdArray, LogitArray
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray
-from quire.sampling.ranking import IdArray, LogitArray
 
 __all__ = ["RowEdits", "edit_row", "edits_of"]
 

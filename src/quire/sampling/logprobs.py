@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError
+from quire.ops.draw.ranking import LogitArray, best_ids
 from quire.protocol.step import TokenLogprobs
-from quire.sampling.ranking import LogitArray, best_ids
 
 __all__ = ["prompt_logprobs", "token_logprobs"]
 

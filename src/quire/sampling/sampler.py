@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,17 +12,17 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError, QuireError, RequestError
+from quire.ops.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, RowFailure, TokenLogprobs
-from quire.sampling.candidates import select_candidates
-from quire.sampling.draw import Drawer, Streams
 from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import token_logprobs
-from quire.sampling.ranking import IdArray, LogitArray
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = ["NO_TOKEN", "SampleOutput", "Sampler", "TokenHistory"]
 
 NO_TOKEN = -1
+
+Draw = Callable[..., torch.Tensor]
 
 
 class TokenHistory(Protocol):
@@ -61,9 +61,10 @@ class Sampler:
     Works on the host: logits on another device are copied over.
     """
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, draw: Draw) -> None:
+        """draw: the operation `quire.ops.draw`."""
         self._state = state
-        self._drawer = Drawer(state.vocab_size)
+        self._draw_tokens = draw
 
     def sample(
         self,
@@ -81,20 +82,19 @@ class Sampler:
             word t // 32 is set.
         A row that cannot be sampled is in `failed`; the others are not affected.
         """
-        rows: npt.NDArray[np.float32] = (
-            logits.detach().to("cpu", torch.float32).contiguous().numpy()
-        )
+        logits = logits.detach().to("cpu", torch.float32).contiguous()
+        rows: npt.NDArray[np.float32] = logits.numpy()
         slot_array = np.asarray(slots, np.int64)
         greedy = rows.argmax(axis=1) if len(rows) else np.zeros(0, np.int64)
         largest = rows[np.arange(len(rows)), greedy]
         if not masks and self._state.simple[slot_array].all() and np.isfinite(largest).all():
             return SampleOutput(greedy.astype(np.int32))
 
-        batch = _Batch(list(rows), greedy, largest, slot_array, np.asarray(positions, np.int64))
+        batch = _Batch(greedy, largest, slot_array, np.asarray(positions, np.int64))
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
             self._fail_broken_rows(batch)
-            self._edit(batch, history, masks or {})
-            self._draw(batch)
+            self._edit(rows, batch, history, masks or {})
+            self._draw(logits, batch)
             logprobs = self._read_logprobs(rows, batch)
         return SampleOutput(batch.token_ids.astype(np.int32), logprobs, tuple(batch.failed))
 
@@ -110,6 +110,7 @@ class Sampler:
 
     def _edit(
         self,
+        rows: npt.NDArray[np.float32],
         batch: _Batch,
         history: TokenHistory,
         masks: Mapping[int, npt.NDArray[np.int32]],
@@ -122,44 +123,39 @@ class Sampler:
                 continue
             prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
             try:
-                row = edit_row(batch.rows[index], edits, prompt_ids, output_ids, mask)
+                row = edit_row(rows[index], edits, prompt_ids, output_ids, mask)
                 batch.replace(index, row)
             except QuireError as error:
                 batch.fail(index, error)
 
-    def _draw(self, batch: _Batch) -> None:
+    def _draw(self, logits: torch.Tensor, batch: _Batch) -> None:
         """Fill `batch.token_ids`; those of greedy rows are there from the start."""
-        state, live = self._state, batch.live()
-        slots = batch.slots[live]
-        random = ~state.greedy[slots]
-        free = live[random & state.unfiltered[slots]]
-        filtered = live[random & ~state.unfiltered[slots]]
-        if free.size:
-            batch.token_ids[free] = self._drawer.from_vocabulary(
-                [batch.rows[index] for index in free],
-                batch.largest[free].astype(np.float64),
-                state.temperature[batch.slots[free]],
-                self._streams(batch, free),
-            )
-        if filtered.size:
-            candidates = [
-                select_candidates(
-                    batch.rows[index],
-                    float(batch.largest[index]),
-                    float(state.temperature[slot]),
-                    int(state.top_k[slot]),
-                    float(state.top_p[slot]),
-                    float(state.min_p[slot]),
-                )
-                for index, slot in zip(filtered, batch.slots[filtered], strict=True)
-            ]
-            streams = self._streams(batch, filtered)
-            batch.token_ids[filtered] = self._drawer.from_candidates(candidates, streams)
+        live = batch.live()
+        random = live[~self._state.greedy[batch.slots[live]]]
+        edited = [index for index in random.tolist() if index in batch.edited]
+        plain = random[~np.isin(random, edited)] if edited else random
+        if plain.size:
+            batch.token_ids[plain] = self._draw_rows(logits, plain, plain, batch)
+        for index in edited:
+            row, which = torch.from_numpy(batch.edited[index])[None], np.array([index])
+            batch.token_ids[which] = self._draw_rows(row, np.zeros(1, np.int64), which, batch)
 
-    def _streams(self, batch: _Batch, which: IdArray) -> Streams:
-        slots = batch.slots[which]
-        seeds, indices = self._state.seed[slots], self._state.sample_index[slots]
-        return Streams(seeds, indices, batch.positions[which])
+    def _draw_rows(
+        self, logits: torch.Tensor, rows: IdArray, which: IdArray, batch: _Batch
+    ) -> IdArray:
+        """Draw for `which` of the batch, from `rows` of `logits`."""
+        state, slots = self._state, batch.slots[which]
+        columns = (
+            rows,
+            state.temperature[slots],
+            state.top_k[slots],
+            state.top_p[slots],
+            state.min_p[slots],
+            state.seed[slots].view(np.int64),
+            state.sample_index[slots],
+            batch.positions[which],
+        )
+        return self._draw_tokens(logits, *map(torch.from_numpy, columns)).numpy()
 
     def _read_logprobs(
         self, rows: npt.NDArray[np.float32], batch: _Batch
@@ -179,15 +175,15 @@ class Sampler:
 class _Batch:
     """The rows of one call on their way to tokens.
 
-    rows: N logits [V]. token_ids: int64 [N], at first where each row is largest, and `largest`
-    float32 [N] that logit. slots, positions: int64 [N].
+    token_ids: int64 [N], at first where each row is largest, and `largest` float32 [N] that logit.
+    slots, positions: int64 [N]. edited: logits [V] of rows that their requests change, by index.
     """
 
-    rows: list[LogitArray]
     token_ids: IdArray
     largest: LogitArray
     slots: IdArray
     positions: IdArray
+    edited: dict[int, LogitArray] = field(default_factory=dict[int, LogitArray])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
 
     def live(self) -> IdArray:
@@ -211,4 +207,4 @@ class _Batch:
                 f"the request's own logits processors or penalties made a logit {largest}. "
                 "Keep logits finite, or -inf for a ban."
             )
-        self.rows[index], self.token_ids[index], self.largest[index] = row, best, largest
+        self.edited[index], self.token_ids[index], self.largest[index] = row, best, largest

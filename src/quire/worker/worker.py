@@ -85,6 +85,7 @@ class Worker:
             sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
             pages=pages,
             copy_blocks=ops.copy_blocks,
+            draw=ops.draw,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:

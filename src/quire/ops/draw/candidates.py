@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.sampling.ranking import IdArray, LogitArray, best_ids, in_order
+from quire.ops.draw.ranking import IdArray, LogitArray, best_ids, in_order
 
 __all__ = ["Candidates", "select_candidates"]
 
@@ -36,12 +36,13 @@ class Candidates:
 
 
 def select_candidates(
-    row: LogitArray, best: float, temperature: float, top_k: int, top_p: float, min_p: float
+    row: LogitArray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Candidates:
-    """The candidates of one row of logits [V].
+    """The candidates of one row of logits [V], of which the largest is finite.
 
-    best: the row's largest logit, finite. temperature > 0. top_k 0, top_p 1 and min_p 0 are off.
+    temperature > 0. top_k 0, top_p 1 and min_p 0 are off.
     """
+    best = float(row.max())
     total = 0.0
     if top_k:
         ranked = best_ids(row, top_k)

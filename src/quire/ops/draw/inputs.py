@@ -1,0 +1,50 @@
+"""Draws with every filter, from small and large vocabularies, sharp and flat, ties and bans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.ops.inputs import normal
+from quire.ops.operation import Case
+
+__all__ = ["make_inputs"]
+
+# temperature, top_k, top_p, min_p. An odd top_p: where tokens tie, a round one can equal a sum of
+# masses but for rounding.
+_FILTERS = (
+    (0.7, 0, 1.0, 0.0),
+    (1.3, 7, 1.0, 0.0),
+    (1.0, 0, 0.90037, 0.0),
+    (0.9, 0, 1.0, 0.037),
+    (0.8, 20, 0.95037, 0.0),
+    (1e-6, 50, 0.50037, 0.1),
+    (50.0, 100_000, 0.99037, 0.0),
+)
+
+
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Cases as `quire.ops.operation.Op` asks."""
+    count = len(_FILTERS)
+    temperature, top_k, top_p, min_p = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*_FILTERS, strict=True)
+    )
+    for vocab_size, scale in ((1, 1.0), (5, 0.0), (90, 6.0), (1003, 1.0), (40_001, 3.0)):
+        logits = normal(generator, 3, vocab_size) * scale
+        logits[1] = logits[1].round()
+        logits[2, 1::3] = -torch.inf
+        yield Case(
+            label=f"{vocab_size} tokens, scale {scale}",
+            args=(
+                logits,
+                torch.randint(3, (count,), generator=generator),
+                temperature,
+                top_k.long(),
+                top_p,
+                min_p,
+                torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
+                torch.arange(count),
+                torch.randint(2**31, (count,), generator=generator),
+            ),
+        )

@@ -1,0 +1,76 @@
+"""Drawing kernels: the reference's token for any row, filter and stream."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.ops import ALL_OPS, Case, Team
+from quire.ops.check import compare
+from quire.ops.inputs import normal
+from quire.platform import detect_platform
+
+OP = ALL_OPS["draw"]
+PLATFORM = detect_platform()
+TEAM = Team(2)
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
+    """temperature, top_k, top_p, min_p; an odd top_p, see quire/ops/draw/inputs.py."""
+    return (
+        draw(st.sampled_from([1e-6, 0.01, 0.5, 1.0, 3.0, 100.0, 1e30])),
+        draw(st.sampled_from([0, 0, 1, 2, 5, 50, 10_000])),
+        draw(st.one_of(st.just(1.0), st.integers(0, 998).map(lambda n: n / 1000 + 0.00037))),
+        draw(st.sampled_from([0.0, 0.0, 0.037, 0.5, 1.0])),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    many=st.lists(filters(), min_size=1, max_size=6),
+    vocab_size=st.one_of(st.integers(1, 200), st.sampled_from([4096, 33_000])),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 6.0, 60.0]),
+    ties=st.booleans(),
+    banned=st.integers(2, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_any_draw_equals_the_reference(
+    many: list[tuple[float, int, float, float]],
+    vocab_size: int,
+    scale: float,
+    ties: bool,
+    banned: int,
+    seed: int,
+) -> None:
+    """Turns red when a token beyond a filter's end is drawn, a possible winner is passed over, or a
+    tail of the vocabulary is read wrongly."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = normal(generator, 2, vocab_size) * scale
+    if ties:
+        logits = logits.round()
+    logits[:, ::banned] = -torch.inf
+    logits[:, seed % vocab_size] = 0.25
+    count = len(many)
+    temperature, top_k, top_p, min_p = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*many, strict=True)
+    )
+    case = Case(
+        "random",
+        (
+            logits,
+            torch.randint(2, (count,), generator=generator),
+            temperature,
+            top_k.long(),
+            top_p,
+            min_p,
+            torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
+            torch.randint(4, (count,), generator=generator),
+            torch.randint(2**31, (count,), generator=generator),
+        ),
+    )
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is None:
+            difference = compare(OP, provider.load(TEAM), case)
+            assert difference is None, f"{provider.name}: {difference}"
