@@ -19,7 +19,7 @@ from quire.platform import detect_platform
 INT8, INT4 = ALL_OPS["linear_int8"], ALL_OPS["linear_int4"]
 PLATFORM = detect_platform()
 KERNELS = [
-    pytest.param(op, provider, id=f"{op.name}-{provider.name}")
+    pytest.param((op, provider), id=f"{op.name}-{provider.name}")
     for op in (INT8, INT4)
     for provider in op.providers
 ]

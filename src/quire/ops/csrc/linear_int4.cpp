@@ -42,7 +42,7 @@ template <bool kZeros>
 struct Int4Format {
   static constexpr int kInputs = 1;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
-  static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 4;
+  static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
   static constexpr int64_t kBlockRows = 240;
   static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
 
