@@ -33,6 +33,7 @@ from quire.platform import detect_platform
 folder = Path(sys.argv[1])
 native.library_path = lambda isa: library_path(isa, folder)
 platform = detect_platform()
+torch.set_num_threads(1)  # the references': two teams would spin against each other
 compiled = [
     (op, provider)
     for op in ALL_OPS.values()
