@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import Field
 from typing import Any
 
+from quire.cli.field_flags import add_field_flags, as_flag, given_fields
+from quire.cli.foreign_flags import add_foreign_flags, check_foreign_flags
 from quire.cli.parser import CommandParser
-from quire.config.settings import ALIASES, FOREIGN, EngineSettings, setting_fields
+from quire.config.settings import ALIASES, EngineSettings, setting_fields
 from quire.errors import ConfigError
 
 __all__ = ["add_engine_flags", "given_settings", "read_settings"]
 
-_NUMBERS = {"int": int, "float": float}
-_FOREIGN_WITH_VALUE = ("swap_space", "tokenizer_mode")
-_PREFIX, _FOREIGN_PREFIX = "setting:", "foreign:"
+_PREFIX = "setting:"
 
 
-def add_engine_flags(parser: CommandParser) -> None:
-    """The model as first argument or as `--model`, and `--max-model-len` and so on."""
+def add_engine_flags(parser: CommandParser, *, server: bool = False) -> None:
+    """The model as first argument or as `--model`, and `--max-model-len` and so on. server: vLLM's
+    flags of a server are known too, see `quire.cli.foreign_flags`; add the server's own before."""
     group = parser.add_argument_group("engine")
-    for item in setting_fields():
-        if item.name == "model":
-            text = item.metadata["help"]
-            group.add_argument("model", nargs="?", help=text)
-            group.add_argument(
-                "--model", dest="model_flag", metavar="MODEL", help="the same, as a flag"
-            )
-        else:
-            _add_flag(group, item)
-    for name in FOREIGN:
-        parser.add_argument(
-            _flag(name),
-            dest=_FOREIGN_PREFIX + name,
-            action="store" if name in _FOREIGN_WITH_VALUE else "store_true",
-            help=argparse.SUPPRESS,
-            default=argparse.SUPPRESS,
-        )
+    model, *others = setting_fields()
+    text = model.metadata["help"]
+    group.add_argument("model", nargs="?", help=text)
+    group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
+    spellings = {
+        name: tuple(as_flag(alias) for alias, meant in ALIASES.items() if meant == name)
+        for name in ALIASES.values()
+    }
+    add_field_flags(group, others, _PREFIX, spellings)
+    add_foreign_flags(parser, server=server)
 
 
 def given_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by name, for `EngineSettings.from_options` or `LLM`.
 
     Flags of vLLM that have no counterpart are accepted, so that known command lines work, and a
-    line on stderr says why they are not needed."""
-    given: dict[str, Any] = {}
-    for name, value in vars(options).items():
-        if name.startswith(_PREFIX):
-            given[name.removeprefix(_PREFIX)] = value
-        elif name.startswith(_FOREIGN_PREFIX):
-            foreign = name.removeprefix(_FOREIGN_PREFIX)
-            print(f"quire: {_flag(foreign)} is not needed: {FOREIGN[foreign]}", file=sys.stderr)
+    line on stderr says why they are not needed; ConfigError if a feature is missing."""
+    check_foreign_flags(options)
+    given = given_fields(options, _PREFIX)
     if options.model is not None and options.model_flag is not None:
         raise ConfigError(
             f"The model is named twice: {options.model} and --model {options.model_flag}. "
@@ -68,30 +55,3 @@ def read_settings(options: argparse.Namespace) -> EngineSettings:
     return EngineSettings.from_options(
         {"model": str(bundled_model_path()), **given_settings(options)}
     )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _add_flag(group: Any, item: Field[Any]) -> None:
-    rules = item.metadata
-    names = [
-        _flag(item.name),
-        *(_flag(alias) for alias, name in ALIASES.items() if name == item.name),
-    ]
-    common: dict[str, Any] = {"dest": _PREFIX + item.name, "default": argparse.SUPPRESS}
-    kind = str(item.type).split(" | ")[0]
-    if kind == "bool":
-        action = argparse.BooleanOptionalAction if item.default else "store_true"
-        group.add_argument(*names, action=action, help=rules["help"], **common)
-        return
-    stated = "" if item.default in (None, "auto") else f" ({item.default})"
-    metavar = kind.upper()
-    if "choices" in rules:
-        metavar = "{" + ",".join(rules["choices"]) + "}"
-    elif "kind" in rules:
-        metavar = "SIZE" if rules["kind"] == "bytes" else "COUNT"
-    if kind in _NUMBERS and "kind" not in rules:
-        common["type"] = _NUMBERS[kind]
-    group.add_argument(*names, metavar=metavar, help=rules["help"] + stated, **common)

@@ -1,21 +1,50 @@
-"""An argument parser whose errors are one line and name the nearest flag."""
+"""An argument parser whose errors are one line and name the nearest flag, and whose flags can also
+be set in the environment and in a file."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["CommandParser", "print_error"]
+from quire.cli.layers import LayerValue, config_layer, environment_layer
+
+__all__ = ["CommandParser", "print_error", "print_note"]
+
+LAYERS_HELP = (
+    "Every flag has a variable of the environment: --flag-name VALUE is QUIRE_FLAG_NAME=VALUE, a "
+    "switch is true or false, and several values are separated by commas. The command line wins "
+    "over the environment"
+)
+_NO_TWIN = ("--help", "--version", "--config")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Exits with status 2 and one line on stderr when the arguments are wrong."""
+    """Exits with status 2 and one line on stderr when the arguments are wrong.
+
+    A flag that the command line leaves out takes its value from the environment, then from the file
+    that `--config` names, if the command has that flag (see `add_config_flag`).
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def add_config_flag(self) -> None:
+        """`--config FILE`: flags as keys of a YAML file."""
+        self.add_argument("--config", metavar="FILE", help="YAML file with flags as keys")
+
+    def has_flag(self, flag: str) -> bool:
+        """Whether the flag was added."""
+        return flag in self._option_string_actions
+
+    def format_help(self) -> str:
+        """As in the base class, and how else flags can be set."""
+        if self.epilog is None and any(self._twins()):
+            file = ", and the environment over the file of --config"
+            self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + "."
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         print_error(f"{message} (see {self.prog} --help)")
@@ -25,19 +54,90 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """As in the base class, but an unknown flag is an error here, where the flags of this
-        command are known and the nearest can be named."""
-        parsed, rest = super().parse_known_args(args, namespace)
+        command are known and the nearest can be named; and flags that are not given are looked up
+        in the environment and the file."""
+        given = [str(argument) for argument in (sys.argv[1:] if args is None else args)]
+        parsed, rest = super().parse_known_args(given, namespace)
         for argument in rest:
             if argument.startswith("-"):
-                given = argument.partition("=")[0]
-                flags = sorted(set(re.findall(r"--[a-z][\w-]*", self.format_help())))
-                near = difflib.get_close_matches(given, flags, n=1)
-                self.error(
-                    f"no such flag: {given}" + (f"; did you mean {near[0]}?" if near else "")
-                )
+                self._refuse(argument.partition("=")[0], "no such flag")
+        self._fill(parsed, given)
         return parsed, rest
+
+    def _refuse(self, name: str, complaint: str) -> NoReturn:
+        flags = [
+            flag
+            for flag, action in self._option_string_actions.items()
+            if flag.startswith("--") and action.help != argparse.SUPPRESS
+        ]
+        near = difflib.get_close_matches(name, flags, n=1)
+        self.error(f"{complaint}: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def _fill(self, parsed: argparse.Namespace, arguments: Sequence[str]) -> None:
+        """Set what the command line leaves out from the environment, then from the file."""
+        given = {action for argument in arguments if (action := self._named(argument)) is not None}
+        given |= self._given_by_position(parsed)
+        for value in environment_layer(self._twins()):
+            self._fill_one(value, parsed, given)
+        if self.has_flag("--config") and parsed.config is not None:
+            for value in config_layer(parsed.config):
+                if value.flag in _NO_TWIN or not self.has_flag(value.flag):
+                    self._refuse(value.flag, f"no such flag in {parsed.config}")
+                self._fill_one(value, parsed, given)
+
+    def _fill_one(
+        self, value: LayerValue, parsed: argparse.Namespace, given: set[argparse.Action]
+    ) -> None:
+        """given: grows by the flag that is set."""
+        action = self._option_string_actions[value.flag]
+        if action in given:
+            return
+        given.add(action)
+        try:
+            if action.nargs == 0:
+                self._fill_switch(action, value, parsed)
+            else:
+                texts = value.texts() if action.nargs in ("+", "*") else [value.text()]
+                setattr(parsed, action.dest, self._get_values(action, texts))
+        except (argparse.ArgumentError, ValueError) as error:
+            reason = error.message if isinstance(error, argparse.ArgumentError) else str(error)
+            self.error(f"{value.source} cannot be {value.shown}: {reason}{value.advice}")
+
+    def _fill_switch(
+        self, action: argparse.Action, value: LayerValue, parsed: argparse.Namespace
+    ) -> None:
+        is_on = value.switch()
+        if isinstance(action, argparse.BooleanOptionalAction):
+            setattr(parsed, action.dest, is_on != value.flag.startswith("--no-"))
+        elif is_on:
+            setattr(parsed, action.dest, action.const)
+
+    def _named(self, argument: str) -> argparse.Action | None:
+        """The flag that an argument names, also if its value is joined to it (`-x3`, `--x=3`)."""
+        if not argument.startswith("-"):
+            return None
+        flags = self._option_string_actions
+        found = flags.get(argument.partition("=")[0])
+        return found or (None if argument.startswith("--") else flags.get(argument[:2]))
+
+    def _given_by_position(self, parsed: argparse.Namespace) -> set[argparse.Action]:
+        """Flags whose value was given without a flag, such as `--model` in `quire serve NAME`."""
+        names = [action.dest for action in self._actions if not action.option_strings]
+        flags = ["--" + name for name in names if getattr(parsed, name, None) is not None]
+        return {action for flag in flags if (action := self._named(flag)) is not None}
+
+    def _twins(self) -> Iterator[str]:
+        """The flags that have a twin in the environment."""
+        for flag in self._option_string_actions:
+            if flag.startswith("--") and not flag.startswith("--no-") and flag not in _NO_TWIN:
+                yield flag
 
 
 def print_error(message: str) -> None:
     """One line on stderr, in the form that all commands use."""
     print(f"quire: error: {message}", file=sys.stderr)
+
+
+def print_note(message: str) -> None:
+    """One line on stderr that changes nothing."""
+    print(f"quire: {message}", file=sys.stderr)

@@ -5,6 +5,7 @@
 | `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
 | `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
+| `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import os
 
 from quire.errors import ConfigError
 
-__all__ = ["CPU_ISAS", "cpu_isa", "limit_spinning", "num_threads"]
+__all__ = [
+    "CPU_ISAS",
+    "cpu_isa",
+    "flag_value",
+    "flag_variable",
+    "limit_spinning",
+    "num_threads",
+]
 
 SPIN_COUNT = "1000"
 """Rounds for which an idle thread of torch spins before it sleeps. GNU OpenMP spins milliseconds
@@ -47,6 +55,16 @@ def limit_spinning() -> None:
     """Let idle math threads sleep soon. Must run before torch is imported; has no effect after."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def flag_variable(flag: str) -> str:
+    """The variable that stands for a flag: `QUIRE_MAX_MODEL_LEN` for `--max-model-len`."""
+    return "QUIRE_" + flag.lstrip("-").replace("-", "_").upper()
+
+
+def flag_value(flag: str) -> str | None:
+    """The value of a flag's variable; None when it is unset or empty."""
+    return os.environ.get(flag_variable(flag)) or None
 
 
 def _choice(name: str, allowed: tuple[str, ...]) -> str | None:

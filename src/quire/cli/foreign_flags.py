@@ -1,0 +1,146 @@
+"""Flags of vLLM without a counterpart here: those that are not needed are accepted with a line that
+says why, and those whose feature is missing are refused with a line that says so."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.cli.field_flags import as_flag
+from quire.cli.parser import CommandParser, print_note
+from quire.config.settings import FOREIGN
+from quire.errors import ConfigError
+
+__all__ = ["add_foreign_flags", "check_foreign_flags"]
+
+_PREFIX = "foreign:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """reason: why it is not needed, or what is missing. takes: it has a value. neutral: values that
+    ask for nothing, of a flag that is refused otherwise; None if it is never refused."""
+
+    reason: str
+    takes: bool = True
+    neutral: tuple[str, ...] | None = None
+
+
+_WITH_VALUE = ("swap_space", "tokenizer_mode")
+
+_NOT_NEEDED: Mapping[str, _Foreign] = {
+    **{name: _Foreign(reason, takes=name in _WITH_VALUE) for name, reason in FOREIGN.items()},
+    "compilation_config": _Foreign("nothing is compiled or captured at start-up"),
+    "optimization_level": _Foreign("nothing is compiled or captured at start-up"),
+    "max_seq_len_to_capture": _Foreign("nothing is compiled or captured at start-up"),
+    "model_impl": _Foreign("a model has one implementation"),
+    "enable_expert_parallel": _Foreign("there is one device", takes=False),
+    "distributed_executor_backend": _Foreign("there is one device"),
+    "disable_custom_all_reduce": _Foreign("there is one device", takes=False),
+    "limit_mm_per_prompt": _Foreign("models take text only"),
+    "allowed_local_media_path": _Foreign("models take text only"),
+}
+"""Of the engine."""
+
+_NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
+    "chat_template_content_format": _Foreign("it is read from the chat template itself"),
+    "disable_log_requests": _Foreign("requests are logged only when asked", takes=False),
+    "enable_prompt_tokens_details": _Foreign("responses always have them", takes=False),
+    "enable_request_id_headers": _Foreign("request ids are always echoed", takes=False),
+    "enable_tokenizer_info_endpoint": _Foreign("it is always there", takes=False),
+    "enable_server_load_tracking": _Foreign("/load always answers", takes=False),
+    "disable_frontend_multiprocessing": _Foreign(
+        "the engine has a process of its own, which costs one message a step", takes=False
+    ),
+    "disable_fastapi_docs": _Foreign("/docs needs the API key like every route", takes=False),
+}
+
+_ONE = ("1",)
+_MISSING: Mapping[str, _Foreign] = {
+    "tensor_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
+    "pipeline_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
+    "data_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
+    "cpu_offload_gb": _Foreign("weights and KV cache have one place so far", neutral=("0",)),
+    "kv_offloading_size": _Foreign("weights and KV cache have one place so far", neutral=("0",)),
+    "speculative_config": _Foreign("there is no speculative decoding yet", neutral=()),
+    "kv_transfer_config": _Foreign("KV blocks do not leave the engine yet", neutral=()),
+    "enable_lora": _Foreign("there are no LoRA adapters yet", takes=False, neutral=()),
+    "lora_modules": _Foreign("there are no LoRA adapters yet", neutral=()),
+    "max_loras": _Foreign("there are no LoRA adapters yet", neutral=()),
+    "max_lora_rank": _Foreign("there are no LoRA adapters yet", neutral=()),
+    "hf_overrides": _Foreign("a checkpoint's config.json is read as it is", neutral=()),
+    "hf_token": _Foreign(
+        "set HF_TOKEN in the environment, since every user of a machine can read its command lines",
+        neutral=(),
+    ),
+    "logits_processors": _Foreign("a server takes none; LLM in Python does", neutral=()),
+    "runner": _Foreign("models generate text", neutral=("auto", "generate")),
+    "convert": _Foreign("models generate text", neutral=("auto", "none")),
+}
+_MISSING_IN_SERVER: Mapping[str, _Foreign] = {
+    "enable_auto_tool_choice": _Foreign(
+        "answers are not parsed for tool calls yet", takes=False, neutral=()
+    ),
+    "tool_call_parser": _Foreign("answers are not parsed for tool calls yet", neutral=()),
+    "reasoning_parser": _Foreign("answers are not parsed for reasoning yet", neutral=()),
+    "structured_outputs_config": _Foreign("there is no structured output yet", neutral=()),
+    "otlp_traces_endpoint": _Foreign("there are no traces yet", neutral=()),
+}
+
+_SHORT: Mapping[str, tuple[str, ...]] = {
+    "compilation_config": ("-cc",),
+    "optimization_level": ("-O0", "-O1", "-O2", "-O3"),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "data_parallel_size": ("-dp",),
+    "enable_expert_parallel": ("-ep",),
+    "speculative_config": ("-sc",),
+}
+
+
+def add_foreign_flags(parser: CommandParser, *, server: bool = False) -> None:
+    """Let the parser know them, without showing them in its help. A flag that the command has
+    itself is left alone."""
+    for name, foreign in _flags(server).items():
+        flags = [f for f in (as_flag(name), *_SHORT.get(name, ())) if not parser.has_flag(f)]
+        if flags:
+            _add(parser, flags, name, foreign)
+
+
+def check_foreign_flags(options: argparse.Namespace) -> None:
+    """A note for each that was given. Raises ConfigError for one whose feature is missing."""
+    known = _flags(server=True)
+    for dest, value in vars(options).items():
+        if not dest.startswith(_PREFIX):
+            continue
+        foreign, flag = known[dest.removeprefix(_PREFIX)], as_flag(dest.removeprefix(_PREFIX))
+        if foreign.neutral is None or value is False or value in foreign.neutral:
+            print_note(f"{flag} is not needed: {foreign.reason}")
+        else:
+            shown = "" if value is True else f" {value}"
+            raise ConfigError(f"{flag}{shown} cannot be served: {foreign.reason}.")
+
+
+def _flags(server: bool) -> dict[str, _Foreign]:
+    of_server = {**_NOT_NEEDED_BY_SERVER, **_MISSING_IN_SERVER} if server else {}
+    return {**_NOT_NEEDED, **_MISSING, **of_server}
+
+
+def _add(parser: CommandParser, flags: list[str], name: str, foreign: _Foreign) -> None:
+    common: dict[str, Any] = {
+        "dest": _PREFIX + name,
+        "default": argparse.SUPPRESS,
+        "help": argparse.SUPPRESS,
+    }
+    levels = [flag for flag in flags if flag.startswith("-O")]
+    named = [flag for flag in flags if flag not in levels]
+    if levels:
+        parser.add_argument(*levels, action="store_true", **common)
+    if foreign.takes:
+        parser.add_argument(*named, **common)
+    elif name.startswith("enable_") or name == "async_scheduling":
+        parser.add_argument(*named, action=argparse.BooleanOptionalAction, **common)
+    else:
+        parser.add_argument(*named, action="store_true", **common)

@@ -1,0 +1,96 @@
+"""Where flags come from beside the command line: the environment and a YAML file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from quire.errors import ConfigError
+
+__all__ = ["LayerValue", "config_layer", "environment_layer"]
+
+_SWITCH = {"true": True, "1": True, "yes": True, "on": True}
+_SWITCH |= {"false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerValue:
+    """The value of one flag. source: where it stands, for an error. content: text, or what YAML
+    reads: a number, a truth value, a list, a mapping (for flags that take JSON)."""
+
+    flag: str
+    source: str
+    content: Any
+    advice: str = ""
+
+    @property
+    def shown(self) -> str:
+        text = repr(self.content)
+        return text if len(text) <= 80 else text[:77] + "..."
+
+    def text(self) -> str:
+        """As it would stand on the command line. ValueError for a list."""
+        if isinstance(self.content, dict):
+            return json.dumps(self.content)
+        if isinstance(self.content, list):
+            raise ValueError("give one value, not a list")
+        return str(self.content)
+
+    def texts(self) -> list[str]:
+        """Of a flag that takes several: a list in YAML, separated by commas as text."""
+        if isinstance(self.content, list):
+            return [str(item) for item in cast("list[object]", self.content)]
+        return [part.strip() for part in self.text().split(",") if part.strip()]
+
+    def switch(self) -> bool:
+        """On or off. Raises ValueError."""
+        found = _SWITCH.get(str(self.content).lower())
+        if found is None:
+            raise ValueError("give true or false")
+        return found
+
+
+def environment_layer(flags: Iterable[str]) -> Iterator[LayerValue]:
+    """The flags whose variables are set."""
+    from quire.config import env
+
+    for flag in flags:
+        value = env.flag_value(flag)
+        if value is not None:
+            advice = ""
+            if value.startswith(("tcp://", "udp://")):
+                advice = "; Kubernetes sets it for a service named quire: give the flag itself"
+            variable = env.flag_variable(flag)
+            yield LayerValue(flag, f"the variable {variable}", value, advice)
+
+
+def config_layer(path: str) -> list[LayerValue]:
+    """The flags of a YAML file, whose keys may be written with or without dashes in front, and with
+    dashes or underscores inside. Raises ConfigError if it cannot be read or is no such file."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        raise ConfigError(
+            f"The file of --config cannot be read: {path} ({error.strerror}). Give another file."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not YAML: {reason}. Write one `flag: value` a line.") from error
+    if content is None:
+        return []
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path} is not a list of flags. Write one `flag: value` a line.")
+    return [
+        LayerValue(_as_flag(key), f"{key} in {path}", value)
+        for key, value in cast("dict[str, Any]", content).items()
+        if value is not None
+    ]
+
+
+def _as_flag(key: str) -> str:
+    return "--" + key.lstrip("-").replace("_", "-")
