@@ -17,14 +17,17 @@ DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
     "speculation", "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
-FRONT = ("rendering", "bundled", "engine", "server", "llm", "bench", "simulator", "cli", "__main__")
+FRONT = (
+    "rendering", "bundled", "engine", "server", "llm", "client", "bench", "simulator", "cli",
+    "__main__",
+)  # fmt: skip
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",
     "runner.rows", "executor.fake", "engine.core", "telemetry", "engine.host",
     "engine.core_process", "engine.model_front",
 )  # fmt: skip
-TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "cli", "bundled")
+TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
 
 
 def _modules() -> list[tuple[str, Path]]:

@@ -29,9 +29,10 @@ def add_field_flags(
 
 
 def given_fields(options: argparse.Namespace, prefix: str) -> dict[str, Any]:
-    """The values that were given, by field name; a field that was not given is left out."""
+    """The values that were given, by field name, several as a tuple; what was not given is left
+    out."""
     return {
-        name.removeprefix(prefix): value
+        name.removeprefix(prefix): tuple(value) if isinstance(value, list) else value
         for name, value in vars(options).items()
         if name.startswith(prefix)
     }

@@ -46,6 +46,8 @@ _NOT_NEEDED: Mapping[str, _Foreign] = {
 
 _NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
     "chat_template_content_format": _Foreign("it is read from the chat template itself"),
+    "uvicorn_log_level": _Foreign("--disable-access-log and --disable-log-stats quiet the server"),
+    "stream_interval": _Foreign("a reader that falls behind gets larger chunks"),
     "disable_log_requests": _Foreign("requests are logged only when asked", takes=False),
     "enable_prompt_tokens_details": _Foreign("responses always have them", takes=False),
     "enable_request_id_headers": _Foreign("request ids are always echoed", takes=False),
@@ -85,6 +87,13 @@ _MISSING_IN_SERVER: Mapping[str, _Foreign] = {
     ),
     "tool_call_parser": _Foreign("answers are not parsed for tool calls yet", neutral=()),
     "reasoning_parser": _Foreign("answers are not parsed for reasoning yet", neutral=()),
+    "api_server_count": _Foreign("there is one front process so far", neutral=_ONE),
+    "default_chat_template_kwargs": _Foreign(
+        "requests name chat_template_kwargs themselves so far", neutral=()
+    ),
+    "override_generation_config": _Foreign(
+        "--generation-config none gives neutral defaults; others are not settable yet", neutral=()
+    ),
     "structured_outputs_config": _Foreign("there is no structured output yet", neutral=()),
     "otlp_traces_endpoint": _Foreign("there are no traces yet", neutral=()),
 }

@@ -15,10 +15,13 @@ from quire.errors import ConfigError, QuireError, RequestError
 __all__ = ["main"]
 
 COMMANDS: Mapping[str, str] = {
+    "serve": "serve a model to OpenAI clients",
+    "chat": "talk with a model, of a running server or in this process",
+    "complete": "let a model continue a text, of a running server or in this process",
     "demo": "run the model that comes with quire: a completion and a chat answer",
     "plan": "show what a model would use on this machine, without loading it",
     "doctor": "check this machine and the kernels that it would run",
-    "bench": "measure throughput or latency",
+    "bench": "measure throughput, latency, or a running server",
 }
 """Name and help; the module is `quire.cli.<name>`."""
 
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command")
     for name, text in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        subparser = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if command is not None and name == chosen:
             command.add_arguments(subparser)
     options = parser.parse_args(given)

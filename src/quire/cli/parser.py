@@ -18,6 +18,7 @@ LAYERS_HELP = (
     "switch is true or false, and several values are separated by commas. The command line wins "
     "over the environment"
 )
+_MAX_IN_USAGE = 15
 _NO_TWIN = ("--help", "--version", "--config")
 
 
@@ -40,7 +41,11 @@ class CommandParser(argparse.ArgumentParser):
         return flag in self._option_string_actions
 
     def format_help(self) -> str:
-        """As in the base class, and how else flags can be set."""
+        """As in the base class, and how else flags can be set; the usage of a command with many
+        flags does not list them twice."""
+        if self.usage is None and len(self._actions) > _MAX_IN_USAGE:
+            names = [f"[{action.dest}]" for action in self._actions if not action.option_strings]
+            self.usage = " ".join(["%(prog)s [--flag VALUE ...]", *names])
         if self.epilog is None and any(self._twins()):
             file = ", and the environment over the file of --config"
             self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + "."

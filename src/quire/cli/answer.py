@@ -1,0 +1,66 @@
+"""An answer printed as it comes, with its speed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from quire.cli.text_source import Piece
+
+__all__ = ["Answer", "Clock", "print_answer"]
+
+Clock = Callable[[], float]
+"""Seconds, from any start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """num_tokens: None where the source did not say. first_s: to the first text, None if there was
+    none. total_s: to the end. is_cut: ended by Ctrl-C."""
+
+    text: str
+    num_tokens: int | None
+    first_s: float | None
+    total_s: float
+    is_cut: bool
+
+    def summary(self) -> str:
+        """One line. The rate is that of the tokens after the first, over their own time."""
+        parts = [] if self.first_s is None else [f"first token after {self.first_s * 1000:.0f} ms"]
+        if self.num_tokens is not None:
+            parts.append(f"{self.num_tokens} tokens in {self.total_s:.2f} s")
+            decode_s = self.total_s - (self.first_s or 0.0)
+            if self.num_tokens > 1 and decode_s > 0:
+                parts.append(f"{(self.num_tokens - 1) / decode_s:.0f} tokens/s")
+        else:
+            parts.append(f"{self.total_s:.2f} s")
+        return ("stopped; " if self.is_cut else "") + ", ".join(parts)
+
+
+def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) -> Answer:
+    """Write the text to stdout as it comes and its speed to stderr, or to stdout if both are the
+    terminal. Ctrl-C ends the answer and the request, and nothing else."""
+    start, texts = clock(), list[str]()
+    first: float | None = None
+    num_tokens: int | None = None
+    is_cut = False
+    try:
+        for piece in pieces:
+            if piece.text:
+                first = clock() - start if first is None else first
+                texts.append(piece.text)
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+            num_tokens = num_tokens if piece.num_tokens is None else piece.num_tokens
+    except KeyboardInterrupt:
+        is_cut = True
+    finally:
+        pieces.close()
+    answer = Answer("".join(texts), num_tokens, first, clock() - start, is_cut)
+    if not answer.text.endswith("\n"):
+        print()
+    sys.stdout.flush()
+    print(f"    {answer.summary()}", file=sys.stderr)
+    return answer

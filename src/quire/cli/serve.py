@@ -1,0 +1,24 @@
+"""`quire serve`: a model behind an OpenAI-shaped API."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli.engine_flags import add_engine_flags, read_settings
+from quire.cli.parser import CommandParser
+from quire.cli.server_flags import add_server_flags, read_server_settings
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_config_flag()
+    add_server_flags(parser)
+    add_engine_flags(parser, server=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it. ConfigError if the model or the server cannot start."""
+    from quire.server import run_server
+
+    return run_server(read_settings(options), read_server_settings(options))

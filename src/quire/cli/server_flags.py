@@ -1,0 +1,36 @@
+"""A flag for every setting and every limit of the server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields
+
+from quire.cli.field_flags import add_field_flags, given_fields
+from quire.cli.parser import CommandParser
+from quire.server import Limits, ServerSettings
+
+__all__ = ["add_server_flags", "read_server_settings"]
+
+_SETTING, _LIMIT = "server:", "limit:"
+
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "disable_access_log": ("--disable-uvicorn-access-log",),
+    "sse_keep_alive_s": ("--sse-keep-alive-interval",),
+}
+"""How vLLM spells some of them."""
+
+
+def add_server_flags(parser: CommandParser) -> None:
+    """In two groups, so that the help shows first what people look for."""
+    settings = [item for item in fields(ServerSettings) if item.name != "limits"]
+    add_field_flags(parser.add_argument_group("server"), settings, _SETTING, _SPELLINGS)
+    limits = parser.add_argument_group("limits on requests")
+    add_field_flags(limits, fields(Limits), _LIMIT, _SPELLINGS)
+
+
+def read_server_settings(options: argparse.Namespace) -> ServerSettings:
+    """Settings from parsed flags. Raises ConfigError for a value that cannot be."""
+    return ServerSettings(
+        limits=Limits(**given_fields(options, _LIMIT)), **given_fields(options, _SETTING)
+    )

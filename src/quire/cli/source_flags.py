@@ -1,0 +1,75 @@
+"""Flags by which `quire chat` and `quire complete` choose a server or an engine of their own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.parser import CommandParser, print_note
+from quire.cli.sampling_flags import add_sampling_flags, given_sampling
+from quire.cli.text_source import EngineSource, ServerSource, TextSource
+from quire.client import RemoteServer, ServerAddress
+from quire.errors import ConfigError, RequestError
+
+__all__ = ["add_source_flags", "open_source"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def add_source_flags(parser: CommandParser) -> None:
+    """Of the server, of sampling, and of the engine."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--url",
+        help=f"server to ask ({DEFAULT_URL}; the bundled model in this process if none is there)",
+    )
+    group.add_argument("--api-key", help="key of the server; better in QUIRE_API_KEY")
+    group.add_argument("--model-name", help="which of the server's models (its first)")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+@contextmanager
+def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapping[str, Any]]]:
+    """The source of text and the sampling parameters that the flags name.
+
+    A model or another engine setting asks for an engine in this process. Without one it is the
+    server of --url; at the default address, if nothing listens there, the bundled model instead.
+    """
+    settings = given_settings(options)
+    sampling = given_sampling(options)
+    if "seed" in settings:
+        sampling["seed"] = settings["seed"]
+    wants_engine = bool(settings.keys() - {"seed", "quiet"})
+    if wants_engine and options.url is not None:
+        named = ", ".join(sorted(settings))
+        raise ConfigError(
+            f"--url asks a server, but {named} would set up an engine in this process. Leave out "
+            "one of the two; --model-name picks a model of the server."
+        )
+    server = RemoteServer(ServerAddress.parse(options.url or DEFAULT_URL), options.api_key)
+    if wants_engine or (options.url is None and not server.is_there()):
+        if not wants_engine:
+            print_note(
+                f"no server at {DEFAULT_URL}, so the bundled model answers in this process; "
+                "`quire serve` starts a server"
+            )
+        engine = EngineSource(settings)
+        try:
+            yield engine, sampling
+        finally:
+            engine.shutdown()
+    else:
+        yield ServerSource(server, _model_name(server, options.model_name)), sampling
+
+
+def _model_name(server: RemoteServer, wanted: str | None) -> str:
+    names = [str(model["id"]) for model in server.wait_for_models(print_note)]
+    if wanted is not None and wanted not in names:
+        raise RequestError(
+            f"The server at {server.address} has no model {wanted!r}. It has: {', '.join(names)}."
+        )
+    return wanted or names[0]

@@ -1,0 +1,115 @@
+"""Where text comes from: a running server, or an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from quire.client import RemoteServer
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+    from quire.protocol.outputs import RequestOutput
+    from quire.rendering import Prompt
+
+__all__ = ["EngineSource", "Piece", "ServerSource", "TextSource"]
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """More of an answer. num_tokens: of the answer so far; None where it is not said."""
+
+    text: str
+    num_tokens: int | None = None
+
+
+class TextSource(Protocol):
+    """Closing an iterator before its end ends the request. sampling: as in the API. RequestError
+    if the request is refused, EngineError if it breaks off."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        ...
+
+    def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]: ...
+
+    def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]: ...
+
+
+class ServerSource:
+    """model: the name that requests give."""
+
+    def __init__(self, server: RemoteServer, model: str) -> None:
+        self._server = server
+        self._model = model
+
+    @property
+    def model(self) -> str:
+        return f"{self._model} at {self._server.address}"
+
+    def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
+        body = {"messages": [dict(message) for message in messages], **sampling}
+        for event in self._events("/v1/chat/completions", body):
+            choices = event.get("choices") or [{}]
+            delta = choices[0].get("delta") or {}
+            yield Piece(delta.get("content") or "", _completion_tokens(event))
+
+    def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]:
+        for event in self._events("/v1/completions", {"prompt": prompt, **sampling}):
+            choices = event.get("choices") or [{}]
+            yield Piece(choices[0].get("text") or "", _completion_tokens(event))
+
+    def _events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        asked = {"model": self._model, "stream_options": {"include_usage": True}, **body}
+        with closing(self._server.stream(path, asked)) as events:
+            yield from events
+
+
+class EngineSource:
+    """An engine in this process; starts when it is made. settings: as `LLM` takes them."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        from quire.llm import LLM
+
+        self._llm: LLM = LLM(**settings)
+        self._model = str(settings.get("model") or "the bundled model")
+
+    @property
+    def model(self) -> str:
+        return f"{self._model} in this process"
+
+    def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
+        rendered = self._llm.engine.renderer.render_chat(messages)
+        # An answer is as long as the context allows, as a server has it.
+        asked = {"max_tokens": None, **sampling}
+        return self._stream({"prompt_token_ids": rendered.token_ids}, asked)
+
+    def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]:
+        return self._stream(prompt, sampling)
+
+    def shutdown(self) -> None:
+        """Free the engine."""
+        self._llm.shutdown()
+
+    def _stream(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Generator[Piece]:
+        from quire.protocol.sampling_params import SamplingParams
+
+        params = SamplingParams.from_optional({**self._llm.engine.default_sampling, **sampling})
+        # `stream` is a generator, which its callers need not know; closing it ends the request.
+        outputs = cast("Generator[RequestOutput]", self._llm.stream(prompt, params))
+        shown = 0
+        with closing(outputs):
+            for output in outputs:
+                sample = output.outputs[0]
+                yield Piece(sample.text[shown:], len(sample.token_ids))
+                shown = len(sample.text)
+
+
+def _completion_tokens(event: Mapping[str, Any]) -> int | None:
+    usage = event.get("usage")
+    return None if usage is None else usage.get("completion_tokens")
