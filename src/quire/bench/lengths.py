@@ -6,7 +6,8 @@ Everything is drawn from seeded generators, so a workload is named by its parame
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ __all__ = [
     "LengthRange",
     "LogNormal",
     "Workload",
+    "describe_lengths",
     "draw_workload",
     "parse_lengths",
     "random_prompts",
@@ -86,6 +88,11 @@ def parse_lengths(text: str) -> LengthRange:
         if 1 <= found.low <= found.high:
             return found
     raise ConfigError(f"Length {text!r} is neither a number nor a range. Give 64 or 100-1024.")
+
+
+def describe_lengths(lengths: Lengths) -> dict[str, Any]:
+    """For the record of a measurement."""
+    return {"distribution": type(lengths).__name__, **asdict(lengths)}
 
 
 def draw_workload(

@@ -56,14 +56,15 @@ class BenchRecord:
 def new_record(
     benchmark: str,
     command: Sequence[str],
-    resolved: Resolved,
+    resolved: Resolved | None,
     limits: Limits | None,
     *,
     seed: int,
     workload: dict[str, Any],
     figures: dict[str, Spread],
 ) -> BenchRecord:
-    """A record of what ran just now in this process."""
+    """A record of what ran just now. resolved: of the engine in this process, None if it was
+    measured from outside."""
     return BenchRecord(
         benchmark=benchmark,
         command=tuple(command),
@@ -72,7 +73,7 @@ def new_record(
         machine=describe_machine(),
         limits=limits,
         seed=seed,
-        settings=asdict(resolved.settings),
+        settings={} if resolved is None else asdict(resolved.settings),
         workload=workload,
         figures=figures,
     )

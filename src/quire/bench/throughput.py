@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.lengths import Lengths, Workload, draw_workload, random_prompts
+from quire.bench.lengths import Lengths, Workload, describe_lengths, draw_workload, random_prompts
 from quire.bench.machine import Limits, measure_limits
 from quire.bench.record import BenchRecord, new_record, spread_of
 from quire.errors import EngineError
@@ -64,8 +64,8 @@ def run_throughput(
         limits,
         seed=options.seed,
         workload={
-            "prompts": _described(options.prompts),
-            "outputs": _described(options.outputs),
+            "prompts": describe_lengths(options.prompts),
+            "outputs": describe_lengths(options.outputs),
             "max_output_len": options.max_output_len,
             "num_prompts": options.num_prompts,
             "num_prompt_tokens": tokens_in,
@@ -143,7 +143,3 @@ def _time_once(llm: LLM, workload: Workload, seed: int, show_progress: bool) -> 
     start = time.perf_counter()
     generate_exactly(llm, prompts, workload.output_lengths, show_progress)
     return time.perf_counter() - start
-
-
-def _described(lengths: Lengths) -> dict[str, Any]:
-    return {"distribution": type(lengths).__name__, **asdict(lengths)}

@@ -80,7 +80,9 @@ def config_layer(path: str) -> list[LayerValue]:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not YAML: {reason}. Write one `flag: value` a line.") from error
+        raise ConfigError(
+            f"{path} is not YAML: {reason}. Write one `flag: value` a line."
+        ) from error
     if content is None:
         return []
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

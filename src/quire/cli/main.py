@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command")
     for name, text in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        subparser = subparsers.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}."
+        )
         if command is not None and name == chosen:
             command.add_arguments(subparser)
     options = parser.parse_args(given)

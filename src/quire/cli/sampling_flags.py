@@ -1,4 +1,4 @@
-"""Flags of sampling for `quire chat` and `quire complete`; names and meanings are those of the API."""
+"""Flags of sampling for `quire chat` and `quire complete`, with the names of the API."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Of `http://host:port`, with or without the `/v1` that OpenAI clients want. ConfigError."""
+        """Of `http://host:port`, with or without the `/v1` that OpenAI clients want. Raises
+        ConfigError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -90,8 +91,8 @@ class RemoteServer:
         return found
 
     def wait_for_models(self, on_wait: Callable[[str], None]) -> list[Mapping[str, Any]]:
-        """As `models`, but a server that is starting (503) is waited for. on_wait: called once, with
-        what the server says of itself."""
+        """As `models`, but a server that is starting (503) is waited for. on_wait: called once,
+        with what the server says of itself."""
         is_told = False
         while True:
             try:
@@ -113,9 +114,7 @@ class RemoteServer:
         finally:
             connection.close()
 
-    def stream(
-        self, path: str, body: Mapping[str, Any]
-    ) -> Generator[dict[str, Any]]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The events of a streamed answer, until `[DONE]`. Leaving early closes the connection,
         which ends the request."""
         connection = self._connection()
@@ -139,9 +138,7 @@ class RemoteServer:
 
     def _connection(self) -> http.client.HTTPConnection:
         at = self._address
-        kind = (
-            http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-        )
+        kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
         return kind(at.host, at.port, timeout=CONNECT_TIMEOUT_S)
 
     def _send(
