@@ -1,4 +1,4 @@
-"""A server that says what a test tells it to, for clients: one thread per connection, on loopback."""
+"""A server on loopback that says what a test tells it to; one thread per connection."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_leaving_a_stream_closes_the_connection() -> None:
 def test_a_key_is_sent_and_its_lack_is_told() -> None:
     with serve_script(Script(api_key="k" * 16)) as url:
         assert remote(url, "k" * 16).models()[0]["id"] == "tiny"
-        with pytest.raises(RequestError, match="401.*--api-key or QUIRE_API_KEY"):
+        with pytest.raises(RequestError, match=r"401.*--api-key or QUIRE_API_KEY"):
             remote(url).models()
 
 

@@ -54,9 +54,12 @@ class LayerValue:
 
 def environment_layer(flags: Iterable[str]) -> Iterator[LayerValue]:
     """The flags whose variables are set."""
+    names = list(flags)
+    if not names:
+        return
     from quire.config import env
 
-    for flag in flags:
+    for flag in names:
         value = env.flag_value(flag)
         if value is not None:
             advice = ""

@@ -44,31 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An error that quire raises on purpose is one line, without a traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = next((argument for argument in given if not argument.startswith("-")), None)
-    command = _load(chosen) if chosen is not None and chosen in COMMANDS else None
-    parser = CommandParser(prog="quire", description="LLM inference with a paged KV cache.")
-    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="command")
-    for name, text in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}."
-        )
-        if command is not None and name == chosen:
-            command.add_arguments(subparser)
-    options = parser.parse_args(given)
-    if command is None:
-        parser.print_help()
-        return EXIT_USAGE
-    return _run(command, options)
-
-
-def _load(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"quire.cli.{name}"))
-
-
-def _run(command: Command, options: object) -> int:
     try:
-        return command.run(options)
+        return _run(given)
     except (ConfigError, RequestError) as error:
         print_error(str(error))
         return EXIT_USAGE
@@ -81,6 +58,28 @@ def _run(command: Command, options: object) -> int:
         # The reader of a pipe went away; stdout must not be flushed into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
+
+
+def _run(given: Sequence[str]) -> int:
+    chosen = next((argument for argument in given if not argument.startswith("-")), None)
+    command = _load(chosen) if chosen is not None and chosen in COMMANDS else None
+    parser = CommandParser(prog="quire", description="LLM inference with a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="command")
+    for name, text in COMMANDS.items():
+        about = f"{text[0].upper()}{text[1:]}."
+        subparser = subparsers.add_parser(name, help=text, description=about)
+        if command is not None and name == chosen:
+            command.add_arguments(subparser)
+    options = parser.parse_args(given)
+    if command is None:
+        parser.print_help()
+        return EXIT_USAGE
+    return command.run(options)
+
+
+def _load(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"quire.cli.{name}"))
 
 
 if __name__ == "__main__":

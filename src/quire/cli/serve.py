@@ -19,6 +19,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. ConfigError if the model or the server cannot start."""
+    settings, server_settings = read_settings(options), read_server_settings(options)
     from quire.server import run_server
 
-    return run_server(read_settings(options), read_server_settings(options))
+    return run_server(settings, server_settings)

@@ -1,0 +1,182 @@
+"""`quire chat` and `quire complete`, against a scripted server and against the bundled model."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+
+import pytest
+
+from quire.cli import source_flags
+from quire.cli.answer import print_answer
+from quire.cli.main import main
+from quire.cli.text_source import Piece
+from tests.client.scripted_server import Script, serve_script
+
+ENGINE = ["--max-model-len", "128", "--num-threads", "1", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def no_default_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens on port 9, whatever runs on 8000."""
+    monkeypatch.setattr(source_flags, "DEFAULT_URL", "http://127.0.0.1:9")
+
+
+def lines(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(text + "\n" for text in texts)))
+
+
+def test_a_conversation_remembers_and_forgets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that is not sent back makes every turn the first."""
+    lines(monkeypatch, "Hi", "", "And?", "/system Be brief.", "New", "/what", "/exit", "never")
+    script = Script()
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url, "--temperature", "0.5", "--seed", "7"]) == 0
+    bodies = [body for path, body in script.seen if path == "/v1/chat/completions"]
+    roles = [[message["role"] for message in body["messages"]] for body in bodies]
+    assert roles == [["user"], ["user", "assistant", "user"], ["system", "user"]]
+    assert bodies[1]["messages"][1]["content"] == "Hello there."
+    assert bodies[0]["model"] == "tiny"
+    assert (bodies[0]["temperature"], bodies[0]["seed"]) == (0.5, 7)
+    assert bodies[0]["stream_options"] == {"include_usage": True}
+    shown = capsys.readouterr()
+    assert shown.out == "Hello there.\n" * 3
+    assert shown.err.count("first token after ") == 3
+    assert "3 tokens in " in shown.err
+    assert "/reset forgets" in shown.err
+
+
+def test_complete_one_text(capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(words=("b", "c\n"))
+    with serve_script(script) as url:
+        asked = ["--model-name", "other", "--max-tokens", "5", "--stop", "x", "y"]
+        assert main(["complete", "-q", "a", "--url", url + "/v1", *asked]) == 0
+    body = script.seen[0][1]
+    assert (body["prompt"], body["model"], body["max_tokens"]) == ("a", "other", 5)
+    assert body["stop"] == ["x", "y"]
+    assert capsys.readouterr().out == "bc\n"
+
+
+def test_one_refused_message_does_not_end_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(monkeypatch, "one", "two")
+    script = Script(fail="refuse")
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url]) == 0
+        assert main(["chat", "--url", url, "-q", "three"]) == 2
+    assert [len(body["messages"]) for _, body in script.seen] == [1, 1, 1]
+    assert capsys.readouterr().err.count("temperature is 9.0") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["--url", "http://127.0.0.1:9"], 1, "No server answers at http://127.0.0.1:9"),
+        (["--url", "http://127.0.0.1:9", "--max-model-len", "64"], 2, "Leave out one of the two"),
+        (["--url", "nowhere://x"], 2, "no address of a server"),
+        (["/no/such/model"], 2, "/no/such/model"),
+    ],
+)
+def test_what_newcomers_try_gets_one_line(
+    arguments: list[str], status: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", *arguments]) == status
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_that_the_server_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_script(Script()) as url:
+        assert main(["complete", "--url", url, "--model-name", "big"]) == 2
+    assert "no model 'big'. It has: tiny, other." in capsys.readouterr().err
+
+
+def test_the_engine_of_this_process_answers_and_remembers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(monkeypatch, "What is your name?", "What is your name?")
+    assert main(["chat", *ENGINE, "--temperature", "0", "--max-tokens", "8"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) >= 2
+    assert "8 tokens in " in shown.err
+
+
+def test_without_a_server_the_bundled_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first thing that a newcomer types must work."""
+    assert main(["complete", "-q", "import os", "--quiet", "--max-tokens", "4"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip()
+    assert "no server at http://127.0.0.1:9, so the bundled model answers" in shown.err
+
+
+def test_ctrl_c_ends_the_answer_and_its_request(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[bool] = []
+
+    def pieces() -> Generator[Piece]:
+        try:
+            yield Piece("so ", 1)
+            yield Piece("far", 2)
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    ticks = iter((0.0, 0.25, 1.25))
+    answer = print_answer(pieces(), clock=lambda: next(ticks))
+    assert closed == [True]
+    assert answer.is_cut
+    assert answer.text == "so far"
+    expected = "stopped; first token after 250 ms, 2 tokens in 1.25 s, 1 tokens/s"
+    assert answer.summary() == expected
+    assert expected in capsys.readouterr().err
+
+
+def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
+    """As a person meets it: a terminal, a signal in the middle of an answer, another message."""
+    script = Script(words=["word "] * 500, gap_s=0.02)
+    with serve_script(script) as url:
+        main_end, terminal = pty.openpty()
+        code = "import sys; from quire.cli.main import main; sys.exit(main())"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "chat", "--url", url],
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+        os.close(terminal)
+        try:
+            shown = _read_until(main_end, "> ")
+            os.write(main_end, b"Tell me all.\n")
+            shown = _read_until(main_end, "word word ")
+            process.send_signal(signal.SIGINT)
+            shown = _read_until(main_end, "> ")
+            assert "stopped; first token after" in shown
+            assert script.closed_early.wait(5)
+            script.words, script.gap_s = ("Again",), 0.0
+            os.write(main_end, b"More.\n")
+            assert "Again" in _read_until(main_end, "tokens in")
+            os.write(main_end, b"/exit\n")
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(main_end)
+    last = script.seen[-1][1]["messages"]
+    assert [message["role"] for message in last] == ["user", "assistant", "user"]
+    assert last[1]["content"].startswith("word word ")
+
+
+def _read_until(descriptor: int, wanted: str) -> str:
+    """What a terminal shows until `wanted` has appeared after all that was read before."""
+    shown, deadline = "", time.monotonic() + 20
+    while wanted not in shown and time.monotonic() < deadline:
+        shown += os.read(descriptor, 4096).decode()
+    assert wanted in shown, shown
+    return shown

@@ -1,0 +1,182 @@
+"""Flags from the command line, the environment and a file, and which of them wins."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from quire.cli import serve
+from quire.cli.engine_flags import read_settings
+from quire.cli.main import main
+from quire.cli.parser import CommandParser
+from quire.cli.server_flags import read_server_settings
+from quire.errors import ConfigError
+
+KEYS = ("a" * 16, "b" * 16)
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = CommandParser(prog="quire serve")
+    serve.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "serve.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config(tmp_path, "port: 9001\nhost: localhost\nmax-queue-s: 3\n")
+    monkeypatch.setenv("QUIRE_PORT", "9002")
+    monkeypatch.setenv("QUIRE_MAX_QUEUE_S", "4")
+    found = read_server_settings(parse("--config", file, "--max-queue-s=5"))
+    assert (found.port, found.host, found.limits.max_queue_s) == (9002, "localhost", 5.0)
+
+
+def test_every_kind_of_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers with units, switches both ways, several values, and the names of vLLM."""
+    file = config(
+        tmp_path,
+        f"api_key: [{KEYS[0]}, {KEYS[1]}]\n--max-model-len: 4k\nno-enable-prefix-caching: true\n"
+        "gpu-memory-utilization: 0.5\nenable-log-requests: true\nquiet: false\nuds:\n",
+    )
+    monkeypatch.setenv("QUIRE_SERVED_MODEL_NAME", "one, two")
+    monkeypatch.setenv("QUIRE_DISABLE_LOG_STATS", "yes")
+    monkeypatch.setenv("QUIRE_SEED", "")
+    options = parse("--config", file)
+    server, engine = read_server_settings(options), read_settings(options)
+    assert server.api_key == KEYS
+    assert server.served_model_name == ("one", "two")
+    assert server.disable_log_stats
+    assert server.enable_log_requests
+    assert server.uds is None
+    assert engine.max_model_len == 4000
+    assert engine.memory_utilization == 0.5
+    assert not engine.enable_prefix_caching
+    assert not engine.quiet
+    assert engine.seed == 0
+
+
+def test_several_values_on_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    """A key that was taken back must not stay valid because a file still names it."""
+    file = config(tmp_path, f"api-key: [{KEYS[0]}]\n")
+    assert read_server_settings(parse("--config", file, "--api-key", KEYS[1])).api_key == KEYS[1:]
+
+
+def test_a_model_by_position_wins_over_one_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be named twice otherwise."""
+    monkeypatch.setenv("QUIRE_MODEL", "/from/the/environment")
+    assert read_settings(parse("/here")).model == "/here"
+    assert read_settings(parse("--model", "/here")).model == "/here"
+    assert read_settings(parse()).model == "/from/the/environment"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("QUIRE_PORT", "many", "variable QUIRE_PORT cannot be 'many': invalid int value"),
+        ("QUIRE_PORT", "tcp://10.0.0.1:80", "Kubernetes sets it"),
+        ("QUIRE_DTYPE", "int3", "Setting dtype cannot be 'int3'"),
+        ("QUIRE_ENABLE_PREFIX_CACHING", "maybe", "give true or false"),
+        ("QUIRE_TENSOR_PARALLEL_SIZE", "2", "--tensor-parallel-size 2 cannot be served"),
+    ],
+)
+def test_a_bad_value_of_a_variable_is_told(
+    variable: str,
+    value: str,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    try:
+        assert main(["serve"]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("prot: 3", "no such flag in {file}: --prot; did you mean --port?"),
+        ("port: [1, 2]", "port in {file} cannot be [1, 2]: give one value"),
+        ("config: other.yaml", "no such flag in {file}: --config"),
+        ("help: true", "no such flag in {file}: --help"),
+    ],
+)
+def test_a_bad_line_of_the_file_is_told(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt key would silently keep a default."""
+    file = config(tmp_path, text)
+    with pytest.raises(SystemExit) as ended:
+        parse("--config", file)
+    assert ended.value.code == 2
+    assert sentence.format(file=file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2\n", "port", "a: b: c\n", "1: 2\n"])
+def test_a_file_that_is_no_list_of_flags(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one `flag: value` a line"):
+        parse("--config", config(tmp_path, text))
+
+
+def test_an_empty_file_sets_nothing_and_a_missing_one_is_told(tmp_path: Path) -> None:
+    assert read_server_settings(parse("--config", config(tmp_path, ""))).port == 8000
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse("--config", str(tmp_path / "none.yaml"))
+
+
+def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line that is known by heart starts; what is not needed is said."""
+    options = parse(
+        "some/model", "-tp", "1", "-O3", "--trust-remote-code", "--enforce-eager", "--swap-space",
+        "4", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048", "--disable-log-requests",
+        "--no-enable-chunked-prefill", "--uvicorn-log-level", "warning",
+        "--disable-uvicorn-access-log", "--runner", "generate", "--enable-prompt-tokens-details",
+    )  # fmt: skip
+    settings = read_settings(options)
+    assert (settings.model, settings.max_model_len) == ("some/model", 2048)
+    assert read_server_settings(options).disable_access_log
+    notes = capsys.readouterr().err
+    for flag in ("tensor-parallel-size", "swap-space", "disable-log-requests", "runner"):
+        assert f"--{flag} is not needed: " in notes
+    assert "--no-" not in notes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-tp", "2"),
+        ("--enable-lora",),
+        ("--speculative-config", "{}"),
+        ("--tool-call-parser", "hermes"),
+    ],
+)
+def test_what_is_missing_is_refused_and_not_ignored(arguments: tuple[str, ...]) -> None:
+    """Serving without what was asked for looks like success."""
+    with pytest.raises(ConfigError, match="cannot be served"):
+        read_settings(parse("model", *arguments))
+
+
+def test_help_shows_each_flag_once_and_no_foreign_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
+    assert text.count("--max-model-len ") == 1
+    assert "QUIRE_FLAG_NAME" in text
+    assert "--tensor-parallel-size" not in text
+
+
+def test_errors_of_the_file_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", "/no/such/file.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("quire: error: The file of --config cannot be read")
