@@ -25,6 +25,7 @@ class Script:
     fail: str | None = None
     starting: int = 0
     api_key: str | None = None
+    num_connections: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     closed_early: threading.Event = field(default_factory=threading.Event)
 
@@ -52,6 +53,10 @@ def serve_script(script: Script) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     script: Script
+
+    def setup(self) -> None:
+        super().setup()
+        self.script.num_connections += 1
 
     def log_message(self, format: str, *args: object) -> None:
         pass
