@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -15,7 +16,8 @@ from quire.client import ServerAddress
 __all__ = ["ConnectionPool", "OnBody"]
 
 OnBody = Callable[[int, bytes, float], None]
-"""Called with status, a part of the body, and the loop's time at which it arrived."""
+"""Called with status, a part of the body, and when it arrived (`time.perf_counter`; the clock of
+uvloop has whole milliseconds only)."""
 
 
 class ConnectionPool:
@@ -100,7 +102,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._now = self._loop.time()
+        self._now = time.perf_counter()
         self.has_answered = True
         try:
             self._parser.feed_data(data)

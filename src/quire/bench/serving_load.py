@@ -82,8 +82,7 @@ async def _run(load: Load, on_end: Callable[[AnswerTimes], None]) -> LoadResult:
     limit = nullcontext() if load.max_concurrency is None else (
         asyncio.Semaphore(load.max_concurrency)
     )  # fmt: skip
-    loop = asyncio.get_running_loop()
-    start, cpu = loop.time(), time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
 
     async def one(body: bytes) -> AnswerTimes:
         async with limit:
@@ -94,7 +93,7 @@ async def _run(load: Load, on_end: Callable[[AnswerTimes], None]) -> LoadResult:
     tasks: list[asyncio.Task[AnswerTimes]] = []
     try:
         for at, body in zip(load.arrivals, load.bodies, strict=True):
-            if (wait := start + at - loop.time()) > 0:
+            if (wait := start + at - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             tasks.append(asyncio.create_task(one(body)))
         answers = await asyncio.gather(*tasks)
@@ -102,14 +101,13 @@ async def _run(load: Load, on_end: Callable[[AnswerTimes], None]) -> LoadResult:
         for task in tasks:
             task.cancel()
         pool.close()
-    duration = loop.time() - start
+    duration = time.perf_counter() - start
     return LoadResult(tuple(answers), duration, (time.process_time() - cpu) / duration)
 
 
 async def _answer(pool: ConnectionPool, load: Load, body: bytes) -> AnswerTimes:
     """Send one request; what goes wrong is told in the answer."""
-    loop = asyncio.get_running_loop()
-    reader = AnswerReader(loop.time())
+    reader = AnswerReader(time.perf_counter())
     try:
         async with asyncio.timeout(load.timeout_s):
             status = await pool.post(load.path, body, reader.feed)
@@ -119,4 +117,4 @@ async def _answer(pool: ConnectionPool, load: Load, body: bytes) -> AnswerTimes:
     except OSError as error:
         reader.times.error = f"the connection was lost: {error}"
         status = 200
-    return reader.finish(status, loop.time())
+    return reader.finish(status, time.perf_counter())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cli.engine_flags import add_engine_flags, read_settings
+from quire.cli.engine_flags import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 from quire.cli.server_flags import add_server_flags, read_server_settings
+from quire.config.settings import EngineSettings
 
 __all__ = ["add_arguments", "run"]
 
@@ -18,8 +19,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal ends it. ConfigError if the model or the server cannot start."""
-    settings, server_settings = read_settings(options), read_server_settings(options)
+    """Serve until a signal ends it; without a model the bundled one, under its own name.
+    ConfigError if the model or the server cannot start."""
+    settings = EngineSettings.from_options(given_settings(options))
+    server_settings = read_server_settings(options)
     from quire.server import run_server
 
     return run_server(settings, server_settings)
