@@ -2,10 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo serve test check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
+
+serve: $(VENV)/.installed  ## install, then serve the bundled model (FLAGS="--port 8001 path/to/a/model")
+	$(BIN)/quire serve $(FLAGS)
 
 test: $(VENV)/.installed-dev check  ## everything that CI runs
 	$(BIN)/python -m pytest
