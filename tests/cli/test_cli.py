@@ -27,7 +27,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
         "import sys\n"
         "from quire.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'tokenizers', 'jinja2', 'quire.config.settings'}\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'jinja2', 'fastapi', 'yaml', 'quire.config'}\n"
         "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)"
     )
     result = subprocess.run(
@@ -35,6 +35,23 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_loads_no_torch(command: str) -> None:
+    """Whoever looks for a flag should not wait for what they do not use."""
+    code = (
+        "import sys\n"
+        "from quire.cli.main import main\n"
+        f"try:\n    main([{command!r}, '--help'])\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "sys.exit(', '.join({'torch', 'transformers'} & sys.modules.keys()) or 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--help" in result.stdout
 
 
 def test_plan_loads_no_torch() -> None:
