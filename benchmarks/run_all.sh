@@ -20,6 +20,7 @@ done
 $quire bench throughput $qwen --dataset-name sharegpt --max-output-len 256 --num-prompts 16 --repeats 3 \
   --output-json $results/throughput_qwen3_0.6b_sharegpt.json
 $python benchmarks/front.py --output $results/front.json
+$python benchmarks/serving.py --output $results/serving.json
 $python benchmarks/scheduler.py --output $results/scheduler.json
 $python benchmarks/kv_waste.py --output $results/kv_waste.json
 $python benchmarks/threads_cpu.py --output $results/threads_cpu.json

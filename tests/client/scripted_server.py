@@ -52,6 +52,7 @@ def serve_script(script: Script) -> Iterator[str]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     script: Script
 
     def setup(self) -> None:
