@@ -30,7 +30,7 @@ class PlainInt8Matrix:
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        quantized, x_scale = quantize_rows(x.reshape(-1, x.shape[-1]))
+        quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
         products = torch.zeros(len(quantized), len(self.weight), dtype=torch.float64)
         for part, weight in zip(
             quantized.split(EXACT_DEPTH, dim=1), self.weight.split(EXACT_DEPTH, dim=1), strict=True
@@ -39,7 +39,7 @@ class PlainInt8Matrix:
         y = products.float() * x_scale * self.scale
         if self.bias is not None:
             y = y + self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y.to(x.dtype).view(*x.shape[:-1], len(self.weight))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()
