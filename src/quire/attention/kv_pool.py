@@ -46,8 +46,9 @@ class KVPool:
         groups: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
             for plane, layer in enumerate(group.layers):
+                k, v = elements[plane]
                 k_scale, v_scale = (None, None) if scales is None else scales[plane]
-                layers[layer] = LayerCache(*elements[plane], k_scale, v_scale)
+                layers[layer] = LayerCache(k, v, k_scale, v_scale)
                 groups[layer] = index
         order = range(len(layers))
         return cls(pages, tuple(layers[i] for i in order), tuple(groups[i] for i in order))
