@@ -29,6 +29,8 @@ $python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
 for threads in 1 2; do
   $python benchmarks/linear_cpu.py --threads $threads --output $results/linear_cpu_threads_$threads.json
+  $python benchmarks/linear_quantized_cpu.py --quick --threads $threads \
+    --output $results/linear_quantized_cpu_threads_$threads.json
 done
 $python benchmarks/quantization_formats_cpu.py --output $results/quantization_formats_cpu.json
 $python benchmarks/quantization_quality.py --output $results/quantization_quality.json

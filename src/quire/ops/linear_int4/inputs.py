@@ -1,4 +1,4 @@
-"""All group sizes with and without zero points, odd sizes, rows that are not finite."""
+"""Group sizes with and without zero points, odd sizes, rows that are not finite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, scale, zero, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for dtype in DTYPES:
-        for group_size in GROUP_SIZES:
+        for group_size in GROUP_SIZES if dtype == torch.float32 else GROUP_SIZES[:1]:
             for outputs, num_groups in ((48, 1), (41, 3), (300, 8)):
                 depth = num_groups * group_size
                 weight, scale, zero = int4_weight(generator, outputs, depth, group_size)
