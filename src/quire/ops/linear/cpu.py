@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from quire.ops.cpu_provider import input_rows
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
@@ -33,7 +34,7 @@ class _CpuMatrix:
         self._code = DTYPE_CODES[weight.dtype]
         size = -(-self._outputs // PANEL) * PANEL * (self._depth + self._depth % 2)
         self._packed = torch.empty(size, dtype=weight.dtype)
-        self._bias = None if bias is None else bias.float()
+        self._bias = None if bias is None else bias.float().contiguous()
         self._pointer = self._packed.data_ptr()
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         weight = weight.contiguous()
@@ -47,9 +48,7 @@ class _CpuMatrix:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x if x.dim() == 2 else x.reshape(-1, self._depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
         self._call(
             "linear",
