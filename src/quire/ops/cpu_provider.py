@@ -44,8 +44,9 @@ def pointer(x: torch.Tensor | None) -> int | None:
 
 def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, int, int, int]:
     """Block and token strides of a cache [B, S, K, D], in elements, and of its scales."""
-    block, token = cache.stride(0), cache.stride(1)
-    return block, token, *((0, 0) if scales is None else (scales.stride(0), scales.stride(1)))
+    if scales is None:
+        return cache.stride(0), cache.stride(1), 0, 0
+    return cache.stride(0), cache.stride(1), scales.stride(0), scales.stride(1)
 
 
 def _load(
