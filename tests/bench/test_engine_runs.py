@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "hidden_act": "silu",
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000,
     "attention_bias": False,
@@ -168,6 +168,23 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", *map(str, results.glob("*.json"))])
     assert table.main() == 0
     assert f"{np.median(figures['prefill_tokens_per_s']):.1f} (" in capsys.readouterr().out
+
+
+def test_a_mixed_workload_gives_all_its_tokens(
+    tiny_model: Path,
+    small_limits: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Turns red when a request of the workload does not fit the engine that was made for it."""
+    command = ["cpu_mixed.py", "--model", str(tiny_model), "--weights", "bfloat16"]
+    command += ["--requests", "16", "--repeats", "2", "--threads", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--output-folder", str(tiny_model)])
+    assert importlib.import_module("cpu_mixed").main() == 0
+    assert "quire, bfloat16, 16 requests: " in capsys.readouterr().out
+    record = json.loads((tiny_model / "quire_bfloat16_16_requests.json").read_text())
+    assert record["workload"]["num_output_tokens"] == 2829
+    assert len(record["figures"]["output_tokens_per_s"]["values"]) == 2
 
 
 def test_nothing_measured_is_a_failure(

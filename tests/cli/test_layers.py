@@ -139,13 +139,14 @@ def test_an_empty_file_sets_nothing_and_a_missing_one_is_told(tmp_path: Path) ->
 def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     """A command line that is known by heart starts; what is not needed is said."""
     options = parse(
-        "some/model", "-tp", "1", "-O3", "--trust-remote-code", "--enforce-eager", "--swap-space",
-        "4", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048", "--disable-log-requests",
-        "--no-enable-chunked-prefill", "--uvicorn-log-level", "warning",
+        "some/model", "-q", "int8", "-tp", "1", "-O3", "--trust-remote-code", "--enforce-eager",
+        "--swap-space", "4", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048",
+        "--disable-log-requests", "--no-enable-chunked-prefill", "--uvicorn-log-level", "warning",
         "--disable-uvicorn-access-log", "--runner", "generate", "--enable-prompt-tokens-details",
     )  # fmt: skip
     settings = read_settings(options)
     assert (settings.model, settings.max_model_len) == ("some/model", 2048)
+    assert settings.quantization == "int8"
     assert read_server_settings(options).disable_access_log
     notes = capsys.readouterr().err
     for flag in ("tensor-parallel-size", "swap-space", "disable-log-requests", "runner"):

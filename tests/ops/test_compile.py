@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_the_hash_changes_with_any_source(tmp_path: Path) -> None:
 def test_each_instruction_set_has_its_own_hash() -> None:
     """Turns red when a library of one instruction set passes for another."""
     assert len({build_hash(isa) for isa in ISAS}) == len(ISAS)
+
+
+def test_the_hash_changes_with_what_is_compiled_anew() -> None:
+    """Turns red when a library stays in use that has a source file without its instructions."""
+    isa = next(isa for isa in ISAS if isa.units)
+    assert build_hash(replace(isa, units=())) != build_hash(isa)
 
 
 def test_without_a_compiler_the_reason_is_one_line(

@@ -137,6 +137,19 @@ def test_a_row_that_is_not_finite_stays_alone(pack: Pack) -> None:
     assert torch.equal(got[others], clean[others])
 
 
+def test_rows_of_another_size_are_refused(pack: Pack) -> None:
+    """Turns red when a layer reads beyond the rows that it was given."""
+    for x in (torch.zeros(4, 19), torch.zeros(2, 3, 10), torch.zeros(4, 21)):
+        with pytest.raises(EngineError, match="20 inputs"):
+            pack(torch.zeros(71, 20))(x)
+
+
+def test_a_bias_may_have_a_stride(pack: Pack) -> None:
+    """Turns red when the elements between those of a bias are added."""
+    bias = torch.arange(12.0)[::2]
+    assert torch.equal(pack(torch.zeros(6, 5), bias)(torch.zeros(1, 5))[0], bias)
+
+
 def test_inputs_of_three_dimensions(pack: Pack) -> None:
     """Turns red when leading dimensions are lost."""
     generator = torch.Generator().manual_seed(0)

@@ -184,6 +184,15 @@ def test_shapes_that_break_the_contract_are_refused(kernel: tuple[Op, Provider])
             provider.load()(*wrong)
 
 
+def test_rows_of_another_size_are_refused(kernel: tuple[Op, Provider]) -> None:
+    """Turns red when a layer reads beyond the rows that it was given."""
+    op, provider = kernel
+    matrix = provider.load()(*weights(op, torch.Generator().manual_seed(0), 6, 32))
+    for x in (torch.zeros(4, 31), torch.zeros(2, 2, 16)):
+        with pytest.raises(EngineError, match="32 inputs"):
+            matrix(x)
+
+
 def test_inputs_of_three_dimensions(kernel: tuple[Op, Provider]) -> None:
     """Turns red when leading dimensions are lost."""
     op, provider = kernel

@@ -98,6 +98,38 @@ raise SystemExit(os.waitstatus_to_exitcode(status))
 """
 
 
+TOO_MANY = """
+import resource
+from quire.errors import EngineError
+from quire.ops import ALL_OPS, Team
+from quire.platform import detect_platform
+here = detect_platform()
+provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
+with open("/proc/self/status") as status:
+    mapped = 1024 * int(next(line for line in status if line.startswith("VmSize")).split()[1])
+_, hard = resource.getrlimit(resource.RLIMIT_STACK)
+resource.setrlimit(resource.RLIMIT_STACK, (8 * 2**20, hard))  # of each new thread
+resource.setrlimit(resource.RLIMIT_AS, (mapped + 40 * 2**20,) * 2)  # room for some, not for all
+try:
+    provider.load(Team(64))
+except EngineError as error:
+    assert "no 64 threads" in str(error), error
+    raise SystemExit(0)
+raise SystemExit(4)
+"""
+
+
+@pytest.mark.usefixtures("norm")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads sizes through /proc")
+def test_too_many_threads_are_refused() -> None:
+    """Turns red when a process ends without a word because the system gives it only some of the
+    threads that it was told to use."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_MANY], timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.usefixtures("norm")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_computes_alone_and_ends() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
+from pathlib import Path
+
+import pytest
 
 from quire.ops.weight_arena import CHUNK, HUGE_PAGE, LINE, WeightArena
 
@@ -35,6 +39,26 @@ def test_memory_is_given_back_with_the_last_buffer() -> None:
     del buffer, arena
     gc.collect()
     assert _mapped_bytes() <= before - 4 * CHUNK
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads mappings through /proc")
+def test_memory_is_private() -> None:
+    """Turns red when pages are shared: Linux then gives no huge ones on request, and what a forked
+    child writes changes the weights of its parent."""
+    buffer = WeightArena().zeros(HUGE_PAGE)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions, *_ = line.split()
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= buffer.data_ptr() < last:
+            assert permissions == "rw-p"
+            return
+    pytest.fail("the buffer is in no mapping")
+
+
+def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a model cannot load because the kernel refuses the advice."""
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)  # unknown, as it is there
+    assert not WeightArena().zeros(100).any()
 
 
 def _mapped_bytes() -> int:

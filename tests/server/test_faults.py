@@ -139,6 +139,37 @@ def test_bad_connections_end(strict: RunningServer, sent: bytes, status: bytes) 
         assert read_until(connection, b"\r\n").split()[1] == status
 
 
+def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict: RunningServer) -> None:
+    """The route is unknown, so the answer comes at once; the body then drips on."""
+    with connect(strict) as connection:
+        connection.sendall(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        assert read_until(connection, b"\r\n").split()[1] in (b"403", b"404")
+        deadline = time.monotonic() + 10
+        with pytest.raises(ConnectionError):
+            while time.monotonic() < deadline:
+                connection.sendall(b"x")
+                time.sleep(0.02)
+
+
+def test_a_body_that_was_not_read_leaves_the_connection_usable(strict: RunningServer) -> None:
+    with connect(strict) as connection:
+        for _ in range(2):
+            connection.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\n")
+            connection.sendall(b"content-length: 1000\r\n\r\n")
+            assert b"404" in read_until(connection, b"There is no route")
+            connection.sendall(b"x" * 1000)
+
+
+def test_connections_are_bounded(front: ModelFront) -> None:
+    settings = ServerSettings(disable_access_log=True, limits=Limits(max_connections=2))
+    with running_server(front, settings) as server, connect(server), connect(server):
+        with connect(server) as third:
+            third.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            reply = read_all(third)
+        assert reply.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in reply
+        assert b"max_connections" in reply
+
+
 def read_until(connection: socket.socket, end: bytes) -> bytes:
     data = b""
     while end not in data:

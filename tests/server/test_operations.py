@@ -140,7 +140,13 @@ def test_requests_are_logged_without_their_text(
     caplog.set_level(logging.INFO, "quire.server")
     settings = ServerSettings(enable_log_requests=True, disable_access_log=True)
     with running_server(front, settings) as server:
-        body = {**BODY, "messages": [{"role": "user", "content": "secret words"}]}
+        body = {
+            **BODY,
+            "messages": [{"role": "user", "content": "secret words"}],
+            "documents": [{"text": "secret text"}],
+            "chat_template_kwargs": {"context": "secret context"},
+            "cache_salt": "secret salt",
+        }
         assert httpx.post(server.url + CHAT, json=body).status_code == 200
     assert any("'max_tokens': 6" in message for message in caplog.messages)
     assert "secret" not in caplog.text

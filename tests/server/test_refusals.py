@@ -133,6 +133,20 @@ def test_bodies(http: httpx.Client, content: bytes, headers: dict[str, str], sta
     assert len(reply.content) <= 2048
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"documents": [{"text": "a" * 200_000}]},
+        {"chat_template_kwargs": {"context": "a" * 200_000}},
+        {"messages": [{**MESSAGES[0], "name": "a" * 200_000}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_all_that_a_template_writes_counts(http: httpx.Client, fields: dict[str, Any]) -> None:
+    reply = post(http, CHAT, {"messages": MESSAGES, "max_tokens": 1, **fields})
+    assert reply.status_code == 400 and "max_prompt_chars" in reply.json()["error"]["message"]
+
+
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     missing = http.get("/v1/no-such-route")
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "NotFoundError"
@@ -177,6 +191,22 @@ def test_no_body_makes_the_server_fail(
         reply = http.post(path, content=content, headers={"content-type": "application/json"})
     assert reply.status_code < 500, (fields, reply.text)
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("piece", [b"[]", b"[],", b'"",', b'""', b"{}"])
+def test_shape_check_gives_up_early(piece: bytes) -> None:
+    """What cannot be within bounds is not read to its end, in which the event loop would stand."""
+    counted = 0
+
+    class Counting(bytes):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return super().__getitem__(index)
+
+    with pytest.raises(RefusedError, match="max_json_nodes"):
+        check_shape(Counting(b"[" + piece * 100_000), Limits(max_json_nodes=1000))
+    assert counted <= 3000
 
 
 @settings(max_examples=60, deadline=None)

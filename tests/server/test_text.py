@@ -23,7 +23,7 @@ from quire.server.logprobs import LogprobsWriter
 from quire.server.metrics import ServerMetrics
 from quire.server.requests import ChatRequest
 from quire.server.timeline import Timeline
-from quire.server.waiting import WaitingRoom
+from quire.server.waiting import Party, WaitingRoom
 
 SENTENCES = [
     "Plain words, and more of them.",
@@ -83,7 +83,7 @@ def generation(front: ModelFront, stream: CutStream, params: SamplingParams) -> 
         params,
         front,
         limits=limits,
-        place=WaitingRoom(limits).enter(),
+        place=WaitingRoom(limits).enter(Party()),
         timeline=Timeline("id", "/test"),
         metrics=ServerMetrics(),
     )

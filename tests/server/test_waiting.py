@@ -14,7 +14,7 @@ from quire.rendering import RenderedPrompt
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.prompts import SHORT_CHARS, PromptRenderer
-from quire.server.waiting import Place, WaitingRoom
+from quire.server.waiting import Party, Place, WaitingRoom
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 400))))
@@ -24,7 +24,7 @@ def test_counts_are_those_of_the_places(moves: list[tuple[int, int, int]]) -> No
     for kind, which, tokens in moves:
         if kind < 2:
             try:
-                place = room.enter()
+                place = room.enter(Party())
             except RefusedError:
                 assert len(held) == 4
                 continue
@@ -47,7 +47,7 @@ def test_the_bound_on_tokens_follows_the_rate() -> None:
     now = [0.0]
     room = WaitingRoom(Limits(), clock=lambda: now[0])
     room.set_capacity(max_model_len=1000, max_num_seqs=4)
-    places = [room.enter() for _ in range(2)]
+    places = [room.enter(Party()) for _ in range(2)]
     places[0].hold(4000)
     with pytest.raises(RefusedError, match="4000 tokens wait already") as found:
         places[1].hold(1000)
@@ -62,9 +62,22 @@ def test_the_bound_on_tokens_follows_the_rate() -> None:
 
 def test_a_lone_request_is_always_let_in() -> None:
     room = WaitingRoom(Limits(max_queue_tokens=10))
-    room.enter().hold(1000)
+    room.enter(Party()).hold(1000)
     with pytest.raises(RefusedError, match="max_queue_tokens"):
-        room.enter().hold(1)
+        room.enter(Party()).hold(1)
+
+
+def test_prompts_that_come_together_are_let_in_together() -> None:
+    room = WaitingRoom(Limits(max_queue_tokens=10))
+    party = Party()
+    places = [room.enter(party) for _ in range(4)]
+    for place in places:
+        place.hold(8)
+    with pytest.raises(RefusedError, match="max_queue_tokens"):
+        room.enter(Party()).hold(1)
+    for place in places:
+        place.leave()
+    assert room.num_tokens == party.num_tokens == party.num_requests == 0
 
 
 def test_long_prompts_are_rendered_in_another_thread(front: ModelFront) -> None:

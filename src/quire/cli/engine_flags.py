@@ -28,6 +28,8 @@ def add_engine_flags(parser: CommandParser, *, server: bool = False) -> None:
         name: tuple(as_flag(alias) for alias, meant in ALIASES.items() if meant == name)
         for name in ALIASES.values()
     }
+    if server:  # elsewhere -q is --quick
+        spellings["quantization"] = ("-q",)
     add_field_flags(group, others, _PREFIX, spellings)
     add_foreign_flags(parser, server=server)
 

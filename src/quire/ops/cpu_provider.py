@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 
+from quire.errors import EngineError
 from quire.ops.compile import ISAS
 from quire.ops.native import DTYPE_CODES, NativeLibrary, load_native, native_unavailable
 from quire.ops.operation import Provider
 from quire.ops.team import ALONE, Team
 
-__all__ = ["CACHE_DTYPE_CODES", "cpu_providers", "page_strides", "pointer", "token_rows"]
+__all__ = [
+    "CACHE_DTYPE_CODES",
+    "cpu_providers",
+    "input_rows",
+    "page_strides",
+    "pointer",
+    "token_rows",
+]
 
 # dispatch_cache of csrc/int8_rows.h
 CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
@@ -35,6 +43,15 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
 def token_rows(x: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+
+
+def input_rows(x: torch.Tensor, depth: int) -> torch.Tensor:
+    """x [..., I] as rows [T, I] whose elements are neighbours. Raises EngineError when I is not
+    `depth`: the kernels take it on trust."""
+    if x.shape[-1] != depth:
+        raise EngineError(f"A layer of {depth} inputs was given {list(x.shape)}.")
+    rows = x if x.dim() == 2 else x.reshape(-1, depth)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def pointer(x: torch.Tensor | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -36,8 +37,10 @@ class WeightArena:
 
 
 def _map_chunk(size: int) -> torch.Tensor:
-    pages = mmap.mmap(-1, size + HUGE_PAGE)
+    # Private: of shared memory, which is mmap's default, Linux makes no huge pages on request.
+    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel that was built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages
     return memory[-memory.data_ptr() % HUGE_PAGE :]

@@ -26,6 +26,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
+_MATCHES_PER_NODE = 3
+"""A value is at most a key and two brackets."""
 
 
 class BodyReader:
@@ -126,7 +128,10 @@ def check_shape(body: bytes, limits: Limits) -> None:
     """Refuse JSON that nests too deep, has too many values or too long keys, before anything is
     built from it. Linear in the size of the body."""
     depth = 0
-    for match in _STRING_OR_BRACKET.finditer(body):
+    most = _MATCHES_PER_NODE * limits.max_json_nodes
+    for count, match in enumerate(_STRING_OR_BRACKET.finditer(body)):
+        if count >= most:
+            raise _too_much("number of values", "max_json_nodes", limits)
         first = body[match.start()]
         if first == 0x22:  # a quote
             if match.group(1) and match.end() - match.start() > limits.max_json_key_bytes + 3:

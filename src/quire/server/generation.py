@@ -22,7 +22,7 @@ from quire.server.limits import Limits
 from quire.server.metrics import ServerMetrics
 from quire.server.prompts import check_context
 from quire.server.timeline import Timeline
-from quire.server.waiting import Place, WaitingRoom
+from quire.server.waiting import Party, Place, WaitingRoom
 
 __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 
@@ -236,6 +236,7 @@ class GenerationService:
         params: SamplingParams,
         *,
         timeline: Timeline,
+        party: Party,
         truncate: int | None = None,
         salt: str = "",
     ) -> AsyncGenerator[Generation]:
@@ -244,7 +245,7 @@ class GenerationService:
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.
         """
-        place = self._waiting.enter()
+        place = self._waiting.enter(party)
         try:
             prompt = await self._rendered(ready, render, params, timeline, truncate)
             place.hold(len(prompt.token_ids))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from starlette.responses import Response
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.server.errors import ErrorReply
@@ -22,6 +24,17 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
     return LimitedProtocol
 
 
+def _too_many_connections(limits: Limits) -> ASGIApp:
+    """Serves connections over the limit: their first request is their last."""
+    reply = ErrorReply(
+        503,
+        f"The server has {limits.max_connections} connections open (max_connections). "
+        "Try again soon.",
+        retry_after_s=1,
+    )
+    return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     bounds: Limits
 
@@ -31,10 +44,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  as in the base class
         super().connection_made(transport)
         self._start_head_timer()
+        if len(self.connections) > self.bounds.max_connections:
+            self.app = _too_many_connections(self.bounds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
@@ -69,6 +85,21 @@ class _LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+            # The body's last bytes ended the wait for the next request.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # A request that was refused may still send its body, which nobody reads: not for ever.
+        if self._in_body and cast("Any", self.cycle).response_complete:
+            self._rest_timer = self.loop.call_later(
+                self.bounds.body_timeout_s, self.transport.abort
+            )
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -95,10 +126,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.bounds.header_timeout_s, expire)
 
     def _cancel_timers(self) -> None:
-        for timer in (self._head_timer, self._write_timer):
+        for timer in (self._head_timer, self._write_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._write_timer = None
+        self._head_timer = self._write_timer = self._rest_timer = None
 
     def _refuse(self, reply: ErrorReply) -> None:
         """Answer and close, unless the answer to an earlier request is still being written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.answer import AnswerHead
@@ -15,6 +15,7 @@ from quire.server.logprobs import LogprobsWriter
 from quire.server.prompts import PromptRenderer
 from quire.server.requests import GenerationRequest
 from quire.server.timeline import Timeline
+from quire.server.waiting import Party
 
 __all__ = ["Job"]
 
@@ -22,7 +23,7 @@ __all__ = ["Job"]
 @dataclass(frozen=True, slots=True)
 class Job:
     """tenant: separates the cached prefixes of those who hold different API keys.
-    always_usage: streams give their usage, asked or not."""
+    always_usage: streams give their usage, asked or not. party: all prompts of the request."""
 
     ready: Ready
     prompts: PromptRenderer
@@ -31,6 +32,7 @@ class Job:
     timeline: Timeline
     tenant: str = ""
     always_usage: bool = False
+    party: Party = field(default_factory=Party)
 
     def head(self, prefix: str, kind: str) -> AnswerHead:
         """The head of an answer to this request."""
@@ -59,6 +61,7 @@ class Job:
             render,
             params,
             timeline=self.timeline,
+            party=self.party,
             truncate=body.truncate_prompt_tokens,
             salt=self._salt(body),
         )

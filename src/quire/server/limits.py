@@ -39,7 +39,7 @@ class Limits:
     max_prompt_chars: int | None = _limit(
         None, "characters of a prompt before it is tokenized (8 x max_model_len + 65,536)"
     )
-    max_label_chars: int = _limit(128, "characters of cache_salt, user and request ids")
+    max_label_chars: int = _limit(128, "characters of cache_salt and request ids")
 
     # What one request may ask.
     max_n: int = _limit(16, "samples per prompt (at most 128)")

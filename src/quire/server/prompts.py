@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer
 from quire.server.errors import RefusedError
@@ -61,7 +63,7 @@ class PromptRenderer:
     ) -> RenderedPrompt:
         """Messages, through the model's chat template or, if trusted, the request's own."""
         messages = body.messages or []
-        num_chars = self._check_messages(messages)
+        num_chars = self._check_messages(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len)
         work = functools.partial(self._render_chat, renderer, body, messages)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
@@ -133,8 +135,8 @@ class PromptRenderer:
                 num_chars += len(content)
             elif isinstance(content, list):
                 num_chars += self._check_parts(cast("list[Any]", content), index)
-            if message.get("tool_calls"):
-                num_chars += len(str(message["tool_calls"]))
+            others = {k: v for k, v in message.items() if k not in ("role", "content")}
+            num_chars += _num_chars(others)
         return num_chars
 
     def _check_parts(self, parts: Sequence[Any], index: int) -> int:
@@ -165,6 +167,17 @@ class PromptRenderer:
                 f"{num_chars} characters, which is more than is worth tokenizing "
                 f"(max_prompt_chars, {highest}). Shorten it."
             )
+
+
+def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
+    """Of what a template may write beside the messages."""
+    documents = body.documents if isinstance(body, ChatRequest) else None
+    return _num_chars(documents) + _num_chars(body.chat_template_kwargs)
+
+
+def _num_chars(value: object) -> int:
+    """About as many as a template would write of this value of a request."""
+    return len(msgspec.json.encode(value)) if value else 0
 
 
 def prompt_list(

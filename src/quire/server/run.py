@@ -71,7 +71,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         access_log=not settings.disable_access_log,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.max_connections,
         timeout_keep_alive=int(limits.keep_alive_timeout_s),
         timeout_graceful_shutdown=LAST_RESPONSES_S,
         ssl_keyfile=settings.ssl_keyfile,

@@ -24,6 +24,10 @@ __all__ = ["Services"]
 
 logger = logging.getLogger("quire.server")
 
+_NEVER_LOGGED = (
+    "prompt", "messages", "documents", "chat_template", "chat_template_kwargs", "cache_salt",
+)  # fmt: skip
+
 
 class Services:
     """What the routes work with."""
@@ -87,6 +91,6 @@ class Services:
 
 
 def _parameters(body: GenerationRequest) -> dict[str, object]:
-    """What was asked, without the prompt."""
-    names = (name for name in body.__struct_fields__ if name not in ("prompt", "messages"))
+    """What was asked, without the prompt and all that may be part of it."""
+    names = (name for name in body.__struct_fields__ if name not in _NEVER_LOGGED)
     return {name: value for name in names if (value := getattr(body, name)) is not None}

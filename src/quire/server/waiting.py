@@ -9,31 +9,42 @@ from collections.abc import Callable
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 
-__all__ = ["Place", "WaitingRoom"]
+__all__ = ["Party", "Place", "WaitingRoom"]
 
 MAX_RETRY_AFTER_S = 30.0
 
 
+class Party:
+    """The prompts of one HTTP request: they come together, and none is refused for the others."""
+
+    __slots__ = ("num_requests", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+
+
 class Place:
-    """One request's place in the waiting room; it is given up once, by `leave`."""
+    """One prompt's place in the waiting room; it is given up once, by `leave`."""
 
-    __slots__ = ("_num_tokens", "_room")
+    __slots__ = ("_num_tokens", "_party", "_room")
 
-    def __init__(self, room: WaitingRoom) -> None:
+    def __init__(self, room: WaitingRoom, party: Party) -> None:
         self._room: WaitingRoom | None = room
+        self._party = party
         self._num_tokens = 0
 
     def hold(self, num_tokens: int) -> None:
         """State the prompt's tokens, once they are known. RefusedError 503 if too many wait."""
         if self._room is not None:
-            self._room.add_tokens(num_tokens)
+            self._room.add_tokens(num_tokens, self._party)
             self._num_tokens = num_tokens
 
     def leave(self) -> None:
         """The first step was planned, or the request is gone. May be called twice."""
         room, self._room = self._room, None
         if room is not None:
-            room.release(self._num_tokens)
+            room.release(self._num_tokens, self._party)
 
 
 class WaitingRoom:
@@ -85,23 +96,29 @@ class WaitingRoom:
         if self._num_requests >= highest:
             raise self._full("requests", highest, "max_queue_requests")
 
-    def enter(self) -> Place:
+    def enter(self, party: Party) -> Place:
         """RefusedError as `check`."""
         self.check()
         self._num_requests += 1
-        return Place(self)
+        party.num_requests += 1
+        return Place(self, party)
 
-    def add_tokens(self, num_tokens: int) -> None:
-        """A lone request is always let in: whether it can be served is the engine's to say."""
+    def add_tokens(self, num_tokens: int, party: Party) -> None:
+        """A lone party is always let in: whether it can be served is the engine's to say."""
         highest = self._limits.queue_tokens(self._max_model_len, self._rate)
-        if self._num_requests > 1 and self._num_tokens + num_tokens > highest:
+        of_others = self._num_tokens - party.num_tokens
+        is_alone = self._num_requests == party.num_requests
+        if not is_alone and of_others + num_tokens > highest:
             raise self._full("tokens", highest, "max_queue_tokens")
         self._num_tokens += num_tokens
+        party.num_tokens += num_tokens
 
-    def release(self, num_tokens: int) -> None:
+    def release(self, num_tokens: int, party: Party) -> None:
         """Only for `Place`."""
         self._num_requests -= 1
         self._num_tokens -= num_tokens
+        party.num_requests -= 1
+        party.num_tokens -= num_tokens
 
     @property
     def retry_after_s(self) -> float:

@@ -116,9 +116,9 @@ def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
 
 
 def build_hash(isa: Isa, sources: Path = SOURCE_FOLDER) -> str:
-    """Digest of all sources and flags of `isa`. It is compiled into the library, so that a library
-    built from other sources is told apart."""
-    digest = hashlib.sha256(repr((_FLAGS, isa.all_flags)).encode())
+    """Digest of all sources and of the row of `isa`. It is compiled into the library, so that one
+    that was built from others is told apart."""
+    digest = hashlib.sha256(repr((_FLAGS, isa)).encode())
     for path in sorted([*sources.glob("*.h"), *sources.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:32]

@@ -8,11 +8,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <memory>
 #include <utility>
 
 #include "parallel.h"
+#include "scratch.h"
 #include "simd_int.h"
 
 namespace quire {
@@ -43,17 +42,6 @@ struct QuantizedRows {
 
 inline bool all_below(const int64_t* ids, int64_t count, int64_t end) {
   return std::all_of(ids, ids + count, [&](int64_t id) { return 0 <= id && id < end; });
-}
-
-// Room that a thread keeps from call to call. Null when there is no memory.
-inline char* scratch(std::size_t bytes) {
-  thread_local std::unique_ptr<char, decltype(&std::free)> room(nullptr, std::free);
-  thread_local std::size_t size = 0;
-  if (bytes > size) {
-    room.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-    size = room == nullptr ? 0 : bytes;
-  }
-  return room.get();
 }
 
 template <class E>
@@ -213,9 +201,10 @@ template <class Format, class E>
 int multiply(const Format& format, LinearCall call, const E* x, E* y) {
   const int64_t rows = call.rows, block_rows = std::min(rows, Format::kBlockRows);
   if (rows == 0) return 0;
-  char* room = scratch(4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1));
-  if (room == nullptr) return 2;
-  int32_t* inputs = reinterpret_cast<int32_t*>(room);
+  struct Quantized;
+  int32_t* inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
+      4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1)));
+  if (inputs == nullptr) return 2;
   int32_t* sums = inputs + block_rows * format.inputs_per_row;
   float* scales = reinterpret_cast<float*>(sums + block_rows * format.sums_per_row);
   for (int64_t first = 0; first < rows; first += block_rows) {

@@ -1,37 +1,24 @@
 // Attention of a flat batch over the paged cache: cuts the work into tiles and spans for the team.
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "attention_tile.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace quire {
 namespace {
 
-// Memory that grows and is kept by its thread: no allocation in a steady step.
-class Arena {
- public:
-  Arena() = default;
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-  ~Arena() { std::free(data_); }
+// What a thread keeps memory for.
+struct TileScratch;
+struct PartStates;
+struct WorkList;
 
-  // `count` floats, or null when memory is exhausted. Contents are undefined.
-  float* reserve(int64_t count) {
-    if (count > size_) {
-      std::free(data_);
-      const size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
-      data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
-      size_ = data_ == nullptr ? 0 : count;
-    }
-    return data_;
-  }
-
- private:
-  float* data_ = nullptr;
-  int64_t size_ = 0;
-};
+// `count` floats, or null when memory is exhausted.
+template <class Owner>
+float* floats(int64_t count) {
+  return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
+}
 
 struct Batch {
   const void* q;
@@ -158,8 +145,7 @@ int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpa
 // All spans of a tile, one after the other.
 template <class E>
 bool run_tile(const Batch& b, const Work& work) {
-  thread_local Arena arena;
-  float* at = arena.reserve(scratch_size(b));
+  float* at = floats<TileScratch>(scratch_size(b));
   if (at == nullptr) return false;
   Scratch scratch = carve(b, at);
   State total = carve_state(b, at);
@@ -184,8 +170,7 @@ bool run_tile(const Batch& b, const Work& work) {
 // One span of a tile, into `part`.
 template <class E>
 bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
-  thread_local Arena arena;
-  float* at = arena.reserve(scratch_size(b));
+  float* at = floats<TileScratch>(scratch_size(b));
   if (at == nullptr) return false;
   Scratch scratch = carve(b, at);
   scratch.span = part;
@@ -198,8 +183,7 @@ bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
 template <class E>
 bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
                Team* team) {
-  thread_local Arena arena;
-  float* parts = arena.reserve(num_works * num_spans * state_size(b));
+  float* parts = floats<PartStates>(num_works * num_spans * state_size(b));
   if (parts == nullptr) return false;
   auto part_of = [&](int64_t index, int64_t offset) {
     float* at = parts + (index * num_spans + offset) * state_size(b);
@@ -261,7 +245,6 @@ constexpr int kTasksPerThread = 2;
 
 template <class E>
 bool run_batch(const Batch& b, Team* team) {
-  thread_local Arena arena;
   const int64_t enough = team_size(team) > 1 ? int64_t{kTasksPerThread} * team_size(team) : 1;
   int heads = b.num_kv_heads;
   int64_t count = cut_rows(b, heads, nullptr);
@@ -272,7 +255,7 @@ bool run_batch(const Batch& b, Team* team) {
     count = cut_rows(b, heads, nullptr);
   }
   static_assert(sizeof(Work) % sizeof(float) == 0);
-  float* memory = arena.reserve(count * (sizeof(Work) / sizeof(float)));
+  float* memory = floats<WorkList>(count * (sizeof(Work) / sizeof(float)));
   if (memory == nullptr) return false;
   Work* works = reinterpret_cast<Work*>(memory);
   cut_rows(b, heads, works);

@@ -3,8 +3,8 @@
 // Every source file is compiled once per instruction set, into a library of its own. Arithmetic is
 // written with explicit fma() and compiled with -ffp-contract=off, so that a value does not depend
 // on which template instance computed it. To add an instruction set: a section here, a row in
-// ISAS of ../compile.py. Wider products (VNNI, AVX512_BF16, AMX) belong in files of their own that
-// #ifdef on the macro their flag defines.
+// ISAS of ../compile/build.py. Wider products (VNNI, AVX512_BF16, AMX) belong in files of their own
+// that #ifdef on the macro their flag defines.
 #pragma once
 
 #include <immintrin.h>

@@ -22,20 +22,19 @@ inline void relax() { __builtin_ia32_pause(); }
 class Team {
  public:
   // size: threads that work on a loop, the caller's included. spin: how long an idle one spins.
+  // Throws what std::thread throws when the system gives no more threads; none is left then.
   Team(int size, std::chrono::microseconds spin) : spin_(spin), process_(getpid()) {
-    for (int i = 1; i < size; ++i) members_.emplace_back([this] { live(); });
+    try {
+      for (int i = 1; i < size; ++i) members_.emplace_back([this] { live(); });
+    } catch (...) {
+      end_members();
+      throw;
+    }
   }
 
   // Not for a forked child, whose members stayed with the parent: there `owned` is false, and the
-  // object must be left alone.
-  ~Team() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
-    awake_.notify_all();
-    for (std::thread& member : members_) member.join();
-  }
+  // team may run but not end.
+  ~Team() { end_members(); }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -55,7 +54,8 @@ class Team {
     left_.store(0, std::memory_order_relaxed);
     const uint64_t round = (gate_.load(std::memory_order_relaxed) | kEntered) + 1;
     gate_.store(round | kOpen, std::memory_order_seq_cst);
-    if (sleeping_.load(std::memory_order_seq_cst) > 0) {
+    // The members of a forked child's copy do not exist; one may have held the mutex at the fork.
+    if (sleeping_.load(std::memory_order_seq_cst) > 0 && owned()) {
       { const std::lock_guard<std::mutex> lock(mutex_); }
       awake_.notify_all();
     }
@@ -76,6 +76,15 @@ class Team {
   static constexpr uint64_t kOpen = 1u << 15, kEntered = (1u << 16) - 1;
   static constexpr int kSpinsBeforeYield = 2000;
   static constexpr int kSpinsPerLook = 64;
+
+  void end_members() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    awake_.notify_all();
+    for (std::thread& member : members_) member.join();
+  }
 
   void live() {
     uint64_t seen = 0;  // the round this member has worked on

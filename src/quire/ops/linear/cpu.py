@@ -7,8 +7,10 @@ from functools import partial
 
 import torch
 
+from quire.ops.cpu_provider import input_rows
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.weight_arena import WeightArena
 
 __all__ = ["bind"]
 
@@ -18,22 +20,26 @@ PANEL = 32
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
     """`linear` on `library`; contract in `quire.ops.linear`."""
-    return partial(_CpuMatrix, library)
+    return partial(_CpuMatrix, library, WeightArena())
 
 
 class _CpuMatrix:
     """Panels of output columns, K-major in pairs; 16-bit weights stay 16 bits wide."""
 
     def __init__(
-        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self,
+        library: NativeLibrary,
+        arena: WeightArena,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> None:
         self._call = library.call
         self._outputs, self._depth = weight.shape
         self._dtype = weight.dtype
         self._code = DTYPE_CODES[weight.dtype]
         size = -(-self._outputs // PANEL) * PANEL * (self._depth + self._depth % 2)
-        self._packed = torch.empty(size, dtype=weight.dtype)
-        self._bias = None if bias is None else bias.float()
+        self._packed = arena.zeros(size * weight.element_size()).view(weight.dtype)
+        self._bias = None if bias is None else bias.float().contiguous()
         self._pointer = self._packed.data_ptr()
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         weight = weight.contiguous()
@@ -47,9 +53,7 @@ class _CpuMatrix:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x if x.dim() == 2 else x.reshape(-1, self._depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
         self._call(
             "linear",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.ops.cpu_provider import input_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -42,9 +43,7 @@ class IntegerPanels:
         self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x if x.dim() == 2 else x.reshape(-1, self._depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
         self._call(
             self._name,
