@@ -7,7 +7,6 @@ cd "$(dirname "$0")/.."
 results=benchmarks/results
 python=.venv/bin/python
 quire=.venv/bin/quire
-qwen="benchmarks/models/qwen3-0.6b --load-format dummy --skip-tokenizer-init --quiet"
 
 $quire bench throughput --dataset-name sharegpt --max-output-len 512 --num-prompts 128 --repeats 5 \
   --quiet --output-json $results/throughput_bundled_sharegpt.json
@@ -15,12 +14,6 @@ $quire bench throughput --dataset-name alpaca --num-prompts 256 --repeats 5 \
   --quiet --output-json $results/throughput_bundled_alpaca.json
 $quire bench latency --batch-size 1 --input-len 32 --output-len 128 --num-iters 10 \
   --quiet --output-json $results/latency_bundled.json
-for batch in 1 4 16 32; do
-  $quire bench latency $qwen --batch-size $batch --input-len 64 --output-len 32 --num-iters 5 \
-    --output-json $results/latency_qwen3_0.6b_batch_$batch.json
-done
-$quire bench throughput $qwen --dataset-name sharegpt --max-output-len 256 --num-prompts 16 --repeats 3 \
-  --output-json $results/throughput_qwen3_0.6b_sharegpt.json
 $python benchmarks/front.py --output $results/front.json
 $python benchmarks/serving.py --output $results/serving.json
 $python benchmarks/scheduler.py --output $results/scheduler.json

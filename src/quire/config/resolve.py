@@ -187,14 +187,14 @@ def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decisio
 def _choose_threads(
     settings: EngineSettings, spec: ModelSpec, platform: Platform
 ) -> tuple[int, str]:
-    """num_threads and why. In a small model an operation is over in microseconds, and threads wait
-    for each other: a second one gains a third on an idle machine, and loses as much and more when
-    another program, such as a server's front, takes its core (benchmarks/results/threads_cpu.json).
+    """num_threads and why. In a small model an operation is over in microseconds: a second thread
+    gains half and more on an idle machine, but loses a fifth when another program, such as a
+    server's front, takes its core (benchmarks/results/threads_cpu.json).
     """
     if settings.num_threads is not None:
         return settings.num_threads, "as asked"
     if spec.num_parameters < SMALL_MODEL_PARAMETERS:
-        return 1, "threads of so small a model would mostly wait for each other"
+        return 1, "so small a model gains little from more, and loses beside other programs"
     return platform.cpu.num_cores, "one per usable core"
 
 
