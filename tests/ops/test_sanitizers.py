@@ -31,7 +31,7 @@ from quire.ops.team import Team
 from quire.platform import detect_platform
 
 folder = Path(sys.argv[1])
-native.library_path = lambda isa: library_path(isa, folder)
+setattr(native, "library_path", partial(library_path, folder=folder))
 platform = detect_platform()
 torch.set_num_threads(1)  # the references': two teams would spin against each other
 compiled = [

@@ -149,7 +149,7 @@ def compile_kernels(
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         build = _Build(compiler, sources, Path(scratch), pool, sanitize)
-        built = [build.library(isa) for isa in wanted]
+        built = [build.link(isa) for isa in wanted]
         done: list[Path] = []
         for isa, library in zip(wanted, built, strict=True):
             target = library_path(isa, output)
@@ -185,7 +185,8 @@ class _Build:
     pool: ThreadPoolExecutor
     sanitize: bool
 
-    def library(self, isa: Isa) -> Path:
+    def link(self, isa: Isa) -> Path:
+        """The library of `isa`, from objects that are compiled unless another set has made them."""
         flags = [*_FLAGS, f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"']
         flags += _SANITIZE_FLAGS if self.sanitize else ()
         objects: list[Path] = []
