@@ -31,7 +31,6 @@ from quire.errors import ConfigError
 from quire.models.registry import find_model
 from quire.ops import build_op_set, force_isa
 from quire.ops.linear_int4.contract import GROUP_SIZES
-from quire.ops.linear_int8.contract import MAX_DEPTH
 from quire.platform import detect_platform
 from quire.quantization import QuantizedFormats, WeightFormat
 from tests.config.specs import make_platform
@@ -60,9 +59,8 @@ def test_choice(quantization: str | None, shape: MatrixShape, expected: str) -> 
     assert choose_format(quantization, shape).name == expected
 
 
-def test_sizes_that_formats_hold_are_those_of_the_operations() -> None:
-    """The plan may not import operations, so their limits stand there twice."""
-    assert INT8_MAX_INPUTS == MAX_DEPTH
+def test_the_group_size_is_one_of_the_operation() -> None:
+    """Catches a size that the plan counts and no kernel has."""
     assert INT4_GROUP_SIZE in GROUP_SIZES
 
 

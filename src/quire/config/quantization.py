@@ -32,7 +32,7 @@ Groups of 64 save a third of a bit per weight and add a quarter more error; grou
 points save an eighth of a bit and add a seventh (docs/quantization.md)."""
 
 INT8_MAX_INPUTS = 131_072
-"""So many products of two 8-bit numbers fit an int32 sum; a limit of the operation."""
+"""So many products of two 8-bit numbers up to 127 fit an int32 sum: 127 · 127 · 2**17 < 2**31."""
 
 _FLOAT32_BYTES, _FLOAT16_BYTES = 4, 2
 

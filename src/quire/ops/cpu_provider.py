@@ -17,12 +17,16 @@ from quire.ops.team import ALONE, Team
 
 __all__ = [
     "CACHE_DTYPE_CODES",
+    "PANEL",
     "cpu_providers",
     "input_rows",
     "page_strides",
     "pointer",
     "token_rows",
 ]
+
+PANEL = 32
+"""Output columns of the widest panel of csrc/panels.h; what is packed is a multiple of it."""
 
 # dispatch_cache of csrc/int8_rows.h
 CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})

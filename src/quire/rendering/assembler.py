@@ -58,7 +58,7 @@ class OutputAssembler:
     ) -> RequestOutput:
         """Follow a request. RequestError if its text cannot be rendered (stop strings without a
         tokenizer); then nothing has changed."""
-        renderers = [self._new_renderer(prompt, params) for _ in range(params.n)]
+        renderers = [self._renderer.output_of(prompt.token_ids, params) for _ in range(params.n)]
         completions = [
             CompletionOutput(
                 index=index,
@@ -75,17 +75,6 @@ class OutputAssembler:
         for index, renderer in enumerate(renderers):
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
         return output
-
-    def _new_renderer(self, prompt: RenderedPrompt, params: SamplingParams) -> OutputRenderer:
-        return self._renderer.output(
-            prompt.token_ids,
-            params.stop_strings,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-            detokenize=params.detokenize,
-        )
 
     def process(self, output: EngineOutput) -> AssemblerUpdate:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""

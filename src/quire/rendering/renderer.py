@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
+from quire.protocol.sampling_params import SamplingParams
 from quire.rendering.chat_template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import require_folder
@@ -192,6 +193,18 @@ class Renderer:
             stop,
             include_stop_str_in_output=include_stop_str_in_output,
             min_tokens=min_tokens,
+        )
+
+    def output_of(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> OutputRenderer:
+        """A renderer for one sample of a request with `params`."""
+        return self.output(
+            prompt_token_ids,
+            params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            detokenize=params.detokenize,
         )
 
     def _require_tokenizer(self, what: str) -> Tokenizer:

@@ -21,12 +21,11 @@ from quire.protocol.step import (
 )
 from quire.runner.inputs import InputBuilder, ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows
-from quire.sampling import NO_TOKEN, SampleOutput, Sampler, SamplingState, prompt_logprobs
+from quire.sampling import NO_TOKEN, Draw, SampleOutput, Sampler, SamplingState, prompt_logprobs
 
 __all__ = ["ModelRunner"]
 
 CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-Draw = Callable[..., torch.Tensor]
 
 
 @dataclass(slots=True)

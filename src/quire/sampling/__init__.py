@@ -1,11 +1,12 @@
 """Sampling: from logits to tokens, the same ones in any batch."""
 
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
-from quire.sampling.sampler import NO_TOKEN, SampleOutput, Sampler, TokenHistory
+from quire.sampling.sampler import NO_TOKEN, Draw, SampleOutput, Sampler, TokenHistory
 from quire.sampling.state import SamplingState
 
 __all__ = [
     "NO_TOKEN",
+    "Draw",
     "SampleOutput",
     "Sampler",
     "SamplingState",

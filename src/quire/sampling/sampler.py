@@ -18,7 +18,7 @@ from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
-__all__ = ["NO_TOKEN", "SampleOutput", "Sampler", "TokenHistory"]
+__all__ = ["NO_TOKEN", "Draw", "SampleOutput", "Sampler", "TokenHistory"]
 
 NO_TOKEN = -1
 
@@ -132,13 +132,13 @@ class Sampler:
         """Fill `batch.token_ids`; those of greedy rows are there from the start."""
         live = batch.live()
         random = live[~self._state.greedy[batch.slots[live]]]
-        edited = [index for index in random.tolist() if index in batch.edited]
-        plain = random[~np.isin(random, edited)] if edited else random
+        is_edited = np.array([index in batch.edited for index in random.tolist()], np.bool_)
+        plain, edited = random[~is_edited], random[is_edited]
         if plain.size:
             batch.token_ids[plain] = self._draw_rows(logits, plain, plain, batch)
-        for index in edited:
-            row, which = torch.from_numpy(batch.edited[index])[None], np.array([index])
-            batch.token_ids[which] = self._draw_rows(row, np.zeros(1, np.int64), which, batch)
+        if edited.size:
+            rows = torch.from_numpy(np.stack([batch.edited[index] for index in edited.tolist()]))
+            batch.token_ids[edited] = self._draw_rows(rows, np.arange(edited.size), edited, batch)
 
     def _draw_rows(
         self, logits: torch.Tensor, rows: IdArray, which: IdArray, batch: _Batch

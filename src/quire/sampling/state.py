@@ -21,17 +21,16 @@ _HOTTEST = 1e30
 class SamplingState:
     """Persistent columns, one entry per slot; what few rows use is kept apart, by slot.
 
-    Columns, all [num_slots]: occupied, greedy, unfiltered (no top-k, top-p, min-p), edited (has
-    `edits`), simple (greedy, not edited, no logprobs) bool; temperature, top_p, min_p float64;
-    top_k int64, 0 is off; seed uint64; sample_index int64; num_logprobs int64, NO_LOGPROBS if not
-    asked, -1 for all. A slot that is left has the values that it was born with.
+    Columns, all [num_slots]: occupied, greedy, edited (has `edits`), simple (greedy, not edited, no
+    logprobs) bool; temperature, top_p, min_p float64; top_k int64, 0 is off; seed uint64;
+    sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all. A slot that is
+    left has the values that it was born with.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.occupied = np.zeros(num_slots, np.bool_)
         self.greedy = np.zeros(num_slots, np.bool_)
-        self.unfiltered = np.zeros(num_slots, np.bool_)
         self.edited = np.zeros(num_slots, np.bool_)
         self.simple = np.zeros(num_slots, np.bool_)
         self.temperature = np.ones(num_slots, np.float64)
@@ -72,9 +71,6 @@ class SamplingState:
         self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
-        self.unfiltered[slot] = (
-            self.top_k[slot] == 0 and params.top_p == 1.0 and params.min_p == 0.0
-        )
         self.seed[slot] = seed & 0xFFFFFFFFFFFFFFFF
         self.sample_index[slot] = sample_index
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
@@ -106,7 +102,6 @@ class SamplingState:
         return (
             self.occupied,
             self.greedy,
-            self.unfiltered,
             self.edited,
             self.simple,
             self.temperature,
@@ -119,5 +114,5 @@ class SamplingState:
         )
 
 
-_EMPTY = (False, False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS)
+_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS)
 """What `_columns` hold in a free slot, in their order."""

@@ -15,7 +15,7 @@ from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
-from quire.rendering import OutputRenderer, RenderedPrompt, Renderer, RequestRenderer
+from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.backend import Ready, ServedModel
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
@@ -84,7 +84,7 @@ class Generation:
         self._timeline = timeline
         self._metrics = metrics
         self._samples = [
-            _Sample(_output_renderer(front.renderer, prompt, params)) for _ in range(params.n)
+            _Sample(front.renderer.output_of(prompt.token_ids, params)) for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
         self._has_failed = False
@@ -203,20 +203,6 @@ class Generation:
             self._stream.abort()
 
         return asyncio.get_running_loop().call_later(max(0.0, seconds), expire)
-
-
-def _output_renderer(
-    renderer: Renderer, prompt: RenderedPrompt, params: SamplingParams
-) -> OutputRenderer:
-    return renderer.output(
-        prompt.token_ids,
-        params.stop_strings,
-        include_stop_str_in_output=params.include_stop_str_in_output,
-        min_tokens=params.min_tokens,
-        skip_special_tokens=params.skip_special_tokens,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
-        detokenize=params.detokenize,
-    )
 
 
 class GenerationService:

@@ -6,10 +6,7 @@
 #include "int8_rows.h"
 #include "simd.h"
 
-// Loops over the registers of a tile. Without it GCC keeps arrays of vectors in memory.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-
-namespace quire {
+namespace quire::attention {
 
 constexpr int kKeyBlock = 64;
 
@@ -118,4 +115,4 @@ class Ahead {
   int end_, at_ = 0;
 };
 
-}  // namespace quire
+}  // namespace quire::attention

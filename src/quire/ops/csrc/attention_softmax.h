@@ -5,7 +5,7 @@
 
 #include "attention_keys.h"
 
-namespace quire {
+namespace quire::attention {
 
 // Softmax state of the rows of a tile: acc / sum is the output, scaled by 2^-max.
 struct State {
@@ -77,4 +77,4 @@ inline void merge(int num_states, int width, const State& part, State& total) {
   }
 }
 
-}  // namespace quire
+}  // namespace quire::attention

@@ -13,7 +13,7 @@
 #include "attention_keys.h"
 #include "attention_softmax.h"
 
-namespace quire {
+namespace quire::attention {
 
 constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see attend_block
 constexpr int kSpan = 512;
@@ -285,4 +285,4 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, Scr
   }
 }
 
-}  // namespace quire
+}  // namespace quire::attention

@@ -2,7 +2,7 @@
 #include "linear_layout.h"
 #include "linear_product.h"
 
-namespace quire {
+namespace quire::linear {
 namespace {
 
 // By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
@@ -17,12 +17,13 @@ int multiply_any(const Problem& problem, const E* x, const W* weight, E* y) {
 }
 
 }  // namespace
-}  // namespace quire
+}  // namespace quire::linear
 
 // weight: contiguous [outputs, depth]. packed: panels (linear_layout.h).
 QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,
                                 int32_t dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using W = std::remove_pointer_t<decltype(tag)>;
     const int64_t grain = kWorkPerTask / (depth * kWidth + 1) + 1;
@@ -36,6 +37,7 @@ QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t output
 QUIRE_API int quire_linear_rows(const void* packed, const int64_t* ids, void* out, int64_t num_ids,
                                 int64_t outputs, int64_t depth, int32_t dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear;
   for (int64_t i = 0; i < num_ids; ++i) {
     if (ids[i] < 0 || ids[i] >= outputs) return 3;
   }
@@ -53,6 +55,7 @@ QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, 
                            void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
                            int32_t weight_dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear;
   const Problem problem{rows, outputs, depth, x_stride, outputs, bias, team};
   int failed = 0, unknown_x = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {

@@ -10,14 +10,13 @@
 #include <array>
 #include <utility>
 
+#include "panels.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "simd_int.h"
 
-namespace quire {
+namespace quire::linear_int {
 
-constexpr int kWidth = 2 * kLanes;
-constexpr int64_t kWorkPerTask = 1 << 17;  // products of 8 bits, about 5 µs at the speed of memory
 constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
 // How far ahead of what is computed memory is fetched into the second-level cache: some 400 ns
 // at the speed of memory. Measured best of 1, 2, 4, 8 and 16 KB, over all numbers of rows.
@@ -119,9 +118,6 @@ QUIRE_INLINE void put_columns(const LinearCall& call, const float* sums, float r
   }
 }
 
-// Loops over a register tile are unrolled, so that arrays of sums become registers.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-
 // f(row, half) for every vector of a tile's sums.
 template <int R, class F>
 QUIRE_INLINE void each_sum(F&& f) {
@@ -187,7 +183,7 @@ void multiply_block(const Format& format, const LinearCall& call, const E* x, Qu
   const int64_t least_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
   const int64_t height = (call.rows + least_tiles - 1) / least_tiles;
   const Block<Format, E> block{format, call, rows, y, height, (call.rows + height - 1) / height,
-                               (call.outputs + kWidth - 1) / kWidth};
+                               panels_of(call.outputs)};
   parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
     quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(r / height),
                  r % height);
@@ -225,4 +221,4 @@ int multiply(const Format& format, const LinearCall& call, DType dtype, const vo
   return unknown != 0 ? unknown : failed;
 }
 
-}  // namespace quire
+}  // namespace quire::linear_int

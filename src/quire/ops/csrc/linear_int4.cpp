@@ -7,7 +7,7 @@
 // - zero times the sum of the integers.
 #include "linear_int.h"
 
-namespace quire {
+namespace quire::linear_int {
 namespace {
 
 constexpr int kQuadBytes = 2 * kWidth;   // of a panel
@@ -184,7 +184,7 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
 }
 
 }  // namespace
-}  // namespace quire
+}  // namespace quire::linear_int
 
 // weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero: bytes
 // or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros.
@@ -193,7 +193,8 @@ QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scal
                                      int64_t outputs, int64_t groups, int64_t group_size,
                                      quire::Team* team) {
   using namespace quire;
-  const int64_t panels = (outputs + kWidth - 1) / kWidth, depth = groups * group_size;
+  using namespace quire::linear_int;
+  const int64_t panels = panels_of(outputs), depth = groups * group_size;
   const Int4Source source{weight, scale, zero, outputs, depth};
   const Int4Layout layout{group_size, groups};
   parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
@@ -209,6 +210,7 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
                                      int64_t num_ids, int64_t outputs, int64_t groups,
                                      int64_t group_size, int32_t dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear_int;
   if (!all_below(ids, num_ids, outputs)) return 3;
   const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
   const int64_t depth = groups * group_size;
@@ -230,6 +232,7 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
                                 void* y, int64_t rows, int64_t outputs, int64_t groups,
                                 int64_t group_size, int32_t dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear_int;
   const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
   const auto type = static_cast<DType>(dtype);
   if (packed_zeros == nullptr) {

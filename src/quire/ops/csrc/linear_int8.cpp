@@ -5,7 +5,7 @@
 // integers is taken off at the start of its sums.
 #include "linear_int.h"
 
-namespace quire {
+namespace quire::linear_int {
 namespace {
 
 struct Int8Format {
@@ -49,13 +49,14 @@ struct Int8Format {
 };
 
 }  // namespace
-}  // namespace quire
+}  // namespace quire::linear_int
 
 // weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4].
 QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int64_t outputs,
                                      int64_t depth, quire::Team* team) {
   using namespace quire;
-  const int64_t quads = (depth + 3) / 4, panels = (outputs + kWidth - 1) / kWidth;
+  using namespace quire::linear_int;
+  const int64_t quads = (depth + 3) / 4, panels = panels_of(outputs);
   parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
     uint8_t* target = packed + panel * quads * 4 * kWidth;
     for (int64_t c = 0; c < kWidth; ++c) {
@@ -74,6 +75,7 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
                                      void* out, int64_t num_ids, int64_t outputs, int64_t depth,
                                      int32_t dtype, quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear_int;
   if (!all_below(ids, num_ids, outputs)) return 3;
   const int64_t quads = (depth + 3) / 4;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
@@ -101,6 +103,7 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
                                 int64_t outputs, int64_t depth, int32_t dtype,
                                 quire::Team* team) {
   using namespace quire;
+  using namespace quire::linear_int;
   const Int8Format format{packed, (depth + 3) / 4};
   const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
   return multiply(format, call, static_cast<DType>(dtype), x, y);

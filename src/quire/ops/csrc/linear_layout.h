@@ -10,15 +10,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "simd.h"
+#include "panels.h"
 
-namespace quire {
+namespace quire::linear {
 
-constexpr int kWidth = 2 * kLanes;
 constexpr int kPairElements = 2 * kWidth;
 
 inline int64_t pairs_of(int64_t depth) { return (depth + 1) / 2; }
-inline int64_t panels_of(int64_t outputs) { return (outputs + kWidth - 1) / kWidth; }
 inline int64_t panel_elements(int64_t depth) { return pairs_of(depth) * kPairElements; }
 
 // Where element k of column c of a panel stands.
@@ -64,4 +62,4 @@ void unpack_row(const W* packed, int64_t depth, int64_t index, W* row) {
   for (int64_t k = 0; k < depth; ++k) row[k] = panel[position<W>(k, column)];
 }
 
-}  // namespace quire
+}  // namespace quire::linear

@@ -9,9 +9,8 @@
 #include "parallel.h"
 #include "scratch.h"
 
-namespace quire {
+namespace quire::linear {
 
-constexpr int64_t kWorkPerTask = 1 << 17;  // multiplications, about 5 µs
 // Of gathered rows, so many that they stay in the caches while all weights pass.
 constexpr int64_t kBlockBytes = 3 << 20;
 constexpr int64_t kLeastBlockRows = 4 * kVectorRows;
@@ -200,4 +199,4 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, E*
   return 0;
 }
 
-}  // namespace quire
+}  // namespace quire::linear

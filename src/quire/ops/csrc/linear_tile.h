@@ -11,7 +11,7 @@
 
 #include "linear_layout.h"
 
-namespace quire {
+namespace quire::linear {
 
 // Rows of a register tile: 24 (10) sums, two weights and one x in 32 (16) registers. With 12 sums
 // in 16 registers gcc has none left to widen 16-bit weights in.
@@ -41,7 +41,7 @@ struct Fma {
                                vf (&sums)[R][P][2]) {
     vf w[P][2];
     for (int p = 0; p < P; ++p) load_columns<Odd>(panel + p * stride, w[p][0], w[p][1]);
-#pragma GCC unroll 16
+    QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       const vf value = set1(x[r * kLine]);
       for (int p = 0; p < P; ++p) {
@@ -78,7 +78,7 @@ struct Bf16Dot {
         w[p][half] = (__m512bh)_mm512_loadu_si512(panel + p * stride + half * kWidth);
       }
     }
-#pragma GCC unroll 16
+    QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       int32_t pair;
       std::memcpy(&pair, x + r * kLine, sizeof pair);
@@ -131,4 +131,4 @@ void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t p
   }
 }
 
-}  // namespace quire
+}  // namespace quire::linear

@@ -6,7 +6,7 @@
 #include "parallel.h"
 #include "scratch.h"
 
-namespace quire {
+namespace quire::attention {
 namespace {
 
 // What a thread keeps memory for.
@@ -275,7 +275,7 @@ bool run_batch(const Batch& b, Team* team) {
 }
 
 }  // namespace
-}  // namespace quire
+}  // namespace quire::attention
 
 // q: [T, H, D] with a token stride; out: [T, H, D] contiguous; caches: [B, S, K, D] with block and
 // token strides, heads contiguous; strides in elements. k_scale, v_scale: of an int8 cache, float
@@ -290,6 +290,7 @@ QUIRE_API int quire_paged_attention(
     int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
     quire::Team* team) {
   using namespace quire;
+  using namespace quire::attention;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
   const Batch batch{q,
                     out,

@@ -16,6 +16,8 @@
 
 #define QUIRE_API extern "C" __attribute__((visibility("default")))
 #define QUIRE_INLINE inline __attribute__((always_inline))
+// Loops over the registers of a tile. Without it GCC keeps arrays of vectors in memory.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 namespace quire {
 

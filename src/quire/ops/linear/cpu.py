@@ -7,15 +7,12 @@ from functools import partial
 
 import torch
 
-from quire.ops.cpu_provider import input_rows
+from quire.ops.cpu_provider import PANEL, input_rows
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 from quire.ops.weight_arena import WeightArena
 
 __all__ = ["bind"]
-
-PANEL = 32
-"""Output columns of the widest panel (csrc/linear_layout.h); storage is a multiple of it."""
 
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:

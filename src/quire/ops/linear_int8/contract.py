@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from quire.config.quantization import INT8_MAX_INPUTS
 from quire.errors import EngineError
 
-__all__ = ["MAX_DEPTH", "check_arguments"]
-
-MAX_DEPTH = 2**17
-"""Inputs of a layer: 127 · 127 · 2**17 is the largest such sum that fits 32 bits."""
+__all__ = ["check_arguments"]
 
 
 def check_arguments(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raises EngineError unless weight is int8 [O, I], scale float32 [O] and bias [O] or None."""
-    if weight.dtype != torch.int8 or weight.dim() != 2 or not 0 < weight.shape[1] <= MAX_DEPTH:
+    if (
+        weight.dtype != torch.int8
+        or weight.dim() != 2
+        or not 0 < weight.shape[1] <= INT8_MAX_INPUTS
+    ):
         raise EngineError(
-            f"linear_int8 takes an int8 matrix with 1 to {MAX_DEPTH} inputs, not "
+            f"linear_int8 takes an int8 matrix with 1 to {INT8_MAX_INPUTS} inputs, not "
             f"{weight.dtype}{list(weight.shape)}."
         )
     outputs = weight.shape[0]

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.ops.cpu_provider import input_rows
+from quire.ops.cpu_provider import PANEL, input_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
-
-PANEL = 32
-"""Output columns of the widest panel of csrc/linear_int.h; storage is a multiple of it."""
 
 
 class IntegerPanels:
