@@ -12,13 +12,15 @@ from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
+from quire.scheduler.beams import BeamIntake, new_beam_group
+from quire.scheduler.branching import branch_off
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
 from quire.scheduler.prefix import PrefixCache
-from quire.scheduler.results import ResultIntake, is_stop
+from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
-from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
+from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup, is_stop
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["Scheduler", "SchedulerStats"]
@@ -76,7 +78,10 @@ class Scheduler:
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
         self._roster = Roster(self._table, kv, self._builder, self._outputs)
-        self._intake = ResultIntake(self._table, kv, self._prefixes, self._roster, self._outputs)
+        beams = BeamIntake(self._table, kv, self._builder, self._roster)
+        self._intake = ResultIntake(
+            self._table, kv, self._prefixes, self._roster, self._outputs, beams
+        )
         self._num_groups_added = 0
         self._prompt_tokens_total = 0
         self._cached_tokens_total = 0
@@ -96,12 +101,17 @@ class Scheduler:
             self._num_groups_added += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))
-            group.unborn = tuple(unborn)
+            if request.beams is None:
+                group.unborn = tuple(unborn)
+            else:
+                group.beams = new_beam_group(request, request.beams, max_total)
             group.key = self._policy.key(group)
             self._roster.queue(group)
 
     def _check_resumable(self, request: EngineRequest, max_total: int) -> None:
         output = request.output_token_ids
+        if request.beams is not None and (len(output) or request.first_sample):
+            raise RequestError("a beam search starts with its prompt: it cannot resume with output")
         if len(output) and request.params.n > 1:
             raise RequestError(
                 f"a request that resumes has one sequence, not n = {request.params.n}"
@@ -270,10 +280,10 @@ class Scheduler:
         table.num_computed[slots] += tokens
         self._prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
-        table.num_total[reached] += 1
+        table.num_total[reached] += table.draws[reached]
         for group in self._roster.branching:
             self._fork_unborn(group)
-        self._roster.branching = [group for group in self._roster.branching if group.unborn]
+        self._roster.branching = [group for group in self._roster.branching if group.may_branch]
 
     def _fork_unborn(self, group: SequenceGroup) -> None:
         table = self._table
@@ -282,13 +292,10 @@ class Scheduler:
         if table.num_total[src] == table.num_known[src]:
             return  # its prompt is not computed yet
         for sample in group.unborn:
-            tokens = table.known_tokens(src).copy()
-            sequence = Sequence(group, sample, tokens, list(source.names))
-            dst = table.enter(sequence, int(table.num_computed[src]))
-            table.num_total[dst] += 1
+            sequence = branch_off(source, sample, table, self._kv)
+            table.num_total[sequence.slot] += 1
             group.sequences.append(sequence)
-            self._kv.fork(src, dst)
-            self._builder.fork(src, dst, sample)
+            self._builder.fork(src, sequence.slot, sample)
         group.unborn = ()
 
     # --- results --------------------------------------------------------------------------------
