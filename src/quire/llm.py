@@ -13,9 +13,17 @@ from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.errors import EngineError, RequestError
-from quire.protocol.outputs import RequestOutput
+from quire.protocol.beam_search import BeamRules, BeamSearchParams
+from quire.protocol.outputs import BeamSearchOutput, RequestOutput
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
+from quire.rendering import (
+    OutputAssembler,
+    Prompt,
+    RenderedPrompt,
+    RequestRenderer,
+    Tokenizer,
+    beam_search_output,
+)
 from quire.rendering.progress import GenerationProgress
 
 __all__ = ["LLM"]
@@ -98,6 +106,21 @@ class LLM:
         ]
         return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` best continuations that a beam search finds of each prompt, best
+        first. Prompts and errors as in `generate`."""
+        items, is_single = _as_list(prompts)
+        rendered = [self._render_prompt(prompt) for prompt in items]
+        rules = params.rules
+        outputs = self._run(rendered, params.sampling, use_tqdm, is_single=is_single, beams=rules)
+        return [beam_search_output(output, rules, self.get_tokenizer()) for output in outputs]
+
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
@@ -130,12 +153,13 @@ class LLM:
         use_tqdm: bool,
         *,
         is_single: bool,
+        beams: BeamRules | None = None,
     ) -> list[RequestOutput]:
         params = self._params_for(rendered, sampling_params)
         first_handle = self._next_handle
         with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
             try:
-                outputs = [self._admit(*pair) for pair in zip(rendered, params, strict=True)]
+                outputs = [self._admit(*pair, beams) for pair in zip(rendered, params, strict=True)]
                 progress.failed(sum(output.finished for output in outputs))
                 running = {output.request_id for output in outputs if not output.finished}
                 while running:
@@ -177,12 +201,15 @@ class LLM:
             self._engine.client.step()
 
     def _admit(
-        self, rendered: RenderedPrompt | RequestError, params: SamplingParams
+        self,
+        rendered: RenderedPrompt | RequestError,
+        params: SamplingParams,
+        beams: BeamRules | None,
     ) -> RequestOutput:
         """Add a request; one that is refused becomes an output that says why."""
         if isinstance(rendered, RenderedPrompt):
             try:
-                return self._add(rendered, params)
+                return self._add(rendered, params, beams)
             except RequestError as error:
                 refused, prompt = error, rendered
         else:
@@ -196,10 +223,13 @@ class LLM:
             error=str(refused),
         )
 
-    def _add(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
+    def _add(
+        self, prompt: RenderedPrompt, params: SamplingParams, beams: BeamRules | None = None
+    ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
-        request = self._requests.render(request_id, handle, prompt, params, time.monotonic())
+        now = time.monotonic()
+        request = self._requests.render(request_id, handle, prompt, params, now, beams)
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)

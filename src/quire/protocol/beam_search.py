@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from quire.errors import RequestError
 from quire.protocol.sampling_params import MAX_SAMPLES, SamplingParams
 
 __all__ = ["BeamRules", "BeamSearchParams", "check_beam_sampling"]
-
-EarlyStopping = bool | Literal["never"]
 
 MAX_LENGTH_PENALTY = 10
 """Far beyond any use; a length to this power is still a finite float."""
@@ -32,7 +29,7 @@ class BeamRules:
 
     width: int
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         width: object = self.width
@@ -49,7 +46,7 @@ class BeamRules:
                 f"to {MAX_LENGTH_PENALTY}. Give 1 for scores per token, 0 for sums; larger values "
                 "favour longer sequences."
             )
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(
                 f'early_stopping is {self.early_stopping!r}. Give true, false or "never".'
             )
@@ -76,7 +73,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
+    early_stopping: bool | str = False
     min_tokens: int = 0
     stop_token_ids: Sequence[int] | None = None
     logprobs: int | None = None

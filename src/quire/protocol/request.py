@@ -104,3 +104,9 @@ class EngineOutput:
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     finished: tuple[SequenceFinish, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """New ones, those of whole sequences included."""
+        whole = (f.whole for f in self.finished if f.whole is not None)
+        return len(self.token_ids) + sum(len(sequence.token_ids) for sequence in whole)

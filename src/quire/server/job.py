@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.answer import AnswerHead
 from quire.server.backend import Ready
+from quire.server.beams import beam_rules
 from quire.server.generation import Generation, GenerationService, Render
 from quire.server.limits import Limits
 from quire.server.logprobs import LogprobsWriter
@@ -64,6 +65,7 @@ class Job:
             party=self.party,
             truncate=body.truncate_prompt_tokens,
             salt=self._salt(body),
+            beams=beam_rules(body, self.limits),
         )
 
     def _salt(self, body: GenerationRequest) -> str:
