@@ -42,9 +42,9 @@ class BeamRules:
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
         if not is_number or not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise RequestError(
-                f"length_penalty is {penalty!r}, but it must be a number from -{MAX_LENGTH_PENALTY} "
-                f"to {MAX_LENGTH_PENALTY}. Give 1 for scores per token, 0 for sums; larger values "
-                "favour longer sequences."
+                f"length_penalty is {penalty!r}, but it must be a number from "
+                f"-{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}. Give 1 for scores per token, 0 for "
+                "sums; larger values favour longer sequences."
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(

@@ -73,7 +73,8 @@ class BeamSearchSequence:
 
     tokens, text: of the prompt and the output, as in vLLM; the stop token is a token, and special
         tokens have no text. cum_logprob: sum over the output tokens. score: that, normalised by the
-        length penalty; sequences stand in its order. logprobs: one entry per output token, if asked.
+        length penalty; sequences stand in its order. logprobs: one entry per output token, if
+        asked.
     """
 
     tokens: list[int]

@@ -194,7 +194,9 @@ class ModelRunner:
         candidates: dict[int, TokenCandidates] = {}
         draws = self._sampling.num_candidates[slots] == 0
         if not draws.all():
-            candidates = self._find_candidates(logits[torch.from_numpy(~draws)], slots[~draws], forward)
+            candidates = self._find_candidates(
+                logits[torch.from_numpy(~draws)], slots[~draws], forward
+            )
             logits, slots = logits[torch.from_numpy(draws)], slots[draws]
         output = self._draw(logits, slots)
         if output.failed:

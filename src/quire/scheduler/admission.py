@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.kv_layout import KVLayout
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
+from quire.scheduler.sequence import is_stop
 
 __all__ = ["Admission"]
 
@@ -59,6 +60,7 @@ class Admission:
                 f"hold {self._largest_fit(num_together)}{beams}: {width}lower max_tokens, shorten "
                 "the prompt or give the cache more memory"
             )
+        _check_resumable(request, total)
         return total
 
     def _num_together(self, request: EngineRequest) -> int:
@@ -99,3 +101,22 @@ class Admission:
             else:
                 high = middle - 1
         return low
+
+
+def _check_resumable(request: EngineRequest, max_total: int) -> None:
+    """A request that comes with output has something left to generate. RequestError if not."""
+    output = request.output_token_ids
+    if request.beams is not None and (len(output) or request.first_sample):
+        raise RequestError("a beam search starts with its prompt: it cannot resume with output")
+    if len(output) and request.params.n > 1:
+        raise RequestError(f"a request that resumes has one sequence, not n = {request.params.n}")
+    if len(request.prompt_token_ids) + len(output) >= max_total:
+        raise RequestError(
+            f"the request comes with {len(output)} output tokens and may have "
+            f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
+        )
+    if len(output) and is_stop(request, int(output[-1]), len(output)):
+        raise RequestError(
+            f"the request comes with output that ends in its stop token {int(output[-1])}: "
+            "nothing is left to generate"
+        )

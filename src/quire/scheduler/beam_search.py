@@ -23,7 +23,7 @@ __all__ = ["Beam", "BeamSearch", "Continuation", "FoundSequence"]
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """Log-probabilities of a beam's tokens, last one first, shared by the beams that branched off."""
+    """Log-probabilities of a beam's tokens, last one first; beams that branched off share them."""
 
     last: TokenLogprobs
     before: Trail | None
@@ -40,7 +40,7 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """cum_logprob: sum over the output tokens so far. trail: if log-probabilities were asked for."""
+    """cum_logprob: sum over the output tokens. trail: if log-probabilities were asked for."""
 
     cum_logprob: float = 0.0
     trail: Trail | None = None

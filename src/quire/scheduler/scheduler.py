@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepPlan, StepResult
@@ -20,7 +19,7 @@ from quire.scheduler.policy import Policy
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
-from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup, is_stop
+from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["Scheduler", "SchedulerStats"]
@@ -92,7 +91,6 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
-        self._check_resumable(request, max_total)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._prefixes.name_prompt(request.salt, tokens)
@@ -107,25 +105,6 @@ class Scheduler:
                 group.beams = new_beam_group(request, request.beams, max_total)
             group.key = self._policy.key(group)
             self._roster.queue(group)
-
-    def _check_resumable(self, request: EngineRequest, max_total: int) -> None:
-        output = request.output_token_ids
-        if request.beams is not None and (len(output) or request.first_sample):
-            raise RequestError("a beam search starts with its prompt: it cannot resume with output")
-        if len(output) and request.params.n > 1:
-            raise RequestError(
-                f"a request that resumes has one sequence, not n = {request.params.n}"
-            )
-        if len(request.prompt_token_ids) + len(output) >= max_total:
-            raise RequestError(
-                f"the request comes with {len(output)} output tokens and may have "
-                f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
-            )
-        if len(output) and is_stop(request, int(output[-1]), len(output)):
-            raise RequestError(
-                f"the request comes with output that ends in its stop token {int(output[-1])}: "
-                "nothing is left to generate"
-            )
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
