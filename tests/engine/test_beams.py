@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchOutput, BeamSearchParams, RequestError, SamplingParams
+from quire.protocol import BeamRules
+from quire.rendering import RenderedPrompt
 from tests.models.families import CASES, random_sequences, write_checkpoint
 
 STOPS = tuple(range(3, 120, 9))
@@ -37,8 +39,11 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     """A tiny random model in `transformers` and in the engine."""
     folder: Path = tmp_path_factory.mktemp(request.param.name)
     theirs = write_checkpoint(request.param, folder)
+    num_threads = torch.get_num_threads()
     with start(folder) as llm:
+        torch.set_num_threads(1)  # else its threads and the engine's wait for one another
         yield theirs, llm
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +212,19 @@ def test_one_bad_prompt_fails_alone(llm: LLM) -> None:
     assert len(good.sequences) == 3
     with pytest.raises(RequestError, match="computes 12 sequences at a time"):
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=13), use_tqdm=False)
+
+
+def test_bans_that_leave_too_few_sequences_are_told(llm: LLM) -> None:
+    """And a beam that comes to a dead end leaves the others alone."""
+    prompt = RenderedPrompt(PROMPTS[0], None)
+    common = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
+    one = SamplingParams(n=2, allowed_token_ids=[5], **common)
+    (output,) = llm._run([prompt], one, False, is_single=False, beams=BeamRules(2))
+    assert "no more than 1 sequences" in (output.error or "")
+    words = [[5, 5], [5, 7]]  # after a 5 nothing may follow
+    two = SamplingParams(allowed_token_ids=[5, 7], bad_words_token_ids=words, **common)
+    (output,) = llm._run([prompt], two, False, is_single=False, beams=BeamRules(2))
+    assert output.outputs[0].token_ids[:2] == [7, 7]
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ class BeamRules:
         if not is_number or not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise RequestError(
                 f"length_penalty is {penalty!r}, but it must be a number from "
-                f"-{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}. Give 1 for scores per token, 0 for "
-                "sums; larger values favour longer sequences."
+                f"-{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}. Give 1 for scores per token, 0 "
+                "for sums; larger values favour longer sequences."
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(

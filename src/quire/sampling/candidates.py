@@ -54,7 +54,9 @@ def _candidates_of(
     """From the raw logits [V] of one row. Tokens of equal score stand in the order of their ids."""
     prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
     check_finite(float(row.max()), len(prompt_ids) + len(output_ids))
-    edited = edit_row(row, state.edits.get(slot), prompt_ids, output_ids, None)
+    edited, edits = row, state.edits.get(slot)
+    if edits is not None:
+        edited = edit_row(row, edits, prompt_ids, output_ids, None)
     if not edited.max() < np.inf:
         raise RequestError(
             "the request's own logits processors or penalties made a logit that is not a number "

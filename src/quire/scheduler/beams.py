@@ -108,7 +108,7 @@ def _finish_as(handle: int, found: FoundSequence) -> SequenceFinish:
 
 def _finish_without(handle: int, num_found: int) -> SequenceFinish:
     message = (
-        f"the search found {num_found} sequences, fewer than were asked for, since the request "
-        "bans the others: allow more tokens, or ask for fewer sequences"
+        f"the search found no more than {num_found} sequences, since the request bans all others: "
+        "allow more tokens, or ask for fewer sequences"
     )
     return SequenceFinish(handle, FinishReason.ERROR, message=message)

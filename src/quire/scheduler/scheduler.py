@@ -33,13 +33,18 @@ not cause a preemption in the next step (the value is that of vLLM's watermark).
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading of the scheduler; counts since start where the name says `total`."""
+    """A reading of the scheduler; counts since start where the name says `total`.
+
+    num_table_entries: blocks that the block tables name; 1 - num_used_blocks / num_table_entries is
+        what sharing saves (PagedAttention, section 6.3).
+    """
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    num_table_entries: int
     num_tokens_in_used_blocks: int
     preempted_total: int
     prompt_tokens_total: int
@@ -318,6 +323,7 @@ class Scheduler:
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
+            num_table_entries=self._kv.num_table_entries,
             num_tokens_in_used_blocks=int(self._table.num_computed[self._table.live].sum()),
             preempted_total=self._roster.preempted_total,
             prompt_tokens_total=self._prompt_tokens_total,
