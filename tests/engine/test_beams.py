@@ -127,19 +127,24 @@ def test_is_the_same_after_preemption_at_any_depth(tmp_path: Path) -> None:
     tokens = []
     for settings in ({"depth": 1}, {"depth": 3}, {"depth": 2, "enable_prefix_caching": False}):
         with start(tmp_path, **settings) as engine:
-            scheduler = engine.engine.client._core._scheduler
-            streams = [
-                iter_search(engine, prompt, every=2 if settings["depth"] > 1 else 0)
+            scheduler = scheduler_of(engine)
+            outputs = [
+                preempted_search(engine, prompt, every=2 if settings["depth"] > 1 else 0)
                 for prompt in PROMPTS
             ]
-            tokens.append([[s.tokens for s in stream.sequences] for stream in streams])
+            tokens.append([[s.tokens for s in output.sequences] for output in outputs])
             assert (scheduler.stats().preempted_total > 0) == (settings["depth"] > 1)
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-def iter_search(llm: LLM, prompt: list[int], every: int) -> BeamSearchOutput:
-    """A search that is preempted in every so manieth plan; 0: never."""
-    scheduler = llm.engine.client._core._scheduler
+def scheduler_of(llm: LLM) -> Any:
+    client: Any = llm.engine.client
+    return client._core._scheduler
+
+
+def preempted_search(llm: LLM, prompt: list[int], every: int) -> BeamSearchOutput:
+    """A search that is preempted before one in `every` plans; 0: never."""
+    scheduler = scheduler_of(llm)
     plan, count = scheduler.plan, 0
 
     def plan_and_preempt(now: float) -> Any:
@@ -187,7 +192,7 @@ def test_temperature_flattens_what_the_search_goes_by(llm: LLM) -> None:
 def test_ends_on_the_models_own_end_token(tmp_path: Path) -> None:
     """A checkpoint is told that a token which its best sequence has is its end."""
     write_checkpoint(FAMILIES[0], tmp_path)
-    params = {"beam_width": 4, "max_tokens": 20}
+    params: dict[str, Any] = {"beam_width": 4, "max_tokens": 20}
     with start(tmp_path) as engine:
         (free,) = engine.beam_search(PROMPTS[0], BeamSearchParams(**params), use_tqdm=False)
     end = free.sequences[0].tokens[len(PROMPTS[0]) + 2]

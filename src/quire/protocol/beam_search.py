@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from quire.errors import RequestError
 from quire.protocol.sampling_params import MAX_SAMPLES, SamplingParams
@@ -32,13 +33,12 @@ class BeamRules:
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        width: object = self.width
+        width, penalty = cast("object", self.width), cast("object", self.length_penalty)
         if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_SAMPLES:
             raise RequestError(
                 f"the beam width is {width!r}, but it must be an integer from 1 to {MAX_SAMPLES}. "
                 "Change it."
             )
-        penalty: object = self.length_penalty
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
         if not is_number or not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise RequestError(

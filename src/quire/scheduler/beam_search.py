@@ -103,16 +103,16 @@ class BeamSearch:
 
     def _in_order(self, candidates: Sequence[TokenCandidates]) -> Iterator[Continuation]:
         """All continuations with a chance, best first; of equal ones the better beam's."""
-        parents = np.repeat(np.arange(len(candidates)), [len(c.token_ids) for c in candidates])
-        places = np.concatenate([np.arange(len(c.token_ids)) for c in candidates])
+        counts = [len(c.token_ids) for c in candidates]
+        parents = np.repeat(np.arange(len(candidates)), counts)
+        places = np.concatenate([np.arange(count) for count in counts])
         before = np.array([beam.cum_logprob for beam in self.live])
         totals = before[parents] + np.concatenate([c.scores for c in candidates])
         order = np.argsort(-totals, kind="stable")
         order = order[np.isfinite(totals[order])]
-        for parent, place, total in zip(
-            parents[order].tolist(), places[order].tolist(), totals[order].tolist(), strict=True
-        ):
-            yield self._continue(parent, candidates[parent], place, total)
+        for i in order.tolist():
+            parent = int(parents[i])
+            yield self._continue(parent, candidates[parent], int(places[i]), float(totals[i]))
 
     def _continue(
         self, parent: int, candidates: TokenCandidates, place: int, total: float
