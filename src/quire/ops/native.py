@@ -54,11 +54,7 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         ),
         "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
         "rms_norm": (
-            (_POINTER, _INT64, _INT64) * 2
-            + (_POINTER,) * 3
-            + (_INT64,) * 3
-            + (_FLOAT,)
-            + (_INT32,) * 2
+            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 3 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
         ),
         "layer_norm": (
             (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 4 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)

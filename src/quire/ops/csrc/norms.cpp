@@ -50,14 +50,14 @@ void each_row(const NormCall& call, F&& norm) {
 QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, const void* residual,
                              int64_t residual_outer, int64_t residual_inner, const void* weight,
                              void* out, void* total, int64_t outer, int64_t inner, int64_t width,
-                             float eps, int32_t unit_offset, int32_t dtype, quire::Team* team) {
+                             float eps, int32_t dtype, quire::Team* team) {
   using namespace quire;
   const NormCall call{{x, x_outer, x_inner}, {residual, residual_outer, residual_inner},
                       out, total, outer, inner, width, team};
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     each_row<E>(call, [&](const E* row, E* normed) {
-      normalise(row, static_cast<const E*>(weight), normed, width, eps, unit_offset != 0);
+      normalise(row, static_cast<const E*>(weight), normed, width, eps);
     });
   });
 }

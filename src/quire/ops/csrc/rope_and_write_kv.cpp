@@ -15,7 +15,7 @@ template <class E>
 QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
                                 const float* cos, const float* sin, int64_t half) {
   for (int64_t h = 0; h < heads; ++h, x += head_dim) {
-    if (weight != nullptr) normalise(x, weight, x, head_dim, eps, false);
+    if (weight != nullptr) normalise(x, weight, x, head_dim, eps);
     rotate_halves(x, cos, sin, half);
   }
 }

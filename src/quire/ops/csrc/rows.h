@@ -61,27 +61,19 @@ QUIRE_INLINE void add_rows(const E* x, const E* y, E* total, int64_t first, int6
   });
 }
 
-// RMSNorm.
+// RMSNorm; the norm is rounded to the element type before it is multiplied by the weight.
 template <class E>
-QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, float eps,
-                            bool unit_offset) {
+QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, float eps) {
   const float squares = sum_over(width, [&](vf total, int64_t i, auto size) {
     const vf value = get(x + i, size);
     return fma(value, value, total);
   });
   const float mean = squares / static_cast<float>(width);
   const vf scale = set1(1.0f / std::sqrt(mean + eps));
-  if (unit_offset) {
-    each_vector(0, width, [&](int64_t i, auto size) {
-      const vf normed = mul(get(x + i, size), scale);
-      put(out + i, mul(normed, add(set1(1.0f), get(weight + i, size))), size);
-    });
-  } else {
-    each_vector(0, width, [&](int64_t i, auto size) {
-      const vf normed = mul(get(x + i, size), scale);
-      put(out + i, mul(get(weight + i, size), rounded<E>(normed)), size);
-    });
-  }
+  each_vector(0, width, [&](int64_t i, auto size) {
+    const vf normed = mul(get(x + i, size), scale);
+    put(out + i, mul(get(weight + i, size), rounded<E>(normed)), size);
+  });
 }
 
 // LayerNorm, the variance from differences to the mean. weight, bias: may be null.

@@ -16,9 +16,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
     """`rms_norm` on `library`; contract in `quire.ops.rms_norm`."""
     call = library.call
 
-    def rms_norm(
-        x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
-    ) -> torch.Tensor:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x, (outer, inner), strides = strided_rows(x)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         call(
@@ -35,7 +33,6 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             inner,
             x.shape[-1],
             eps,
-            unit_offset,
             DTYPE_CODES[x.dtype],
         )
         return out
@@ -54,7 +51,6 @@ def bind_with_residual(
         residual: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
-        unit_offset: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, (outer, inner), x_strides = strided_rows(x)
         residual, _, residual_strides = strided_rows(residual)
@@ -73,7 +69,6 @@ def bind_with_residual(
             inner,
             x.shape[-1],
             eps,
-            unit_offset,
             DTYPE_CODES[x.dtype],
         )
         return out, total
