@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,3 +79,38 @@ def test_any_draw_equals_the_reference(
         if provider.unavailable(PLATFORM) is None:
             difference = compare(OP, provider.load(TEAM), case)
             assert difference is None, f"{provider.name}: {difference}"
+
+
+NO_MEMORY = """
+import resource, torch
+from quire.errors import EngineError
+from quire.ops import ALL_OPS, Team
+from quire.platform import detect_platform
+here = detect_platform()
+provider = next(p for p in ALL_OPS["draw"].providers if p.unavailable(here) is None)
+calls, size = (provider.load(), provider.load(Team(2))), 8_000_000
+number, integer = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+logits = torch.zeros(1, size)  # all in one bucket, whose ids take 64 MB and twice that as they grow
+with open("/proc/self/status") as status:
+    mapped = 1024 * int(next(line for line in status if line.startswith("VmSize")).split()[1])
+resource.setrlimit(resource.RLIMIT_AS, (mapped + 48 * 2**20,) * 2)
+for call in calls:
+    try:
+        call(logits, integer, number, integer, number * 0.9, 0 * number, *[integer] * 3)
+    except EngineError as error:
+        assert "draw failed with code 2" in str(error), error
+    else:
+        raise SystemExit(4)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads sizes through /proc")
+@pytest.mark.skipif(
+    all(provider.unavailable(PLATFORM) for provider in OP.providers), reason="no compiled kernels"
+)
+def test_a_draw_without_memory_fails_alone() -> None:
+    """Turns red when a process ends because a thread of the team finds no memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY], timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

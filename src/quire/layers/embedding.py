@@ -31,7 +31,7 @@ class Embedding:
         self.weights = DenseWeights({"weight": self.weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._embedding(ids + self._offset if self._offset else ids, self.weight)
+        return self._embedding(ids, self.weight, self._offset)
 
 
 class TiedEmbedding:
@@ -68,4 +68,4 @@ class LMHead:
         self.weights: LayerWeights = DenseWeights({}) if tied else projection.weights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._table.matrix(hidden).float()
+        return self._table.matrix(hidden, torch.float32)

@@ -1,6 +1,6 @@
 """Residual addition, then RMSNorm of the sum: two reads and two writes instead of five and three.
 
-`add_rms_norm(x, residual, weight, eps, unit_offset=False)` → (normed, total), both like x and newly
+`add_rms_norm(x, residual, weight, eps)` → (normed, total), both like x and newly
 allocated; total = x + residual rounded to the dtype, normed = `rms_norm(total, …)`.
 
 x, residual: [..., N], last dimension contiguous. weight: [N].

@@ -14,8 +14,7 @@ def add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    unit_offset: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes as in the contract (`quire.ops.add_rms_norm`)."""
     total = x + residual
-    return rms_norm(total, weight, eps, unit_offset), total
+    return rms_norm(total, weight, eps), total

@@ -7,7 +7,9 @@
 // E exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds that from
 // above without a logarithm.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <new>
 #include <vector>
 
 #include "parallel.h"
@@ -202,12 +204,14 @@ int64_t winner(const Row& row, const Stream& stream, const Last& last) {
 
 // logits: rows of `vocab_size` floats with a stride, none NaN, the largest of a row finite. Draw i is
 // from row rows[i] and goes to token_ids[i]. top_k 0, top_p 1 and min_p 0 are off; temperature > 0.
+// 2: no memory for the tokens of a bucket; what token_ids holds then means nothing.
 QUIRE_API int quire_draw(const float* logits, int64_t stride, int64_t vocab_size,
                          const int64_t* rows, int64_t num_draws, const double* temperature,
                          const int64_t* top_k, const double* top_p, const double* min_p,
                          const uint64_t* seeds, const int64_t* sample_indices,
                          const int64_t* positions, int64_t* token_ids, quire::Team* team) {
   using namespace quire;
+  std::atomic<int> failed{0};
   parallel_for(num_draws, 1, team, [&](int64_t i) {
     thread_local std::vector<int64_t> tokens;
     const float* row_logits = logits + rows[i] * stride;
@@ -218,7 +222,11 @@ QUIRE_API int quire_draw(const float* logits, int64_t stride, int64_t vocab_size
                         static_cast<uint32_t>(positions[i]),
                         static_cast<uint32_t>(sample_indices[i])};
     const bool filtered = row.top_k > 0 || row.top_p < 1.0;
-    token_ids[i] = winner(row, stream, filtered ? last_of(row, tokens) : Last{});
+    try {  // no exception may leave a thread of the team
+      token_ids[i] = winner(row, stream, filtered ? last_of(row, tokens) : Last{});
+    } catch (const std::bad_alloc&) {
+      failed = 2;
+    }
   });
-  return 0;
+  return failed;
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.ops.cpu_provider import PANEL, input_rows
+from quire.ops.cpu_provider import PANEL, input_rows, row_ids
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -39,9 +39,9 @@ class IntegerPanels:
         self._depth = torch.Size(sizes).numel()
         self._dtype = dtype
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
-        out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
+        out = torch.empty((rows.shape[0], self._outputs), dtype=out_dtype or x.dtype)
         self._call(
             self._name,
             rows.data_ptr(),
@@ -53,16 +53,18 @@ class IntegerPanels:
             self._outputs,
             *self._sizes,
             DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        ids = ids.to(torch.int64).contiguous()
+        ids = row_ids(ids)
         out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
         self._call(
             f"{self._name}_rows",
             *self._table,
             ids.data_ptr(),
+            ids.itemsize,
             out.data_ptr(),
             ids.numel(),
             self._outputs,

@@ -1,10 +1,9 @@
 """RMSNorm over the last dimension.
 
-`rms_norm(x, weight, eps, unit_offset=False)` → tensor like x.
+`rms_norm(x, weight, eps)` → tensor like x.
 
 x: [..., N], last dimension contiguous. weight: [N]. The norm is in float32, rounded to x's dtype
-and then multiplied by the weight, as the published Llama weights expect. unit_offset: multiply by
-1 + weight in float32 and round once (Gemma).
+and then multiplied by the weight, as the published Llama weights expect.
 """
 
 from quire.ops.cpu_provider import cpu_providers

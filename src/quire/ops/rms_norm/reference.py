@@ -7,12 +7,8 @@ import torch
 __all__ = ["rms_norm"]
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Shapes and casts as in the contract (`quire.ops.rms_norm`)."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    if unit_offset:
-        return (normed * (1.0 + weight.float())).to(x.dtype)
     return weight * normed.to(x.dtype)
