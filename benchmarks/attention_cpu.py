@@ -2,10 +2,11 @@
 
     python benchmarks/attention_cpu.py [--quick] [--threads N] [--output FILE]
 
-Heads of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, random data, blocks in random order. Every
-provider is compared with the reference before it is timed. Figures are medians over the repeats,
-with the lowest and highest. Each decode takes turns with a sum over 512 MiB of float32 ("read
-beside"), since the bandwidth of a shared machine changes from one minute to the next.
+Heads of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, random data, blocks in random order in the
+pool of an engine. Every provider is compared with the reference before it is timed. Figures are
+medians over the repeats, with the lowest and highest. Each decode takes turns with a sum over 512
+MiB of float32 ("read beside"), since the bandwidth of a shared machine changes from one minute to
+the next.
 """
 
 # ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
@@ -17,9 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from kernel_figures import SEED, Call, Figure, figures_by_turns, run
 
+from quire.attention import KVPool, LayerCache
+from quire.config.kv_layout import KV_DTYPES, KVGroup, KVLayout
 from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
 from quire.ops.compile import ISAS
-from quire.ops.paged_batch import paged_batch
+from quire.ops.paged_batch import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
@@ -34,6 +37,20 @@ PREFILLS = (64, 512, 2048)
 
 Attention = Callable[..., torch.Tensor]
 Rows = Sequence[tuple[int, int]]
+
+
+def in_a_pool(batch: PagedBatch) -> LayerCache:
+    """The batch's K and V where an engine has them, whose pages may be huge."""
+    num_blocks, *page = batch.k_cache.shape
+    dtype = batch.k_cache.dtype
+    layout = KVLayout((KVGroup((0,)),), *page, *KV_DTYPES[str(dtype).removeprefix("torch.")])
+    layer = KVPool.allocate(layout, num_blocks, dtype, batch.k_cache.device).layers[0]
+    layer.k.copy_(batch.k_cache)
+    layer.v.copy_(batch.v_cache)
+    for scales, given in ((layer.k_scale, batch.k_scale), (layer.v_scale, batch.v_scale)):
+        if scales is not None and given is not None:
+            scales.copy_(given)
+    return layer
 
 
 def attention_call(
@@ -56,23 +73,24 @@ def attention_call(
         dtype=dtype,
         cache_dtype=cache_dtype,
     )
+    cache = in_a_pool(batch)
     arguments = (
         batch.q,
-        batch.k_cache,
-        batch.v_cache,
+        cache.k,
+        cache.v,
         batch.block_table,
         batch.query_start_loc,
         batch.seq_lens,
         HEAD_DIM**-0.5,
         None,
-        batch.k_scale,
-        batch.v_scale,
+        cache.k_scale,
+        cache.v_scale,
     )
     work = f"decode {len(rows)} x {rows[0][1]}" if rows[0][0] == 1 else f"prefill {rows[0][1]}"
     name = f"{work}, blocks of {block_size}, {cache_dtype} cache, {label}"
     if rows[0][0] == 1:
         tokens = sum(length for _, length in rows)
-        amount = 2.0 * tokens * batch.k_cache.stride(1) * cache_dtype.itemsize
+        amount = 2.0 * tokens * cache.k.stride(1) * cache_dtype.itemsize
         return name, "GB/s", amount, lambda: call(*arguments)
     pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in rows)
     return name, "GFLOP/s", 4.0 * pairs * HEADS * HEAD_DIM, lambda: call(*arguments)
