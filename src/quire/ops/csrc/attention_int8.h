@@ -1,10 +1,10 @@
 // Attention over an int8 cache by exact products of 8-bit integers (AVX512_VNNI).
 //
 // Widening int8 to float32 keeps a core busier than its memory. Here queries and weights become
-// integers of 16 bits, one float step per query row and, for weights, per key block: score =
-// step · Σ q k, output += step · Σ w v, both sums exact. 16 bits of the largest element are far
-// below what bfloat16 queries hold, so these alone come here. What a query computes depends on its
-// own keys alone, as in attention_tile.h.
+// integers of 16 bits with one float step per query row and, for weights, per key block: score =
+// step · Σ q k, output += step · Σ w v, both sums exact. That is far below what bfloat16 queries
+// resolve, so these alone come here: those of more digits keep to float32. What a query computes
+// depends on its own keys alone, as in attention_tile.h.
 #pragma once
 
 #include "attention_range.h"
@@ -30,20 +30,23 @@ QUIRE_INLINE raw load_bytes(const int8_t* p, int n) {
   return _mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p);
 }
 
-// Lane i is the sum of the lanes of x[i].
-QUIRE_INLINE raw fold_halves(raw a, raw b) {  // a's sum in the lower half, b's above
+// Sums of the lanes of 16 vectors, in three steps; integers come out alike in any order.
+// Halves of a vector onto each other: what is left of a lies in the lower half, of b above.
+QUIRE_INLINE raw fold_halves(raw a, raw b) {
   return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x4E), _mm512_mask_blend_epi64(0xF0, a, b));
 }
-QUIRE_INLINE raw fold_quarters(raw a, raw b) {  // in turn, in both halves
+// Quarters within each half: a's and b's in turn.
+QUIRE_INLINE raw fold_quarters(raw a, raw b) {
   const raw crossed = _mm512_mask_blend_epi64(0x33, a, b);
   return _mm512_add_epi32(_mm512_shuffle_i64x2(crossed, crossed, 0xB1),
                           _mm512_mask_blend_epi64(0xCC, a, b));
 }
+// Lanes within each quarter: of x[0], x[1], x[2], x[3].
 QUIRE_INLINE raw fold_lanes(const raw (&x)[4]) {
-  const raw a = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]),
-                                     _mm512_unpackhi_epi32(x[0], x[1]));
-  const raw b = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]),
-                                     _mm512_unpackhi_epi32(x[2], x[3]));
+  const raw a =
+      _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+  const raw b =
+      _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
   return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
 }
 
@@ -103,12 +106,12 @@ template <int NR>
 QUIRE_INLINE void integer_scores(const IntegerScratch& ints, int row, int depth, int head_dim,
                                  const int8_t* const* k, int64_t at, float* scores,
                                  Ahead<int8_t>* ahead) {
-  constexpr int NK = 8 / NR;  // keys at a time, twice
+  constexpr int NK = 8 / NR;  // keys at a time, in two halves
   const int8_t* q = ints.q + int64_t{row} * 2 * depth;
   const raw flip = _mm512_set1_epi8(-128);
   raw halves[2][4];
   QUIRE_UNROLL
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int half = 0; half < 2; ++half) {
     vi high[8], low[8];
     QUIRE_UNROLL
     for (int i = 0; i < 8; ++i) high[i] = low[i] = set1_int(0);
@@ -121,7 +124,7 @@ QUIRE_INLINE void integer_scores(const IntegerScratch& ints, int row, int depth,
       QUIRE_UNROLL
       for (int j = 0; j < NK; ++j) {
         const raw key =
-            _mm512_xor_si512(load_key(k[4 * turn + j % 4 + 8 * (j / 4)] + at + d), flip);
+            _mm512_xor_si512(load_key(k[4 * half + j % 4 + 8 * (j / 4)] + at + d), flip);
         QUIRE_UNROLL
         for (int r = 0; r < NR; ++r) {
           high[4 * r + j] = dot(high[4 * r + j], key, queries[r][0]);
@@ -132,13 +135,17 @@ QUIRE_INLINE void integer_scores(const IntegerScratch& ints, int row, int depth,
     int d = 0;
     for (; d + kBytes <= head_dim; d += kBytes) {
       if (ahead != nullptr) ahead->fetch(NK * kBytes);
-      multiply(d, [](const int8_t* key) __attribute__((always_inline)) { return _mm512_loadu_si512(key); });
+      multiply(d, [](const int8_t* key) __attribute__((always_inline)) {
+        return _mm512_loadu_si512(key);
+      });
     }
     if (d < head_dim)
-      multiply(d, [&](const int8_t* key) __attribute__((always_inline)) { return load_bytes(key, head_dim - d); });
+      multiply(d, [&](const int8_t* key) __attribute__((always_inline)) {
+        return load_bytes(key, head_dim - d);
+      });
     QUIRE_UNROLL
     for (int i = 0; i < 4; ++i)
-      halves[turn][i] =
+      halves[half][i] =
           fold_halves(join_bytes(high[i], low[i]), join_bytes(high[4 + i], low[4 + i]));
   }
   raw quarters[4];
@@ -158,7 +165,9 @@ QUIRE_INLINE void integer_scores(const IntegerScratch& ints, int row, int depth,
 // with its four tokens side by side.
 QUIRE_INLINE void interleave(const int8_t* const* v, int64_t at, int n, raw (&out)[4]) {
   const bool whole = n == kBytes;
-  auto bytes = [&](int i) { return whole ? _mm512_loadu_si512(v[i] + at) : load_bytes(v[i] + at, n); };
+  auto bytes = [&](int i) {
+    return whole ? _mm512_loadu_si512(v[i] + at) : load_bytes(v[i] + at, n);
+  };
   const raw a = bytes(0), b = bytes(1), c = bytes(2), d = bytes(3);
   const raw ab_low = _mm512_unpacklo_epi8(a, b), ab_high = _mm512_unpackhi_epi8(a, b);
   const raw cd_low = _mm512_unpacklo_epi8(c, d), cd_high = _mm512_unpackhi_epi8(c, d);
@@ -193,7 +202,7 @@ QUIRE_INLINE void transpose_quarters(const raw (&x)[4], raw (&out)[4]) {
   out[3] = _mm512_shuffle_i32x4(b, d, 0xDD);
 }
 
-// A key block's chunk by chunk sums: the first one begins them, the last one adds them to acc.
+// The sums of a key block grow chunk by chunk: the first begins them, the last adds them to acc.
 struct Turn {
   bool begins, ends;
 };
@@ -277,7 +286,7 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
   });
 }
 
-// acc += weights · values for all rows of one kv head. More than two rows share what is interleaved.
+// acc += weights · values for all rows of one kv head. More than two share what is interleaved.
 inline void weigh_values(const Tile& tile, const Range& range, Turn turn, int head,
                          const int8_t* const* v, const Scratch& scratch, Ahead<int8_t>* ahead) {
   const IntegerScratch& ints = scratch.integers;
