@@ -192,6 +192,35 @@ def test_nan_stays_in_its_own_row(kernel: Kernel, cache_dtype: torch.dtype) -> N
     assert result[2].isfinite().all()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+def test_a_broken_token_stays_hidden_from_earlier_queries(
+    kernel: Kernel, cache_dtype: torch.dtype, window: int | None, bad: float
+) -> None:
+    """Turns red when a weight of 0 is all that keeps a later V, or one that the window has left,
+    from a query of the same tile: 0 · inf is NaN."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(30, 70)],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=40,
+        block_size=8,
+        dtype=torch.bfloat16,
+        cache_dtype=cache_dtype,
+    )
+    broken = 53
+    block, offset = int(batch.block_table[0, broken // 8]), broken % 8
+    poisoned = batch.v_cache if batch.v_scale is None else batch.v_scale
+    poisoned[block, offset] = bad
+    result = kernel(*arguments(batch), 0.2, window, **scales(batch))
+    position = torch.arange(40, 70)
+    sees = (position >= broken) & (position < broken + (window or 1000))
+    assert result[~sees].isfinite().all()
+    assert not result[sees].isfinite().any()
+
+
 def test_very_large_and_equal_scores_stay_finite(kernel: Kernel) -> None:
     """Turns red when the softmax overflows or a row's maximum is not subtracted."""
     batch = paged_batch(

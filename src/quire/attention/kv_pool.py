@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from quire.config.kv_layout import KVLayout
+from quire.ops.huge_pages import map_huge_pages
 from quire.ops.kv_pages import page_views
 
 __all__ = ["KVPool", "LayerCache"]
@@ -38,9 +40,18 @@ class KVPool:
     def allocate(
         cls, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> KVPool:
-        """Pages that are not initialised: what was not written is never read."""
+        """Pages that nobody initialises: what was not written is never read.
+
+        On a CPU they lie in the system's huge pages where it has them, since decode streams
+        through the pool. Memory is used from the first write on, then 2 MiB at once and not the
+        written block alone; the memory plan counts the whole pool anyway.
+        """
         shape = (layout.num_planes, 2, num_blocks, layout.block_size, layout.token_bytes)
-        pages = torch.empty(shape, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            size = math.prod(shape)
+            pages = map_huge_pages(size)[:size].view(shape)
+        else:
+            pages = torch.empty(shape, dtype=torch.uint8, device=device)
         elements, scales = page_views(pages, dtype, layout.num_kv_heads, layout.head_dim)
         layers: dict[int, LayerCache] = {}
         groups: dict[int, int] = {}

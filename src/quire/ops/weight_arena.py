@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import torch
+
+from quire.ops.huge_pages import HUGE_PAGE, map_huge_pages
 
 __all__ = ["WeightArena"]
 
-HUGE_PAGE = 2 * 2**20
 CHUNK = 32 * HUGE_PAGE
 """Address space that is taken at a time; memory is used as it is written."""
 
@@ -20,8 +18,6 @@ LINE = 64
 class WeightArena:
     """Buffers one behind the other in chunks, so that two share a huge page: a page for each would
     waste half a page per matrix. A chunk is given back when the last of its buffers is gone.
-
-    Where the system has no huge pages on request, the pages are ordinary ones.
     """
 
     def __init__(self) -> None:
@@ -31,16 +27,6 @@ class WeightArena:
         """`size` bytes of zeros."""
         padded = -(-size // LINE) * LINE
         if padded > len(self._chunk):
-            self._chunk = _map_chunk(max(padded, CHUNK))
+            self._chunk = map_huge_pages(max(padded, CHUNK))
         buffer, self._chunk = self._chunk[:size], self._chunk[padded:]
         return buffer
-
-
-def _map_chunk(size: int) -> torch.Tensor:
-    # Private: of shared memory, which is mmap's default, Linux makes no huge pages on request.
-    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel that was built without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages
-    return memory[-memory.data_ptr() % HUGE_PAGE :]

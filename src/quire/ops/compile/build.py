@@ -91,7 +91,7 @@ _AVX512_VNNI = Isa(
     ("-mavx512vnni",),
     ("avx512_vnni",),
     extends=_AVX512,
-    units=("linear_int8", "linear_int4"),
+    units=("linear_int8", "linear_int4", "paged_attention"),
 )
 _AVX512_BF16 = Isa(
     "avx512_bf16",

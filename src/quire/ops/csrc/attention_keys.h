@@ -1,6 +1,7 @@
 // Where attention finds K and V: the tokens of one row in the pages of the cache.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "int8_rows.h"
@@ -85,13 +86,18 @@ struct Keys {
   }
 };
 
-// Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for.
-// Into L2: a chunk of all heads fills L1, and what is in use must stay there.
+// Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
+// little at a time, since a burst keeps what is in use waiting. Into L2: a chunk of all heads fills
+// L1, and what is in use must stay there.
 template <class E>
 class Ahead {
  public:
   Ahead(const E* const* rows, int num_rows, int width)
-      : rows_(rows), last_(rows + num_rows), end_(width * static_cast<int>(sizeof(E))) {}
+      : rows_(rows),
+        last_(rows == nullptr ? nullptr : rows + num_rows),
+        end_(width * static_cast<int>(sizeof(E))) {
+    if (rows != nullptr) at_ = -within_line();
+  }
 
   QUIRE_INLINE void fetch(int elements) {
     int left = elements * static_cast<int>(sizeof(E));
@@ -101,15 +107,17 @@ class Ahead {
       for (int i = 0; i < count; i += kLine) _mm_prefetch(from + i, _MM_HINT_T1);
       left -= count;
       at_ += count;
-      if (at_ == end_) {
-        at_ = 0;
-        ++rows_;
+      if (at_ == end_ && ++rows_ < last_) {
+        at_ = -within_line();
+        left -= at_;  // a row that begins within a line touches one more
       }
     }
   }
 
  private:
   static constexpr int kLine = 64;
+  int within_line() const { return static_cast<int>(reinterpret_cast<uintptr_t>(*rows_) % kLine); }
+
   const E* const* rows_;
   const E* const* last_;
   int end_, at_ = 0;

@@ -7,43 +7,10 @@
 // single operation of a query, so batched = alone and chunked = whole hold bit for bit.
 #pragma once
 
-#include <algorithm>
-#include <type_traits>
-
-#include "attention_keys.h"
-#include "attention_softmax.h"
+#include "attention_int8.h"
+#include "attention_range.h"
 
 namespace quire::attention {
-
-constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see attend_block
-constexpr int kSpan = 512;
-constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
-constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
-static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
-
-struct Scratch {
-  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e)
-  float* scores;  // [kv_heads, rows, kKeyBlock]
-  float* wide;    // [kKeyBlock, width]
-  State span;
-};
-
-struct Tile {
-  int64_t first_position;  // of the first query
-  int kv_heads;            // adjacent ones, computed block by block in turn
-  int rows;                // num_tokens · group: query rows of one kv head
-  int group;
-  int head_dim;
-  int width;       // head_dim rounded up to whole vectors
-  int64_t window;  // 0: none
-
-  int num_states() const { return kv_heads * rows; }
-  int64_t position(int row) const { return first_position + row / group; }
-  int64_t low(int row) const {
-    const int64_t from = position(row) - window + 1;
-    return window > 0 && from > 0 ? from : 0;
-  }
-};
 
 // scores[i][j] = q[i] · k[j] for NQ rows of q and NK = kLanes / NQ keys. k: by key, `at` elements
 // before what is read.
@@ -54,9 +21,9 @@ QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_
   vf dots[kLanes];
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
-  if (ahead != nullptr) ahead->fetch(NK * head_dim);
   int d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
+    if (ahead != nullptr) ahead->fetch(NK * kLanes);
     vf keys[NK];
     QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + at + d);
@@ -92,8 +59,8 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
   for (int i = 0; i < NQ; ++i)
     QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) sums[i][j] = load(acc + i * width + d + j * kLanes);
-  if (ahead != nullptr) ahead->fetch((last - first) * ND * kLanes);
   for (int k = first; k < last; ++k) {
+    if (ahead != nullptr) ahead->fetch(ND * kLanes);
     const E* row = v[k] + at + d;
     asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
     vf value[ND];
@@ -132,35 +99,6 @@ QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* w
   }
 }
 
-// Part of one key block, in positions relative to its first key.
-struct Range {
-  int64_t block;  // position of the block's first key
-  int from, to;
-
-  int low(const Tile& tile, int row) const {
-    return static_cast<int>(std::max<int64_t>(tile.low(row) - block, from));
-  }
-  int high(const Tile& tile, int row) const {
-    return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
-  }
-  // The keys of one chunk; empty when there are none.
-  Range chunk(int first) const {
-    return Range{block, std::max(from, first), std::min(to, first + kChunk)};
-  }
-};
-
-// Calls body(row, count) over all rows, 4, 2 or 1 at a time.
-template <class F>
-QUIRE_INLINE void each_rows(int rows, F&& body) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>());
-  if (row + 2 <= rows) {
-    body(row, std::integral_constant<int, 2>());
-    row += 2;
-  }
-  if (row < rows) body(row, std::integral_constant<int, 1>());
-}
-
 // Scores of all rows of one kv head with the keys of a range. q: the head's; k: by key, `at`
 // elements before the head.
 template <class E>
@@ -175,55 +113,48 @@ inline void score_keys(const Tile& tile, const Range& range, const float* q, con
   });
 }
 
-// acc += weights · values over the keys of a range, for all rows of one kv head.
+// acc += weights · values over the keys of a range, for all rows of one kv head. Rows share the
+// keys that all of them see; the others they take alone, since a weight of 0 does not hide a value
+// that is not finite.
 template <class E>
 inline void weigh_keys(const Tile& tile, const Range& range, const float* weights,
                        const E* const* v, int64_t at, float* acc, Ahead<E>* ahead) {
+  auto weigh = [&](auto count, int row, int first, int last, Ahead<E>* next) {
+    if (first >= last) return;
+    weigh_rows<count>(acc + row * tile.width, tile.width, tile.head_dim, weights + row * kKeyBlock,
+                      v, at, first, last, next);
+  };
+  constexpr std::integral_constant<int, 1> alone;
+  Ahead<E>* const none = nullptr;
   each_rows(tile.rows, [&](int row, auto count) {
-    constexpr int NQ = count;
-    weigh_rows<NQ>(acc + row * tile.width, tile.width, tile.head_dim, weights + row * kKeyBlock, v,
-                   at, range.low(tile, row), range.high(tile, row + NQ - 1),
-                   row == 0 ? ahead : nullptr);
+    const int first = range.low(tile, row + count - 1);
+    const int last = std::max(first, range.high(tile, row));
+    for (int r = row; r < row + count; ++r)
+      weigh(alone, r, range.low(tile, r), std::min(first, range.high(tile, r)), none);
+    weigh(count, row, first, last, row == 0 ? ahead : nullptr);
+    for (int r = row; r < row + count; ++r)
+      weigh(alone, r, std::max(last, range.low(tile, r)), range.high(tile, r), none);
   });
 }
 
-template <class E>
-inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block, int head,
-                        Scratch& scratch) {
-  HeadScales scales;
-  const HeadScales* given = block.scales_of(head, scales) ? &scales : nullptr;
-  for (int row = 0; row < tile.rows; ++row)
-    soften(tile.width, scratch.scores, head * tile.rows + row, range.low(tile, row),
-           range.high(tile, row), given, scratch.span);
-}
-
-// One key block of a tile of few rows, which is bound by memory. The heads take a chunk of keys in
-// turn, and meanwhile the next chunk is prefetched in the order of its addresses: K, then V, then
-// the K of `after`, the next block.
+// One key block of a tile of few rows, which is bound by memory: K, then V, then the K of `after`,
+// the next block.
 template <class E>
 inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                          const KeyBlock<E>* after, Scratch& scratch) {
-  auto each_chunk = [&](const E* const* source, const E* const* follow, auto&& body) {
-    for (int first = 0; first < kKeyBlock; first += kChunk) {
-      const Range chunk = range.chunk(first);
-      if (chunk.from >= chunk.to) continue;
-      const E* const* next = first + kChunk < range.to ? source + first + kChunk : follow;
-      Ahead<E> ahead(next, kChunk, tile.kv_heads * tile.head_dim);
-      for (int head = 0; head < tile.kv_heads; ++head)
-        body(chunk, head * tile.rows, int64_t{head} * tile.head_dim,
-             next != nullptr ? &ahead : nullptr);
-    }
-  };
-  each_chunk(block.k, block.v + range.from / kChunk * kChunk,
-             [&](const Range& chunk, int row, int64_t at, Ahead<E>* ahead) {
-               score_keys(tile, chunk, scratch.q + row * tile.width, block.k, at,
-                          scratch.scores + row * kKeyBlock, ahead);
+  each_chunk(tile, range, block.k, block.v + range.from / kChunk * kChunk,
+             [&](const Range& chunk, int head, Ahead<E>* ahead) {
+               const int row = head * tile.rows;
+               score_keys(tile, chunk, scratch.q + row * tile.width, block.k,
+                          int64_t{head} * tile.head_dim, scratch.scores + row * kKeyBlock, ahead);
              });
   for (int head = 0; head < tile.kv_heads; ++head) soften_keys(tile, range, block, head, scratch);
-  each_chunk(block.v, after != nullptr ? after->k : nullptr,
-             [&](const Range& chunk, int row, int64_t at, Ahead<E>* ahead) {
-               weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, block.v, at,
-                          scratch.span.acc + row * tile.width, ahead);
+  each_chunk(tile, range, block.v, after != nullptr ? after->k : nullptr,
+             [&](const Range& chunk, int head, Ahead<E>* ahead) {
+               const int row = head * tile.rows;
+               weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, block.v,
+                          int64_t{head} * tile.head_dim, scratch.span.acc + row * tile.width,
+                          ahead);
              });
 }
 
@@ -254,32 +185,39 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
   weigh_keys<float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
 
-// The tile over one span of tokens, into scratch.span.
+// The tile over one span of tokens, into scratch.span. continues: whether the caller takes the next
+// span after this one, so that its first block may be prefetched.
 template <class E>
-inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, Scratch& scratch) {
+inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool continues,
+                        Scratch& scratch) {
   const int num_states = tile.num_states();
   std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
   std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
   for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
   const int64_t low = std::max(tile.low(0), span * kSpan);
-  const int64_t high = std::min(tile.position(tile.rows - 1) + 1, (span + 1) * kSpan);
+  const int64_t end = tile.position(tile.rows - 1) + 1;
+  const int64_t high = std::min(end, (span + 1) * kSpan);
   KeyBlock<E> blocks[2];
   auto locate = [&](int64_t block, int at) {
-    const int64_t from = std::max(low, block), to = std::min(high, block + kKeyBlock);
+    const int64_t from = std::max(low, block), to = std::min(end, block + kKeyBlock);
     keys.locate(block, from, to, blocks[at]);
     return Range{block, static_cast<int>(from - block), static_cast<int>(to - block)};
   };
   int at = 0;
   Range range = locate(low / kKeyBlock * kKeyBlock, at);
   for (;;) {
-    const bool more = range.block + kKeyBlock < high;
-    const Range next = more ? locate(range.block + kKeyBlock, at ^ 1) : range;
-    if (tile.rows < kCopyRows) {
-      attend_block(tile, range, blocks[at], more ? &blocks[at ^ 1] : nullptr, scratch);
+    const int64_t following = range.block + kKeyBlock;
+    const bool known = following < (continues ? end : high);
+    const Range next = known ? locate(following, at ^ 1) : range;
+    const KeyBlock<E>* after = known ? &blocks[at ^ 1] : nullptr;
+    if (tile.integers) {
+      attend_integer_block(tile, range, blocks[at], after, scratch);
+    } else if (tile.rows < kCopyRows) {
+      attend_block(tile, range, blocks[at], after, scratch);
     } else {
       attend_wide_block(tile, range, blocks[at], scratch);
     }
-    if (!more) return;
+    if (following >= high) return;
     range = next;
     at ^= 1;
   }

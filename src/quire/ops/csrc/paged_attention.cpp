@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention_batch.h"
 #include "attention_tile.h"
 #include "parallel.h"
 #include "scratch.h"
@@ -18,86 +19,6 @@ struct WorkList;
 template <class Owner>
 float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
-}
-
-struct Batch {
-  const void* q;
-  void* out;
-  int64_t q_stride, out_stride;  // elements per token
-  DType q_dtype;
-  const void* k_cache;
-  const void* v_cache;
-  const float* k_scale;  // of an int8 cache, else null
-  const float* v_scale;
-  int64_t block_stride, token_stride;              // elements
-  int64_t scale_block_stride, scale_token_stride;  // floats
-  int64_t block_size;
-  const int32_t* block_table;
-  int64_t table_stride;
-  const int32_t* query_start_loc;
-  const int32_t* seq_lens;
-  int num_rows, num_heads, num_kv_heads, head_dim, width, group;
-  float scale;
-  int64_t window;
-
-  int tile_tokens() const { return std::max(1, kMaxTileRows / group); }
-  int tile_rows() const { return tile_tokens() * group; }
-};
-
-// Some queries of one row, for some adjacent kv heads.
-struct Work {
-  int row, token, num_tokens;  // token: of the row's queries, the first of this tile
-  int kv_head, num_kv_heads;
-};
-
-int64_t state_size(const Batch& b) { return int64_t{b.tile_rows()} * (b.width + 2); }
-
-State carve_state(const Batch& b, float*& at) {
-  State state{at, at + int64_t{b.tile_rows()} * b.width, nullptr};
-  state.sum = state.max + b.tile_rows();
-  at += state_size(b);
-  return state;
-}
-
-int64_t scratch_size(const Batch& b) {
-  return int64_t{b.tile_rows()} * (b.width + kKeyBlock) + int64_t{kKeyBlock} * b.width +
-         2 * state_size(b);
-}
-
-Scratch carve(const Batch& b, float*& at) {
-  Scratch s;
-  s.q = at;
-  s.scores = s.q + int64_t{b.tile_rows()} * b.width;
-  s.wide = s.scores + int64_t{b.tile_rows()} * kKeyBlock;
-  at = s.wide + int64_t{kKeyBlock} * b.width;
-  s.span = carve_state(b, at);
-  return s;
-}
-
-Tile make_tile(const Batch& b, const Work& work) {
-  const int queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
-  return Tile{b.seq_lens[work.row] - queries + work.token,
-              work.num_kv_heads,
-              work.num_tokens * b.group,
-              b.group,
-              b.head_dim,
-              b.width,
-              b.window};
-}
-
-template <class E>
-Keys<E> make_keys(const Batch& b, const Work& work) {
-  const int64_t at = int64_t{work.kv_head} * b.head_dim;
-  return Keys<E>{static_cast<const E*>(b.k_cache) + at,
-                 static_cast<const E*>(b.v_cache) + at,
-                 b.k_scale == nullptr ? nullptr : b.k_scale + work.kv_head,
-                 b.v_scale == nullptr ? nullptr : b.v_scale + work.kv_head,
-                 b.block_table + work.row * b.table_stride,
-                 b.block_stride,
-                 b.token_stride,
-                 b.scale_block_stride,
-                 b.scale_token_stride,
-                 b.block_size};
 }
 
 // Calls f(offset of the query row's first element in q or out, its row in the tile's state).
@@ -152,15 +73,16 @@ bool run_tile(const Batch& b, const Work& work) {
   const Tile tile = make_tile(b, work);
   const Keys<E> keys = make_keys<E>(b, work);
   load_queries(b, work, scratch.q);
+  if (tile.integers) round_queries(tile, scratch);
   if (first_span(tile) == last_span(tile)) {
-    attend_span(tile, keys, first_span(tile), scratch);
+    attend_span(tile, keys, first_span(tile), false, scratch);
     store_output(b, work, scratch.span);
     return true;
   }
   std::memset(total.sum, 0, sizeof(float) * tile.num_states());
   std::memset(total.acc, 0, sizeof(float) * tile.num_states() * tile.width);
   for (int64_t span = first_span(tile); span <= last_span(tile); ++span) {
-    attend_span(tile, keys, span, scratch);
+    attend_span(tile, keys, span, span < last_span(tile), scratch);
     merge(tile.num_states(), tile.width, scratch.span, total);
   }
   store_output(b, work, total);
@@ -174,8 +96,10 @@ bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
   if (at == nullptr) return false;
   Scratch scratch = carve(b, at);
   scratch.span = part;
+  const Tile tile = make_tile(b, work);
   load_queries(b, work, scratch.q);
-  attend_span(make_tile(b, work), make_keys<E>(b, work), span, scratch);
+  if (tile.integers) round_queries(tile, scratch);
+  attend_span(tile, make_keys<E>(b, work), span, false, scratch);
   return true;
 }
 

@@ -1,0 +1,28 @@
+"""Memory in huge pages, which a stream through it reads faster: fewer addresses to look up."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+
+__all__ = ["HUGE_PAGE", "map_huge_pages"]
+
+HUGE_PAGE = 2 * 2**20
+
+
+def map_huge_pages(size: int) -> torch.Tensor:
+    """At least `size` bytes of zeros, uint8, from the start of a huge page on.
+
+    Only address space is taken here. Memory is used as it is written, a huge page at a time, and
+    given back with the last view of the tensor. Where the system has no huge pages on request, the
+    pages are ordinary ones.
+    """
+    # Private: of shared memory, which is mmap's default, Linux makes no huge pages on request.
+    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that was built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages
+    return memory[-memory.data_ptr() % HUGE_PAGE :]
