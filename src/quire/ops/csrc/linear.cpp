@@ -1,4 +1,5 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
+#include "linear_amx.h"
 #include "linear_layout.h"
 #include "linear_product.h"
 
@@ -8,12 +9,18 @@ namespace {
 // By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
 template <class E, class W>
 int multiply_any(const Problem& problem, const E* x, const W* weight, E* y) {
-#if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
-    return multiply<Bf16Dot>(problem, x, weight, y);
-  }
+#if defined(__AMX_BF16__)
+  using Bf16 = Bf16Tiles;
+#elif defined(__AVX512BF16__)
+  using Bf16 = Bf16Dot;
+#else
+  using Bf16 = Fma<W>;
 #endif
-  return multiply<Fma<W>>(problem, x, weight, y);
+  if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
+    return multiply<Bf16>(problem, x, weight, y);
+  } else {
+    return multiply<Fma<W>>(problem, x, weight, y);
+  }
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
 
 // kZeros: whether there are zero points.
 template <bool kZeros>
-struct Int4Format {
+struct Int4Format : Vectors {
   static constexpr int kInputs = 1;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
@@ -236,7 +236,7 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
   const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
   const auto type = static_cast<DType>(dtype);
   if (packed_zeros == nullptr) {
-    return multiply(Int4Format<false>{packed, nullptr, group_size, groups}, call, type, x, y);
+    return multiply(Int4Format<false>{{}, packed, nullptr, group_size, groups}, call, type, x, y);
   }
-  return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, type, x, y);
+  return multiply(Int4Format<true>{{}, packed, packed_zeros, group_size, groups}, call, type, x, y);
 }
