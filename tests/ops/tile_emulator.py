@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from quire.ops.compile import ISAS, build
+from quire.ops import ALL_OPS, Op, Provider, Team, native
+from quire.ops.compile import ISAS, build, library_path
+from quire.ops.linear import cpu as linear
+from quire.ops.linear_int4 import cpu as linear_int4
+from quire.ops.linear_int8 import cpu as linear_int8
+from quire.ops.team import ALONE
 from quire.platform import detect_platform
 
-__all__ = ["AMX", "build_emulator", "emulation", "missing"]
+__all__ = [
+    "AMX",
+    "TILE_OPS",
+    "build_emulator",
+    "emulation",
+    "has_tiles",
+    "tile_provider",
+    "tiles_unavailable",
+]
 
+BINDINGS = {"linear": linear.bind, "linear_int8": linear_int8.bind, "linear_int4": linear_int4.bind}
+TILE_OPS = tuple(ALL_OPS[name] for name in BINDINGS)
 AMX = next(isa for isa in ISAS if isa.name == "amx")
 SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = (*build._FLAGS, *AMX.all_flags)
 
 
-def missing() -> str | None:
+def tiles_unavailable() -> str | None:
     """Why the library `amx` cannot run here, not even on emulated tiles, or None when it can."""
     cpu = detect_platform().cpu
     base = AMX.extends
@@ -31,6 +48,22 @@ def missing() -> str | None:
     except build.CompileError as error:
         return str(error)
     return None if build._knows(compiler, AMX.all_flags) else f"{compiler} knows no tiles"
+
+
+def has_tiles() -> bool:
+    """Whether the processor itself has them."""
+    return detect_platform().cpu.has(*AMX.features)
+
+
+def tile_provider(op: Op, library: Path = library_path(AMX)) -> Provider:  # noqa: B008  a constant
+    """The provider on tiles, without the question whether the processor has them."""
+    return Provider("cpu_amx", lambda platform: None, partial(_load, BINDINGS[op.name], library))
+
+
+def _load(
+    bind: Callable[[native.NativeLibrary], Callable[..., Any]], library: Path, team: Team = ALONE
+) -> Callable[..., Any]:
+    return bind(native.NativeLibrary(AMX.name, ctypes.CDLL(str(library)), team))
 
 
 def build_emulator(folder: Path) -> Path:
@@ -46,7 +79,8 @@ def emulation(library: Path) -> Iterator[ctypes.CDLL]:
     """In force inside the block, for all threads, unless the processor has the instructions."""
     emulator = ctypes.CDLL(str(library))
     emulator.emulator_count.restype = ctypes.c_int64
-    if detect_platform().cpu.has(*AMX.features):
+    if has_tiles():
+        assert native.native_unavailable(AMX.name, detect_platform()) is None
         yield emulator
         return
     emulator.emulator_install()

@@ -105,7 +105,7 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
       for (int64_t q = 0; q < count; ++q) {
         Format::expand(quads[q], expanded);
         for (const int32_t value : expanded) {
-          target.inputs[Format::position(number++, r, target.rows)] = value;
+          target.inputs[format.position(number++, r, target.rows)] = value;
         }
       }
     }
@@ -198,7 +198,7 @@ void multiply_block(const Format& format, const LinearCall& call, const E* x, Qu
   });
   parallel_for(block.num_panels, kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1,
                call.team, [&](int64_t index) { block.multiply_panel(index); },
-               [&] { return Format::enter(height); });
+               [&] { return format.enter(height); });
 }
 
 // 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.
