@@ -24,8 +24,9 @@ from tests.ops.tile_emulator import (
     tiles_unavailable,
 )
 
+from quire.config import env
 from quire.errors import ConfigError
-from quire.ops import Case, Op, Team, native, select
+from quire.ops import Case, Op, Team, build_op_set, force_isa, native
 from quire.ops.check import check_provider, compare
 from quire.ops.compile import build_hash, library_path
 from quire.ops.inputs import DTYPES, normal
@@ -238,12 +239,13 @@ def test_tiles_are_free_after_a_call(tiles: ctypes.CDLL) -> None:
 # What is said where there are none
 
 
-def test_a_processor_without_tiles_is_named() -> None:
+def test_a_processor_without_tiles_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when QUIRE_CPU_ISA=amx ends in an illegal instruction, or in another kernel."""
     if has_tiles():
         pytest.skip("the processor has tiles")
+    monkeypatch.setenv("QUIRE_CPU_ISA", "amx")
     with pytest.raises(ConfigError, match=r"'cpu_amx'.*lacks amx_tile, amx_bf16, amx_int8"):
-        select(LINEAR, PLATFORM, "cpu_amx")
+        build_op_set(PLATFORM, force_isa(env.cpu_isa()))
 
 
 def test_a_system_that_gives_no_tiles_is_named() -> None:

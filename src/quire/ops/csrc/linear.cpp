@@ -1,23 +1,15 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
-#include "linear_amx.h"
+#include "linear_bf16.h"
 #include "linear_layout.h"
 #include "linear_product.h"
 
 namespace quire::linear {
 namespace {
 
-// By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
 template <class E, class W>
 int multiply_any(const Problem& problem, const E* x, const W* weight, E* y) {
-#if defined(__AMX_BF16__)
-  using Bf16 = Bf16Tiles;
-#elif defined(__AVX512BF16__)
-  using Bf16 = Bf16Dot;
-#else
-  using Bf16 = Fma<W>;
-#endif
   if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
-    return multiply<Bf16>(problem, x, weight, y);
+    return multiply_bf16(problem, x, weight, y);
   } else {
     return multiply<Fma<W>>(problem, x, weight, y);
   }
