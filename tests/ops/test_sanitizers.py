@@ -55,7 +55,9 @@ print("checked", checked)
 """
 
 CHECK_TILES = """
-from tests.ops.tile_emulator import AMX, TILE_OPS, build_emulator, emulation, tile_provider
+from tests.ops.tile_emulator import (
+    AMX, TILE_OPS, build_emulator, emulation, tile_provider, tile_weights
+)
 
 library = library_path(AMX, folder)
 with emulation(build_emulator(folder)) as emulator:
@@ -65,6 +67,10 @@ with emulation(build_emulator(folder)) as emulator:
         report = check_provider(op, replace(provider, load=partial(provider.load, team=Team(2))))
         assert report.ok, report.failures
         checked += report.num_cases
+        # The last tile of each has three rows fewer than the registers are configured for.
+        matrix = provider.load()(*tile_weights(op, torch.Generator().manual_seed(0), 33, 1024))
+        for rows in (61, 93, 125):
+            matrix(torch.ones(rows, 1024, dtype=torch.bfloat16))
 print("checked", checked)
 """
 

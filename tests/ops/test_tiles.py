@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from tests.ops.tile_emulator import (
     AMX,
     TILE_OPS,
+    Arguments,
     build_emulator,
     emulation,
     has_tiles,
     tile_provider,
+    tile_weights,
     tiles_unavailable,
 )
 
@@ -36,7 +38,6 @@ from quire.ops.linear_int8.inputs import int8_weight
 from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = TILE_OPS
-Arguments = tuple[torch.Tensor | None, ...]
 PLATFORM = detect_platform()
 if (_REASON := tiles_unavailable()) is not None:
     pytest.skip(_REASON, allow_module_level=True)
@@ -173,15 +174,6 @@ def test_bf16_stays_close_to_the_products_of_pairs(tiles: ctypes.CDLL) -> None:
     assert (results[0] == results[1]).double().mean() > 0.98
 
 
-def weights(op: Op, generator: torch.Generator, outputs: int, depth: int) -> Arguments:
-    """Arguments of `op` with, in 4 bits, zero points and groups of 32."""
-    if op is LINEAR:
-        return (normal(generator, outputs, depth, dtype=torch.bfloat16),)
-    if op is INT8:
-        return int8_weight(generator, outputs, depth)
-    return int4_weight(generator, outputs, depth, 32)
-
-
 @pytest.mark.parametrize(("outputs", "depth"), [(1, 32), (33, 96), (97, 224), (64, 1024)])
 @pytest.mark.parametrize("op", TILE_OPS, ids=lambda op: op.name)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
@@ -191,7 +183,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     tiles are configured for, on rows beside it, or on the threads."""
     generator = torch.Generator().manual_seed(0)
     x = normal(generator, 300, depth, dtype=torch.bfloat16)
-    arguments = weights(op, generator, outputs, depth)
+    arguments = tile_weights(op, generator, outputs, depth)
     alone = torch.cat([tile_provider(op).load()(*arguments)(row) for row in x[:131].split(1)])
     together = tile_provider(op).load()(*arguments)(x)
     assert torch.equal(together[:131], alone)
@@ -229,7 +221,7 @@ def test_tiles_are_free_after_a_call(tiles: ctypes.CDLL) -> None:
     and the system would save 8 KiB at every switch."""
     generator = torch.Generator().manual_seed(0)
     for op in TILE_OPS:
-        matrix = tile_provider(op).load()(*weights(op, generator, 70, 64))
+        matrix = tile_provider(op).load()(*tile_weights(op, generator, 70, 64))
         matrix(torch.ones(40, 64, dtype=torch.bfloat16))
         config = ctypes.create_string_buffer(b"\1" * 64, 64)
         tiles.probe_configuration(config)

@@ -10,26 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quire.ops import ALL_OPS, Op, Provider, Team, native
 from quire.ops.compile import ISAS, build, library_path
+from quire.ops.inputs import normal
 from quire.ops.linear import cpu as linear
 from quire.ops.linear_int4 import cpu as linear_int4
+from quire.ops.linear_int4.inputs import int4_weight
 from quire.ops.linear_int8 import cpu as linear_int8
+from quire.ops.linear_int8.inputs import int8_weight
 from quire.ops.team import ALONE
 from quire.platform import detect_platform
 
 __all__ = [
     "AMX",
     "TILE_OPS",
+    "Arguments",
     "build_emulator",
     "emulation",
     "has_tiles",
     "tile_provider",
+    "tile_weights",
     "tiles_unavailable",
 ]
 
 BINDINGS = {"linear": linear.bind, "linear_int8": linear_int8.bind, "linear_int4": linear_int4.bind}
 TILE_OPS = tuple(ALL_OPS[name] for name in BINDINGS)
+Arguments = tuple[torch.Tensor | None, ...]
 AMX = next(isa for isa in ISAS if isa.name == "amx")
 SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = (*build._FLAGS, *AMX.all_flags)
@@ -58,6 +66,15 @@ def has_tiles() -> bool:
 def tile_provider(op: Op, library: Path = library_path(AMX)) -> Provider:  # noqa: B008  a constant
     """The provider on tiles, without the question whether the processor has them."""
     return Provider("cpu_amx", lambda platform: None, partial(_load, BINDINGS[op.name], library))
+
+
+def tile_weights(op: Op, generator: torch.Generator, outputs: int, depth: int) -> Arguments:
+    """Arguments of `op` with, in 4 bits, zero points and groups of 32."""
+    if op.name == "linear":
+        return (normal(generator, outputs, depth, dtype=torch.bfloat16),)
+    if op.name == "linear_int8":
+        return int8_weight(generator, outputs, depth)
+    return int4_weight(generator, outputs, depth, 32)
 
 
 def _load(
