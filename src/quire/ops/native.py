@@ -145,7 +145,10 @@ def _open(name: str) -> ctypes.CDLL | str:
         return reason
     library.quire_unavailable.restype = ctypes.c_char_p
     refusal: bytes | None = library.quire_unavailable()
-    return library if refusal is None else refusal.decode()
+    if refusal is None:
+        return library
+    _log.warning("narrower kernels instead of %s: %s", name, refusal.decode())
+    return refusal.decode()
 
 
 def _declare(library: ctypes.CDLL, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:
