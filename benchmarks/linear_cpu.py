@@ -48,7 +48,7 @@ def layers(call: Callable[..., Layer], weights: Sequence[torch.Tensor]) -> Calla
 def contenders(team: Team) -> dict[str, Callable[..., Layer]]:
     """torch, and every provider of this machine with a kernel of its own that equals torch's."""
     platform = detect_platform()
-    own = {f"cpu_{isa.name}" for isa in ISAS if isa.extends is None or "linear" in isa.units}
+    own = {f"cpu_{isa.name}" for isa in ISAS if isa.extends is None or "linear_bf16" in isa.units}
     found: dict[str, Callable[..., Layer]] = {"torch": LINEAR.reference}
     for provider in LINEAR.providers:
         if provider.name in own and provider.unavailable(platform) is None:

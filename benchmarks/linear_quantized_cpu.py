@@ -5,10 +5,11 @@
 Matrices of Qwen3-0.6B with a vocabulary of 32,768, random data, bfloat16 activations. Every matrix
 exists in several copies, together larger than the caches, which take turns; our kernel and torch's
 take turns too. One row counts the bytes of the packed weights, more rows count operations. Ours is
-the best provider of this machine, compared with the reference before it is timed; torch's kernels
-(`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`) keep 16-bit activations. The limit of
-arithmetic is a loop of vpdpbusd over registers (vnni_peak.cpp), on as many threads; it is left out
-where there is no compiler or no such instruction.
+the best provider of this machine, or the one that `QUIRE_CPU_ISA` names, compared with the
+reference before it is timed; torch's kernels (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`)
+keep 16-bit activations. The limit of arithmetic is a loop of vpdpbusd over registers
+(vnni_peak.cpp), on as many threads; it is left out where there is no compiler or no such
+instruction. Tile registers (AMX) go beyond it.
 """
 
 # ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
@@ -28,7 +29,8 @@ from tempfile import TemporaryDirectory
 import torch
 from kernel_figures import Call, Figure, figures_by_turns, run
 
-from quire.ops import ALL_OPS, Team, check_provider, select
+from quire.config import env
+from quire.ops import ALL_OPS, Team, check_provider, force_isa, select
 from quire.ops.linear_int4.inputs import int4_weight
 from quire.ops.linear_int8.inputs import int8_weight
 from quire.platform import Platform, detect_platform
@@ -55,10 +57,12 @@ Maker = Callable[[int, int], Layer]
 
 def our_makers(platform: Platform, team: Team) -> dict[str, Maker]:
     """The best kernels that this machine has, if they equal their references."""
+    isa = env.cpu_isa()
     layers: dict[str, Callable[..., Layer]] = {}
     for name in ("linear_int8", "linear_int4"):
         op = ALL_OPS[name]
-        chosen, layers[name] = select(op, platform, team=team)
+        forced = force_isa(isa).get(name)
+        chosen, layers[name] = select(op, platform, forced, team)
         provider = op.provider(chosen)
         if provider is not None and not (report := check_provider(op, provider)).ok:
             raise SystemExit("\n".join(report.failures))
@@ -71,7 +75,8 @@ def our_makers(platform: Platform, team: Team) -> dict[str, Maker]:
         weight, scale, _ = int4_weight(generator, outputs, inputs, GROUP_SIZE)
         return layers["linear_int4"](weight, scale, dtype=DTYPE)
 
-    return {"int8 quire": int8, "int4 quire": int4}
+    ours = "quire" if isa is None else f"quire {isa}"
+    return {f"int8 {ours}": int8, f"int4 {ours}": int4}
 
 
 def torch_int8(inputs: int, outputs: int) -> Layer:
@@ -93,7 +98,7 @@ def weight_bytes(name: str, inputs: int, outputs: int) -> float:
     """Of a packed matrix; torch's 4-bit format has a zero point as wide as the scale."""
     if name.startswith("int8"):
         return inputs * outputs
-    return inputs * outputs * (0.5 + (2 if name.endswith("quire") else 4) / GROUP_SIZE)
+    return inputs * outputs * (0.5 + (4 if name.endswith("torch") else 2) / GROUP_SIZE)
 
 
 def arithmetic_limit(platform: Platform, threads: int, repeats: int) -> Iterator[Figure]:

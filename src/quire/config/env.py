@@ -29,7 +29,7 @@ by default, which takes the processor from the very thread that is waited for wh
 runs beside the engine. Torch's threads load weights, and compute only where there are no compiled
 kernels."""
 
-CPU_ISAS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
+CPU_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 
 
 def cpu_isa() -> str | None:

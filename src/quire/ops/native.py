@@ -143,7 +143,12 @@ def _open(name: str) -> ctypes.CDLL | str:
         reason = f"{path.name} was compiled from other sources; {rebuild}"
         _log.warning("plain torch instead of %s kernels: %s", name, reason)
         return reason
-    return library
+    library.quire_unavailable.restype = ctypes.c_char_p
+    refusal: bytes | None = library.quire_unavailable()
+    if refusal is None:
+        return library
+    _log.warning("narrower kernels instead of %s: %s", name, refusal.decode())
+    return refusal.decode()
 
 
 def _declare(library: ctypes.CDLL, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:

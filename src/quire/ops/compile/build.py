@@ -99,11 +99,19 @@ _AVX512_BF16 = Isa(
     ("-mavx512bf16",),
     ("avx512_bf16",),
     extends=_AVX512_VNNI,
-    units=("linear",),
+    units=("linear_bf16",),
+)
+_AMX = Isa(
+    "amx",
+    _X86,
+    ("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ("amx_tile", "amx_bf16", "amx_int8"),
+    extends=_AVX512_BF16,
+    units=("linear_bf16", "linear_int8", "linear_int4", "processor"),
 )
 
-# Best first. A later set (AMX, NEON) is a row here and, for another width, a section in simd.h.
-ISAS = (_AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
+# Best first. A later set (NEON) is a row here and, for another width, a section in simd.h.
+ISAS = (_AMX, _AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
 
 
 class CompileError(Exception):

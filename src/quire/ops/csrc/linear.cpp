@@ -1,5 +1,6 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
 #include "ids.h"
+#include "linear_bf16.h"
 #include "linear_layout.h"
 #include "linear_product.h"
 
@@ -9,12 +10,11 @@ namespace {
 // By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
 template <class E, class W, class Y>
 int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
-#if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
-    return multiply<Bf16Dot>(problem, x, weight, y);
+    return multiply_bf16(problem, x, weight, y);
+  } else {
+    return multiply<Fma<W>>(problem, x, weight, y);
   }
-#endif
-  return multiply<Fma<W>>(problem, x, weight, y);
 }
 
 }  // namespace

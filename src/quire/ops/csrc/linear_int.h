@@ -30,8 +30,8 @@ struct LinearCall {
   Team* team;
 };
 
-// Rows of x as integers: inputs [groups · inputs of a group, rows], sums [groups, rows] with the
-// sum of a group's integers times a factor of the format, scales [rows].
+// Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
+// group's integers times a factor of the format, scales [rows].
 struct QuantizedRows {
   int32_t* inputs;
   int32_t* sums;
@@ -68,6 +68,15 @@ float largest_magnitude(const E* x, int64_t depth) {
   return value;
 }
 
+// What formats computed in vector registers have in common; one in others has these by itself.
+struct Vectors {
+  static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
+  // Where a number of row r stands among those of `rows` rows.
+  static int64_t position(int64_t number, int64_t r, int64_t rows) { return number * rows + r; }
+  // Lives in a thread while it computes tiles of at most `rows` rows.
+  static int enter(int64_t) { return 0; }
+};
+
 // Row r of `target` from one row of x. Format::kInputs numbers carry a quad of integers.
 template <class Format, class E>
 void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows target, int64_t r) {
@@ -79,7 +88,7 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
                               : std::numeric_limits<float>::quiet_NaN();
   const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
   const vi keep = set1_int(usable ? -1 : 0);
-  int32_t* inputs = target.inputs + r;
+  int64_t number = 0;
   for (int64_t first = 0, group = 0; first < depth; first += format.group_size, ++group) {
     const int64_t end = std::min(depth, first + format.group_size);
     vi total = set1_int(0);
@@ -92,8 +101,7 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
       for (int64_t q = 0; q < count; ++q) {
         Format::expand(quads[q], expanded);
         for (const int32_t value : expanded) {
-          *inputs = value;
-          inputs += target.rows;
+          target.inputs[format.position(number++, r, target.rows)] = value;
         }
       }
     }
@@ -185,7 +193,8 @@ void multiply_block(const Format& format, const LinearCall& call, const E* x, Qu
                  r % height);
   });
   parallel_for(block.num_panels, kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1,
-               call.team, [&](int64_t index) { block.multiply_panel(index); });
+               call.team, [&](int64_t index) { block.multiply_panel(index); },
+               [&] { return format.enter(height); });
 }
 
 // 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.
@@ -195,7 +204,7 @@ int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   if (rows == 0) return 0;
   struct Quantized;
   int32_t* inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
-      4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1)));
+      4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1) + Format::kBeyond));
   if (inputs == nullptr) return 2;
   int32_t* sums = inputs + block_rows * format.inputs_per_row;
   float* scales = reinterpret_cast<float*>(sums + block_rows * format.sums_per_row);

@@ -7,6 +7,7 @@
 // - zero times the sum of the integers.
 #include "ids.h"
 #include "linear_int.h"
+#include "tiles.h"
 
 namespace quire::linear_int {
 namespace {
@@ -40,34 +41,51 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
 
 // kZeros: whether there are zero points.
 template <bool kZeros>
-struct Int4Format {
+struct Int4Weights {
+  const uint8_t* weight;
+  const uint8_t* zeros;
+  int64_t group_size, groups, inputs_per_row;
+  int64_t sums_per_row = groups;
+  int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
+
+  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+  int64_t group_quads() const { return group_size / 4; }
+  int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
+  const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
+
+  // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
+  template <int R>
+  QUIRE_INLINE void start_group(vi (&sums)[R][2], const int32_t* minus_sums, int64_t index,
+                                int64_t g) const {
+    vi zero[2];
+    if (kZeros) load_halves(zeros + (index * groups + g) * kLanes, zero[0], zero[1]);
+    each_sum<R>([&](int r, int half) {
+      const vi sum = set1_int(minus_sums[r]);
+      sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;
+    });
+  }
+};
+
+template <bool kZeros>
+struct Int4Format : Int4Weights<kZeros>, Vectors {
   static constexpr int kInputs = 1;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
   static constexpr int64_t kBlockRows = 240;
-  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
 
-  const uint8_t* weight;
-  const uint8_t* zeros;
-  int64_t group_size, groups;
-  int64_t inputs_per_row = groups * group_size / 4;
-  int64_t sums_per_row = groups;
-  int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
-
-  int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
-  const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
+  Int4Format(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
+      : Int4Weights<kZeros>{weight, zeros, group_size, groups, groups * group_size / 4} {}
 
   template <int R>
   static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
                    const uint8_t* ahead, float* out, int64_t index) {
-    const int64_t groups = format.groups, blocks = format.group_size / (4 * kBlockQuads);
-    const uint8_t* zeros = kZeros ? format.zeros + index * groups * kLanes : nullptr;
+    const int64_t groups = format.groups, blocks = format.group_quads() / kBlockQuads;
     const int32_t* inputs = x.inputs;
     vf totals[R][2];
     each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {
       vi sums[R][2];
-      start_group<R>(sums, x.sums + g * R, kZeros ? zeros + g * kLanes : nullptr);
+      format.template start_group<R>(sums, x.sums + g * R, index, g);
       for (int64_t b = 0; b < blocks; ++b) {
         add_block<R>(sums, panel, inputs, ahead);
         inputs += kBlockQuads * R;
@@ -85,20 +103,82 @@ struct Int4Format {
     }
     each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
   }
+};
+
+#if defined(__AMX_INT8__)
+// The same in tile registers, whose lines are the quads of a group in 8 bits; a group of less than
+// a step is filled up with lines of zeros, which meet anything. Widening a group and fetching its
+// sums pay only for several rows at a time.
+template <bool kZeros>
+struct Int4Tiles : Int4Weights<kZeros> {
+  static constexpr int kInputs = 1;
+  static constexpr int kMaxRows = kStepRows;
+  static constexpr int64_t kBlockRows = 8 * kMaxRows;
+  static constexpr int64_t kBeyond = kBeyondTile;
+  static constexpr int64_t kLeastRows = 13;  // two register tiles of Int4Format and more; not measured
+  static constexpr int64_t kMaxLines = 32;   // of a group
+  static Tiles enter(int64_t rows) { return Tiles(rows); }
+
+  int64_t step_quads = std::min<int64_t>(kStepLines, this->group_quads());
+
+  Int4Tiles(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
+      : Int4Weights<kZeros>{weight, zeros, group_size, groups,
+                            groups * std::max<int64_t>(kStepLines, group_size / 4)} {}
+
+  int64_t position(int64_t quad, int64_t r, int64_t rows) const {
+    return (quad / step_quads * rows + r) * kStepLines + quad % step_quads;
+  }
+
+  template <int R>
+  static void tile(const Int4Tiles& format, const QuantizedRows& x, const uint8_t* panel,
+                   const uint8_t* ahead, float* out, int64_t index) {
+    alignas(64) uint8_t lines[kMaxLines * kLineBytes] = {};
+    alignas(64) int32_t products[kStepRows * kWidth];
+    const int64_t quads = format.group_quads(), count = std::max<int64_t>(kStepLines, quads);
+    const int64_t ahead_bytes = quads * kQuadBytes / count;
+    const int32_t* inputs = x.inputs;
+    std::fill_n(out, R * kWidth, 0.0f);
+    for (int64_t g = 0; g < format.groups; ++g) {
+      widen(panel, quads, lines);
+      multiply_tiles<Int8Products, (R > kTileRows)>(inputs, R, lines, count, ahead, ahead_bytes,
+                                                    products);
+      _mm_prefetch(ahead + quads * kQuadBytes, _MM_HINT_T1);
+      format.template add_group<R>(products, x.sums + g * R, panel + quads * kQuadBytes, out, index,
+                                   g);
+      inputs += count * R;
+      panel += format.group_bytes();
+      ahead += format.group_bytes();
+    }
+  }
 
  private:
-  // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
+  static void widen(const uint8_t* panel, int64_t quads, uint8_t* lines) {
+    const vi mask = set1_int(0x0f0f0f0f);
+    for (int64_t q = 0; q < quads; ++q, lines += kLineBytes) {
+      const vi both = load_int(panel + q * kQuadBytes);
+      store_int(lines, and_int(both, mask));
+      store_int(lines + kTileBytes, and_int(shift_right_16bit(both, 4), mask));
+    }
+  }
+
+  // scales: float16, of the columns of the group.
   template <int R>
-  QUIRE_INLINE static void start_group(vi (&sums)[R][2], const int32_t* minus_sums,
-                                       const uint8_t* zeros) {
-    vi zero[2];
-    if (kZeros) load_halves(zeros, zero[0], zero[1]);
-    each_sum<R>([&](int r, int half) {
-      const vi sum = set1_int(minus_sums[r]);
-      sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;
-    });
+  void add_group(const int32_t* products, const int32_t* minus_sums, const uint8_t* scales,
+                 float* out, int64_t index, int64_t g) const {
+    const fp16* columns = reinterpret_cast<const fp16*>(scales);
+    const vf factors[2] = {load(columns), load(columns + kLanes)};
+    for (int r = 0; r < R; ++r) {
+      vi start[1][2];
+      this->template start_group<1>(start, minus_sums + r, index, g);
+      each_sum<1>([&](int, int half) {
+        float* total = out + place(r, half);
+        const vi sum = add_int(start[0][half], load_int(products + place(r, half)));
+        store(total, fma(to_float(sum), factors[half], load(total)));
+      });
+    }
   }
 };
+#endif
 
 // Where the parts of a packed matrix are.
 struct Int4Layout {
@@ -237,8 +317,16 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
   using namespace quire;
   using namespace quire::linear_int;
   const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
-  if (packed_zeros == nullptr) {
-    return multiply(Int4Format<false>{packed, nullptr, group_size, groups}, call, x_dtype, y_dtype, x, y);
-  }
-  return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, x_dtype, y_dtype, x, y);
+  const auto by = [&](auto zeros) {
+    constexpr bool kZeros = decltype(zeros)::value;
+#if defined(__AMX_INT8__)
+    if (rows >= Int4Tiles<kZeros>::kLeastRows) {
+      const Int4Tiles<kZeros> format(packed, packed_zeros, group_size, groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#endif
+    const Int4Format<kZeros> format(packed, packed_zeros, group_size, groups);
+    return multiply(format, call, x_dtype, y_dtype, x, y);
+  };
+  return packed_zeros == nullptr ? by(std::false_type()) : by(std::true_type());
 }

@@ -5,11 +5,23 @@
 // integers is taken off at the start of its sums.
 #include "ids.h"
 #include "linear_int.h"
+#include "tiles.h"
 
 namespace quire::linear_int {
 namespace {
 
-struct Int8Format {
+struct Int8Weights {
+  const uint8_t* weight;
+  int64_t quads, group_size, inputs_per_row;
+  int64_t sums_per_row = 1;
+  int32_t sum_factor = -128;
+
+  Int8Weights(const uint8_t* weight, int64_t quads, int64_t inputs_per_row)
+      : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
+  const uint8_t* panel(int64_t index) const { return weight + index * quads * 4 * kWidth; }
+};
+
+struct Int8Format : Int8Weights, Vectors {
   static constexpr int kInputs = kByteInputs;
   // Rows of a register tile: 24 (8) sums, the weights and one input in 32 (16) registers.
   static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
@@ -17,14 +29,7 @@ struct Int8Format {
   static constexpr int64_t kBlockRows = 20 * kMaxRows;
   static void expand(int32_t quad, int32_t* inputs) { quire::expand(quad, inputs); }
 
-  const uint8_t* weight;
-  int64_t quads;
-  int64_t group_size = 4 * quads;
-  int64_t inputs_per_row = kInputs * quads;
-  int64_t sums_per_row = 1;
-  int32_t sum_factor = -128;
-
-  const uint8_t* panel(int64_t index) const { return weight + index * quads * 4 * kWidth; }
+  Int8Format(const uint8_t* weight, int64_t quads) : Int8Weights(weight, quads, kInputs * quads) {}
 
   template <int R>
   static void tile(const Int8Format& format, const QuantizedRows& x, const uint8_t* panel,
@@ -48,6 +53,44 @@ struct Int8Format {
     each_sum<R>([&](int r, int half) { store(out + place(r, half), to_float(sums[r][half])); });
   }
 };
+
+#if defined(__AMX_INT8__)
+// The same in tile registers, whose lines are the quads of a panel. Behind the last quad of a row
+// stands anything: it meets zeros.
+struct Int8Tiles : Int8Weights {
+  static constexpr int kInputs = 1;
+  static constexpr int kMaxRows = kStepRows;
+  static constexpr int64_t kBlockRows = 8 * kMaxRows;
+  static constexpr int64_t kBeyond = kBeyondTile;
+  static constexpr int kRowQuads = kTileBytes / 4;  // of a step
+  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+  static int64_t position(int64_t quad, int64_t r, int64_t rows) {
+    return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
+  }
+  static Tiles enter(int64_t rows) { return Tiles(rows); }
+
+  Int8Tiles(const uint8_t* weight, int64_t quads)
+      : Int8Weights(weight, quads, (quads + kRowQuads - 1) / kRowQuads * kRowQuads) {}
+
+  template <int R>
+  static void tile(const Int8Tiles& format, const QuantizedRows& x, const uint8_t* panel,
+                   const uint8_t* ahead, float* out, int64_t) {
+    alignas(64) int32_t sums[kStepRows * kWidth];
+    multiply_tiles<Int8Products, (R > kTileRows)>(x.inputs, R, panel, format.quads, ahead,
+                                                  kLineBytes, sums);
+    for (int r = 0; r < R; ++r) {
+      const vi start = set1_int(x.sums[r]);
+      for (int half = 0; half < 2; ++half) {
+        const vi products = load_int(sums + place(r, half));
+        store(out + place(r, half), to_float(add_int(start, products)));
+      }
+    }
+  }
+};
+using Int8 = Int8Tiles;
+#else
+using Int8 = Int8Format;
+#endif
 
 }  // namespace
 }  // namespace quire::linear_int
@@ -108,7 +151,7 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
                                 int32_t y_dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  const Int8Format format{packed, (depth + 3) / 4};
+  const Int8 format(packed, (depth + 3) / 4);
   const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }

@@ -13,9 +13,8 @@ namespace quire::linear {
 
 // Of gathered rows, so many that they stay in the caches while all weights pass.
 constexpr int64_t kBlockBytes = 3 << 20;
-constexpr int64_t kLeastBlockRows = 4 * kVectorRows;
-// How far a tile that reads weights from memory asks ahead (measured: 512 to 1,024 are best).
-constexpr int64_t kAheadBytes = 512;
+template <class A>
+constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 
 struct Problem {
   int64_t rows, outputs, depth, x_stride, y_stride;
@@ -23,26 +22,20 @@ struct Problem {
   Team* team;
 };
 
-// Panels that a tile of `rows` rows computes side by side: at most kVectorRows rows by panels, so
-// many that the sums hide the latency of the instruction.
-constexpr int panels_together(int rows) {
-  return 4 * rows <= kVectorRows ? 4 : 2 * rows <= kVectorRows ? 2 : 1;
-}
-
 template <class A>
 using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t, Ahead<typename A::W>,
                       float*);
 template <class A>
-struct Tiles {
-  std::array<Tile<A>, kVectorRows> one;   // one panel, by rows - 1
-  std::array<Tile<A>, kVectorRows> many;  // panels_together(rows) panels
+struct TileKernels {
+  std::array<Tile<A>, A::kRows> one;   // one panel, by rows - 1
+  std::array<Tile<A>, A::kRows> many;  // panels_together(rows) panels
 };
 template <class A, std::size_t... I>
-constexpr Tiles<A> tiles_of(std::index_sequence<I...>) {
-  return {{multiply_tile<A, I + 1, 1>...}, {multiply_tile<A, I + 1, panels_together(I + 1)>...}};
+constexpr TileKernels<A> kernels_of(std::index_sequence<I...>) {
+  return {{multiply_tile<A, I + 1, 1>...}, {multiply_tile<A, I + 1, A::panels_together(I + 1)>...}};
 }
 template <class A>
-constexpr Tiles<A> kTiles = tiles_of<A>(std::make_index_sequence<kVectorRows>());
+constexpr TileKernels<A> kKernels = kernels_of<A>(std::make_index_sequence<A::kRows>());
 
 // K in whole lines.
 template <class A>
@@ -89,7 +82,7 @@ struct Block {
 
   Block(const Problem& problem, const typename A::W* weight, const typename A::X* x)
       : problem(problem), weight(weight), x(x), num_panels(panels_of(problem.outputs)) {
-    const int64_t least = (problem.rows + kVectorRows - 1) / kVectorRows;
+    const int64_t least = (problem.rows + A::kRows - 1) / A::kRows;
     height = (problem.rows + least - 1) / least;
     num_tiles = (problem.rows + height - 1) / height;
   }
@@ -105,9 +98,9 @@ struct Block {
   // Tile t by `count` panels from `first`.
   template <class E>
   void multiply(int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead, E* y) const {
-    alignas(64) float sums[kVectorRows * kWidth];
+    alignas(64) float sums[A::kRows * kWidth];
     const int rows = rows_of(t);
-    const auto& kernels = count == 1 ? kTiles<A>.one : kTiles<A>.many;
+    const auto& kernels = count == 1 ? kKernels<A>.one : kKernels<A>.many;
     kernels[rows - 1](x + tile_offset(t), panel(first), pairs_of(problem.depth), ahead, sums);
     for (int64_t i = 0; i < rows * count; ++i) {
       put_columns(problem, sums + i * kWidth, (first + i % count) * kWidth,
@@ -131,7 +124,7 @@ struct Block {
   }
 
   Ahead<typename A::W> further(int64_t index) const {
-    return {panel(index) + kAheadBytes / sizeof(typename A::W), kPairElements};
+    return {panel(index) + A::kAheadBytes / sizeof(typename A::W), kPairElements};
   }
 };
 
@@ -143,7 +136,7 @@ struct TaskSize {
 // Panels side by side for few rows, all tiles for many, unless that leaves threads without work.
 template <class A>
 TaskSize task_size(const Block<A>& block, int64_t threads) {
-  const int64_t together = block.num_tiles == 1 ? panels_together(block.rows_of(0)) : 1;
+  const int64_t together = block.num_tiles == 1 ? A::panels_together(block.rows_of(0)) : 1;
   if (threads == 1) return {together, block.num_tiles};
   if (block.num_panels < 2 * together * threads && together > 1) return {1, 1};
   const int64_t wanted = (4 * threads + block.num_panels - 1) / block.num_panels;
@@ -172,17 +165,18 @@ void multiply_block(const Block<A>& block, E* y) {
       block.multiply_panel(p, first, last, (p + threads) % block.num_panels, y);
     }
   };
-  parallel_for(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute);
+  const auto enter = [&] { return A::enter(block.height); };
+  parallel_for(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute, enter);
 }
 
 template <class A, class E, class Y>
 int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
-  const int64_t fitting = kBlockBytes / (row_bytes + 1) / kVectorRows * kVectorRows;
-  const int64_t most = std::min(problem.rows, std::max(kLeastBlockRows, fitting));
+  const int64_t fitting = kBlockBytes / (row_bytes + 1) / A::kRows * A::kRows;
+  const int64_t most = std::min(problem.rows, std::max(kLeastBlockRows<A>, fitting));
   struct Gathered;
-  X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes));
+  X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes + A::kBeyond));
   if (gathered == nullptr) return 2;
   for (int64_t first = 0; first < problem.rows; first += most) {
     Problem part = problem;

@@ -17,9 +17,24 @@ namespace quire::linear {
 // in 16 registers gcc has none left to widen 16-bit weights in.
 constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 
+// What arithmetics in vector registers have in common; one in others has these by itself.
+struct Vectors {
+  static constexpr int kRows = kVectorRows;  // of a tile, at most
+  static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
+  // How far a tile that reads weights from memory asks ahead (measured: 512 to 1,024 are best).
+  static constexpr int64_t kAheadBytes = 512;
+  // Panels that a tile of `rows` rows computes side by side: at most kRows rows by panels, so many
+  // that the sums hide the latency of the instruction.
+  static constexpr int panels_together(int rows) {
+    return 4 * rows <= kRows ? 4 : 2 * rows <= kRows ? 2 : 1;
+  }
+  // Lives in a thread while it computes tiles of at most `rows` rows.
+  static int enter(int64_t) { return 0; }
+};
+
 // x and weights as float32, by fma: k even, then k odd.
 template <class Weight>
-struct Fma {
+struct Fma : Vectors {
   using W = Weight;
   using X = float;
   static constexpr int kLine = kLanes;
@@ -55,7 +70,7 @@ struct Fma {
 #if defined(__AVX512BF16__)
 // bf16 by bf16: VDPBF16PS adds both products of a pair to a float32, the one of the odd k first
 // (Intel SDM: round to nearest even, denormals are zeros).
-struct Bf16Dot {
+struct Bf16Dot : Vectors {
   using W = bf16;
   using X = bf16;
   static constexpr int kLine = 32;

@@ -11,15 +11,17 @@ namespace quire {
 inline int team_size(const Team* team) { return team == nullptr ? 1 : team->size(); }
 
 // Calls body(i) for 0 <= i < count, each once, in no order. Threads take `grain` indices at a time.
-// team: null for the caller alone.
-template <class F>
-void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
+// team: null for the caller alone. What enter() returns lives in each thread while it does so.
+template <class F, class Enter>
+void parallel_for(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
   if (team == nullptr || count <= grain) {
+    [[maybe_unused]] const auto& entered = enter();
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   std::atomic<int64_t> next{0};
   auto share = [&] {
+    [[maybe_unused]] const auto& entered = enter();
     for (;;) {
       const int64_t first = next.fetch_add(grain, std::memory_order_relaxed);
       if (first >= count) return;
@@ -28,6 +30,11 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
     }
   };
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
+}
+
+template <class F>
+void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
+  parallel_for(count, grain, team, body, [] { return 0; });
 }
 
 }  // namespace quire

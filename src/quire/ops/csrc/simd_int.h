@@ -16,6 +16,7 @@ using vi = __v16si;
 using raw = __m512i;
 
 QUIRE_INLINE vi load_int(const void* p) { return (vi)_mm512_loadu_si512(p); }
+QUIRE_INLINE void store_int(void* p, vi x) { _mm512_storeu_si512(p, (raw)x); }
 QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm512_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm512_add_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }

@@ -1,0 +1,107 @@
+"""Tile instructions (AMX) for the tests: the processor's own, or emulated (tile_emulator.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.ops import ALL_OPS, Op, Provider, Team, native
+from quire.ops.compile import ISAS, build, library_path
+from quire.ops.inputs import normal
+from quire.ops.linear import cpu as linear
+from quire.ops.linear_int4 import cpu as linear_int4
+from quire.ops.linear_int4.inputs import int4_weight
+from quire.ops.linear_int8 import cpu as linear_int8
+from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.team import ALONE
+from quire.platform import detect_platform
+
+__all__ = [
+    "AMX",
+    "TILE_OPS",
+    "Arguments",
+    "build_emulator",
+    "emulation",
+    "has_tiles",
+    "tile_provider",
+    "tile_weights",
+    "tiles_unavailable",
+]
+
+BINDINGS = {"linear": linear.bind, "linear_int8": linear_int8.bind, "linear_int4": linear_int4.bind}
+TILE_OPS = tuple(ALL_OPS[name] for name in BINDINGS)
+Arguments = tuple[torch.Tensor | None, ...]
+AMX = next(isa for isa in ISAS if isa.name == "amx")
+SOURCE = Path(__file__).with_suffix(".cpp")
+_FLAGS = (*build._FLAGS, *AMX.all_flags)
+
+
+def tiles_unavailable() -> str | None:
+    """Why the library `amx` cannot run here, not even on emulated tiles, or None when it can."""
+    cpu = detect_platform().cpu
+    base = AMX.extends
+    assert base is not None
+    lacking = [feature for feature in base.all_features if not cpu.has(feature)]
+    if lacking:
+        return f"the processor lacks {', '.join(lacking)}"
+    try:
+        compiler = build._compiler()
+    except build.CompileError as error:
+        return str(error)
+    return None if build._knows(compiler, AMX.all_flags) else f"{compiler} knows no tiles"
+
+
+def has_tiles() -> bool:
+    """Whether the processor itself has them."""
+    return detect_platform().cpu.has(*AMX.features)
+
+
+def tile_provider(op: Op, library: Path = library_path(AMX)) -> Provider:  # noqa: B008  a constant
+    """The provider on tiles, without the question whether the processor has them."""
+    return Provider("cpu_amx", lambda platform: None, partial(_load, BINDINGS[op.name], library))
+
+
+def tile_weights(op: Op, generator: torch.Generator, outputs: int, depth: int) -> Arguments:
+    """Arguments of `op` with, in 4 bits, zero points and groups of 32."""
+    if op.name == "linear":
+        return (normal(generator, outputs, depth, dtype=torch.bfloat16),)
+    if op.name == "linear_int8":
+        return int8_weight(generator, outputs, depth)
+    return int4_weight(generator, outputs, depth, 32)
+
+
+def _load(
+    bind: Callable[[native.NativeLibrary], Callable[..., Any]], library: Path, team: Team = ALONE
+) -> Callable[..., Any]:
+    return bind(native.NativeLibrary(AMX.name, ctypes.CDLL(str(library)), team))
+
+
+def build_emulator(folder: Path) -> Path:
+    """Compile it into `folder`."""
+    target = folder / "tile_emulator.so"
+    command = [build._compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
+    subprocess.run(command, check=True, timeout=120)
+    return target
+
+
+@contextmanager
+def emulation(library: Path) -> Iterator[ctypes.CDLL]:
+    """In force inside the block, for all threads, unless the processor has the instructions."""
+    emulator = ctypes.CDLL(str(library))
+    emulator.emulator_count.restype = ctypes.c_int64
+    if has_tiles():
+        assert native.native_unavailable(AMX.name, detect_platform()) is None
+        yield emulator
+        return
+    emulator.emulator_install()
+    try:
+        yield emulator
+    finally:
+        emulator.emulator_remove()
