@@ -1,6 +1,7 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
 #include "linear_layout.h"
 #include "linear_product.h"
+#include "replay.h"
 
 namespace quire::linear {
 namespace {
@@ -48,6 +49,7 @@ QUIRE_API int quire_linear_rows(const void* packed, const int64_t* ids, void* ou
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type. bias:
 // float32 or null.
@@ -68,3 +70,4 @@ QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, 
   });
   return unknown_weight != 0 ? unknown_weight : unknown_x != 0 ? unknown_x : failed;
 }
+QUIRE_REPLAYABLE(quire_linear)

@@ -6,6 +6,7 @@
 // kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
 // - zero times the sum of the integers.
 #include "linear_int.h"
+#include "replay.h"
 
 namespace quire::linear_int {
 namespace {
@@ -224,6 +225,7 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type.
 // power and bias (or null): float32 for whole panels.
@@ -240,3 +242,4 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
   }
   return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, type, x, y);
 }
+QUIRE_REPLAYABLE(quire_linear_int4)

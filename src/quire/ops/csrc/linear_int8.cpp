@@ -4,6 +4,7 @@
 // for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
 // integers is taken off at the start of its sums.
 #include "linear_int.h"
+#include "replay.h"
 
 namespace quire::linear_int {
 namespace {
@@ -95,6 +96,7 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type. scale and
 // bias (or null): float32 for whole panels.
@@ -108,3 +110,4 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
   const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
   return multiply(format, call, static_cast<DType>(dtype), x, y);
 }
+QUIRE_REPLAYABLE(quire_linear_int8)

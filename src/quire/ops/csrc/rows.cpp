@@ -3,6 +3,7 @@
 #include "rows.h"
 
 #include "parallel.h"
+#include "replay.h"
 
 namespace quire {
 namespace {
@@ -46,6 +47,7 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
     });
   });
 }
+QUIRE_REPLAYABLE(quire_rms_norm)
 
 // x: rows of 2 · width, stride in elements; out: contiguous rows of width.
 QUIRE_API int quire_silu_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
@@ -68,6 +70,7 @@ QUIRE_API int quire_silu_and_mul(const void* x, int64_t stride, void* out, int64
     });
   });
 }
+QUIRE_REPLAYABLE(quire_silu_and_mul)
 
 // q, k: [T, heads, D] with token strides in elements, heads contiguous. cos, sin: [P, half].
 QUIRE_API int quire_rope(void* q, void* k, int64_t q_stride, int64_t k_stride, int64_t q_heads,
