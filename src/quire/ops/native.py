@@ -77,6 +77,13 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3,
         "linear_int4_rows": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,),
         "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,),
+        "decode_inputs": (
+            (_POINTER, _INT64, _POINTER)
+            + (_POINTER, _INT64) * 2
+            + (_INT64,)
+            + (_POINTER,) * 5
+            + (_INT64,)
+        ),
         "draw": ((_POINTER,) + (_INT64,) * 2 + (_POINTER, _INT64) + (_POINTER,) * 8),
         "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 2),
     }

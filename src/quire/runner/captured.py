@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import torch
 
@@ -12,20 +11,11 @@ from quire.ops.capture import CaptureArena, CapturedCalls, capture
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
 from quire.runner.decode_inputs import DecodeInputs
-from quire.runner.inputs import ModelInputs
 from quire.runner.rows import ScheduledRows
 
 __all__ = ["CapturedSteps"]
 
 _log = logging.getLogger("quire.runner")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """inputs: views that the calls read; they are kept for as long as the calls are."""
-
-    inputs: ModelInputs
-    calls: CapturedCalls
 
 
 class CapturedSteps:
@@ -45,7 +35,7 @@ class CapturedSteps:
         self._team = team
         self._arena = arena
         self._max_rows = max_rows
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, CapturedCalls] = {}
 
     def logits(self, rows: ScheduledRows) -> torch.Tensor | None:
         """Logits float32 [R, V] of rows [R], to be read before the next call, or None if these rows
@@ -53,21 +43,21 @@ class CapturedSteps:
         num_rows = len(rows.slots)
         if num_rows > self._max_rows or not rows.samples.all() or (rows.num_tokens != 1).any():
             return None
-        self._inputs.fill(rows)
+        self._inputs.set_slots(rows.slots)
         step = self._steps.get(num_rows)
-        return self._capture(num_rows) if step is None else step.calls.replay()
+        return self._capture(num_rows) if step is None else step.replay()
 
     def _capture(self, num_rows: int) -> torch.Tensor | None:
-        inputs = self._inputs.views(num_rows)
         try:
-            calls = capture(self._team, self._arena, lambda: self._compute(inputs))
+            step = capture(self._team, self._arena, lambda: self._compute(num_rows))
         except NotCapturableError as error:
-            _log.debug("steps of this model are not captured: %s", error)
+            _log.debug("decode steps of this model are not captured: %s", error)
             self._max_rows = 0
             return None
-        self._steps[num_rows] = _Step(inputs, calls)
-        return calls.result
+        self._steps[num_rows] = step
+        return step.result
 
-    def _compute(self, inputs: ModelInputs) -> torch.Tensor:
+    def _compute(self, num_rows: int) -> torch.Tensor:
+        inputs = self._inputs.gather(num_rows)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
         return self._model.logits(hidden)

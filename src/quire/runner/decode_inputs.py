@@ -1,22 +1,22 @@
-"""The inputs of decode steps, always at the same addresses, so that a captured step finds them."""
+"""The inputs of decode steps, gathered by kernels, so that a captured step gathers its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
 from quire.runner.inputs import ModelInputs
-from quire.runner.rows import RowTable, ScheduledRows
+from quire.runner.rows import RowTable, Slots
 
 __all__ = ["DecodeInputs"]
 
 
 class DecodeInputs:
     """For steps of 1 to `max_rows` rows that compute one token each. windows, block_size: as of
-    `InputBuilder`. Row i of every buffer belongs to the i-th scheduled row."""
+    `InputBuilder`. gather: the operation `quire.ops.decode_inputs`."""
 
     def __init__(
         self,
@@ -25,62 +25,47 @@ class DecodeInputs:
         backend: AttentionBackend,
         windows: Sequence[int | None],
         block_size: int,
+        gather: Callable[..., None],
         max_rows: int,
     ) -> None:
-        self._rows = rows
+        self._num_computed = torch.from_numpy(rows.num_computed)
+        self._row_tokens = torch.from_numpy(rows.token_ids)
+        self._row_blocks = [torch.from_numpy(table) for table in rows.tables]
         self._kv = kv
         self._backend = backend
         self._windows = tuple(windows)
         self._block_size = block_size
-        self._token_ids = np.zeros(max_rows, np.int64)
-        self._positions = np.zeros(max_rows, np.int64)
-        self._seq_lens = np.zeros(max_rows, np.int32)
-        self._slot_mappings = [np.zeros(max_rows, np.int64) for _ in windows]
-        self._tables = [np.zeros((max_rows, table.shape[1]), np.int32) for table in rows.tables]
+        self._gather = gather
+        self._slots = np.zeros(max_rows, np.int64)
+        self._starts = torch.arange(max_rows + 1, dtype=torch.int32)
 
-    def fill(self, scheduled: ScheduledRows) -> None:
-        """Write the inputs of these rows [R]."""
-        rows, slots, positions = self._rows, scheduled.slots, scheduled.num_computed
-        num_rows, size = len(slots), self._block_size
-        self._token_ids[:num_rows] = rows.token_ids[slots, positions]
-        self._positions[:num_rows] = positions
-        self._seq_lens[:num_rows] = positions + 1
-        blocks, offsets = np.divmod(positions, size)
-        num_blocks = int(blocks.max()) + 1
-        for of_rows, table, slot_mapping in zip(
-            rows.tables, self._tables, self._slot_mappings, strict=True
-        ):
-            table[:num_rows, :num_blocks] = of_rows[slots, :num_blocks]
-            slot_mapping[:num_rows] = of_rows[slots, blocks].astype(np.int64) * size + offsets
+    def set_slots(self, slots: Slots) -> None:
+        """The rows [R] whose inputs `gather` gathers."""
+        self._slots[: len(slots)] = slots
 
-    def views(self, num_rows: int) -> ModelInputs:
-        """What `fill` writes for `num_rows` rows; lengths in it are the largest possible."""
-        query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
-        seq_lens = torch.from_numpy(self._seq_lens[:num_rows])
+    def gather(self, num_rows: int) -> ModelInputs:
+        """Inputs of the first `num_rows` slots; longest lengths in it are the largest possible."""
+        slots, starts = torch.from_numpy(self._slots)[:num_rows], self._starts[: num_rows + 1]
+        token_ids, positions = (torch.empty(num_rows, dtype=torch.int64) for _ in range(2))
+        seq_lens = torch.empty(num_rows, dtype=torch.int32)
         groups: list[GroupInputs] = []
-        for window, table, slot_mapping in zip(
-            self._windows, self._tables, self._slot_mappings, strict=True
-        ):
-            block_table = torch.from_numpy(table[:num_rows])
-            groups.append(
-                GroupInputs(
-                    block_table=block_table,
-                    slot_mapping=torch.from_numpy(slot_mapping[:num_rows]),
-                    window=window,
-                    plan=self._backend.plan(query_start_loc, seq_lens, block_table, window),
-                )
+        for blocks, window in zip(self._row_blocks, self._windows, strict=True):
+            slot_mapping = torch.empty(num_rows, dtype=torch.int64)
+            table = torch.empty((num_rows, blocks.shape[1]), dtype=torch.int32)
+            self._gather(
+                slots,
+                self._num_computed,
+                self._row_tokens,
+                blocks,
+                self._block_size,
+                token_ids,
+                positions,
+                seq_lens,
+                slot_mapping,
+                table,
             )
-        step = StepInputs(
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            max_query_len=1,
-            max_seq_len=self._rows.token_ids.shape[1],
-            groups=tuple(groups),
-            kv=self._kv,
-        )
-        return ModelInputs(
-            token_ids=torch.from_numpy(self._token_ids[:num_rows]),
-            positions=torch.from_numpy(self._positions[:num_rows]),
-            last_token=torch.arange(num_rows),
-            step=step,
-        )
+            plan = self._backend.plan(starts, seq_lens, table, window)
+            groups.append(GroupInputs(table, slot_mapping, window, plan))
+        longest = self._row_tokens.shape[1]
+        step = StepInputs(starts, seq_lens, 1, longest, tuple(groups), self._kv)
+        return ModelInputs(token_ids, positions, last_token=starts[:-1], step=step)

@@ -90,7 +90,7 @@ class Worker:
         max_captured = min(settings.max_captured_rows, settings.max_num_seqs)
         captured = CapturedSteps(
             model,
-            DecodeInputs(*shared, max_captured),
+            DecodeInputs(*shared, ops.decode_inputs, max_captured),
             team,
             CaptureArena(capture_bytes(spec, max_captured)),
             max_captured,
