@@ -63,19 +63,29 @@ class PagedModel:
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """Feed each sequence its next tokens, all in one flat batch; logits [n, V] by sequence."""
-        starts = {seq: self._lengths.get(seq, 0) for seq in chunks}
-        for seq, tokens in chunks.items():
-            self._extend(seq, len(tokens))
-        token_ids = torch.tensor([token for tokens in chunks.values() for token in tokens])
-        positions = torch.tensor(
-            [starts[seq] + i for seq, tokens in chunks.items() for i in range(len(tokens))]
-        )
+        inputs = self.inputs(chunks)
         with torch.inference_mode():
-            hidden = self.model.forward(token_ids, positions, self._inputs(chunks, starts))
+            hidden = self.model.forward(*inputs)
             logits = self.model.logits(hidden)
         self._forget_outside_windows(chunks)
         pieces = logits.split([len(tokens) for tokens in chunks.values()])
         return dict(zip(chunks, pieces, strict=True))
+
+    def inputs(
+        self, chunks: Mapping[int, Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:
+        """What the model's forward takes for a step, with the dtypes of the engine's runner. The
+        sequences have these tokens from now on."""
+        starts = {seq: self._lengths.get(seq, 0) for seq in chunks}
+        for seq, tokens in chunks.items():
+            self._extend(seq, len(tokens))
+        token_ids = torch.tensor(
+            [token for tokens in chunks.values() for token in tokens], dtype=torch.int32
+        )
+        positions = torch.tensor(
+            [starts[seq] + i for seq, tokens in chunks.items() for i in range(len(tokens))]
+        )
+        return token_ids, positions, self._inputs(chunks, starts)
 
     def _extend(self, seq: int, num_tokens: int) -> None:
         tables = self._tables.setdefault(seq, [[] for _ in self._groups])

@@ -14,7 +14,7 @@ from quire.ops.kv_pages import EMPTY_BYTE, empty_cache, page_views
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
-OP = ALL_OPS["write_kv"]
+OP = ALL_OPS["rope_and_write_kv"]
 WRITERS = {
     "reference": OP.reference,
     **{p.name: p.load(Team(2)) for p in OP.providers if p.unavailable(PLATFORM) is None},
@@ -27,7 +27,9 @@ def written(call: Callable[..., None], k: torch.Tensor) -> tuple[torch.Tensor, t
         empty_cache(len(k) + 1, 1, *k.shape[1:], torch.int8) for _ in range(2)
     )
     assert k_scale is not None and v_scale is not None
-    call(k, k, k_cache, v_cache, torch.arange(len(k)) + 1, k_scale, v_scale)
+    slots, positions = torch.arange(len(k)) + 1, torch.zeros(len(k), dtype=torch.int64)
+    qkv = torch.cat((k, k), dim=1).flatten(1)
+    call(qkv, 0, positions, None, None, k_cache, v_cache, slots, k_scale, v_scale)
     assert k_scale[0].isnan().all()
     assert torch.equal(k_cache, v_cache)
     assert torch.equal(k_scale[1:].nan_to_num(-1), v_scale[1:].nan_to_num(-1))

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from quire.errors import EngineError
 from quire.ops import ALL_OPS, Team
+from quire.ops.inputs import DTYPES, normal
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
@@ -23,17 +27,40 @@ def added(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tenso
     return torch.stack(call(x[rows], x.flip(-1)[rows], x[0], 1e-6), dim=1)
 
 
+def layer_normed(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
+    return call(x[rows], x[0], x[1], 1e-5)
+
+
+def added_layer_normed(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(call(x[rows], x.flip(-1)[rows], x[0], x[1], 1e-5), dim=1)
+
+
 def gated(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
-    return call(x[rows])
+    return call(x[rows], "silu")
 
 
-def turned(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
-    q, k = x.clone()[rows].view(-1, 5, 40).split((3, 2), dim=1)
-    call(q, k, torch.arange(TOKENS)[rows], x[:, :20].float(), x[:, 20:40].float())
-    return torch.cat((q, k), dim=1)
+def activated(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
+    return call(x[rows], "gelu")
 
 
-CALLS = {"rms_norm": normed, "add_rms_norm": added, "silu_and_mul": gated, "rope": turned}
+def summed(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
+    return call(x[rows], x.flip(-1)[rows])
+
+
+def gathered(call: Callable[..., Any], rows: slice, x: torch.Tensor) -> torch.Tensor:
+    return call(torch.arange(TOKENS).flip(0)[rows] - 5, x, 5)
+
+
+CALLS = {
+    "rms_norm": normed,
+    "add_rms_norm": added,
+    "layer_norm": layer_normed,
+    "add_layer_norm": added_layer_normed,
+    "activation": activated,
+    "activation_and_mul": gated,
+    "add": summed,
+    "embedding": gathered,
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,3 +82,78 @@ def test_a_row_does_not_depend_on_the_batch(name: str, provider: Any, dtype: tor
     whole = CALLS[name](call, slice(None), x)
     for rows in (slice(0, 1), slice(7, 8), slice(150, 153), slice(TOKENS - 1, TOKENS)):
         assert torch.equal(CALLS[name](alone, rows, x), whole[rows])
+
+
+@pytest.mark.parametrize(
+    "provider", [pytest.param(p, id=p.name) for p in ALL_OPS["embedding"].providers]
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("wrong", "offset"), [(-1, 0), (7, 0), (-3, 2), (5, 2), (2**31 - 1, 2)])
+def test_an_id_outside_the_table_is_refused(
+    provider: Any, dtype: torch.dtype, wrong: int, offset: int
+) -> None:
+    """Turns red when a wrong token id, or a position beyond the learned ones, reads the memory of
+    another tensor."""
+    reason = provider.unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(f"{provider.name}: {reason}")
+    call, table = provider.load(), torch.arange(21.0).view(7, 3)
+    with pytest.raises(EngineError, match="code 3"):
+        call(torch.tensor([0, wrong], dtype=dtype), table, offset)
+    edges = torch.tensor([-offset, 6 - offset], dtype=dtype)
+    assert torch.equal(call(edges, table, offset), table[[0, 6]])
+
+
+def available(name: str) -> list[Any]:
+    return [p.load() for p in ALL_OPS[name].providers if p.unavailable(PLATFORM) is None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    width=st.integers(1, 300),
+    dtype=st.sampled_from(DTYPES),
+    mean=st.sampled_from([0.0, 1.0, -300.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_layer_norm_of_any_row_is_near_the_formula(
+    rows: int, width: int, dtype: torch.dtype, mean: float, seed: int
+) -> None:
+    """In float64. Turns red when the mean of a row far from zero is lost in its squares, and when
+    the lanes after the end of a row count."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (normal(generator, rows, width) + mean).to(dtype)
+    weight, bias = normal(generator, 2, width, dtype=dtype)
+    exact = x.double()
+    centred = exact - exact.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = centred / deviation * weight.double() + bias.double()
+    # What rounding the mean costs, in units of the deviation.
+    slack = (exact.abs().amax(-1, keepdim=True) / deviation * 2**-21 + 2**-19) * (
+        1 + weight.double().abs()
+    )
+    ulp = torch.finfo(dtype).eps
+    for call in available("layer_norm"):
+        got = call(x, weight, bias, 1e-5).double()
+        assert ((got - expected).abs() <= slack + ulp * expected.abs()).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    x=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+    kind=st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),
+)
+def test_an_activation_of_any_number_is_near_the_formula(x: list[float], kind: str) -> None:
+    """In float64. Turns red when a polynomial is used outside its range, or an exp overflows."""
+    given_x = torch.tensor(x)
+    wide = given_x.double()
+    expected = {
+        "gelu": 0.5 * wide * torch.erfc(-wide * 0.5**0.5),
+        "gelu_tanh": wide * torch.sigmoid(wide * (1 + 0.044715 * wide**2) * (8 / torch.pi) ** 0.5),
+        "relu": wide.clamp(min=0),
+        "silu": wide * torch.sigmoid(wide),
+    }[kind]
+    # silu saturates at 2**-126 of its argument.
+    slack = 1e-6 + 2e-6 * expected.abs() + wide.abs() * 2**-125
+    for call in available("activation"):
+        assert ((call(given_x, kind).double() - expected).abs() <= slack).all()

@@ -54,10 +54,10 @@ print("checked", checked)
 """
 
 READ_BEYOND = """
-provider = next(provider for op, provider in compiled if op.name == "silu_and_mul")
+provider = next(provider for op, provider in compiled if op.name == "activation_and_mul")
 x = torch.ones(64, 256)
 x.untyped_storage().resize_(1024)
-provider.load()(x)
+provider.load()(x, "silu")
 """
 """The tensor says 64 KiB; its memory has become 1 KiB, and what it was before is freed."""
 

@@ -15,7 +15,7 @@ __all__ = ["KVPool", "LayerCache"]
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """What one layer reads and writes: k, v [B, S, K, D]. Scales: float32 [B, S, K] of an int8
-    cache, else None (`quire.ops.write_kv`)."""
+    cache, else None (`quire.ops.rope_and_write_kv`)."""
 
     k: torch.Tensor
     v: torch.Tensor

@@ -5,7 +5,7 @@ from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
-from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.weights import LayerWeights, WeightedLayer
 
@@ -21,6 +21,7 @@ __all__ = [
     "Linear",
     "MergedLinear",
     "RMSNorm",
+    "ResidualAdd",
     "RotaryEmbedding",
     "TiedEmbedding",
     "WeightedLayer",

@@ -31,7 +31,7 @@ class Embedding:
         self.weights = DenseWeights({"weight": self.weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._embedding(ids + self._offset if self._offset else ids, self.weight)
+        return self._embedding(ids, self.weight, self._offset)
 
 
 class TiedEmbedding:

@@ -16,7 +16,7 @@ from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
-from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import OpSet
 from quire.quantization import MatrixFormats, QuantizedFormats
@@ -93,6 +93,9 @@ class LayerFactory:
 
     def layer_norm(self, size: int, eps: float, *, affine: bool = True) -> LayerNorm:
         return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine)
+
+    def residual_add(self) -> ResidualAdd:
+        return ResidualAdd(self._ops)
 
     def attention(
         self,

@@ -17,17 +17,12 @@ class GatedMLP:
     """
 
     def __init__(self, ops: OpSet, gate_up: MergedLinear, down: Linear, activation: str) -> None:
-        self._silu_and_mul = ops.silu_and_mul
-        self._activation = ops.activation
+        self._activation_and_mul = ops.activation_and_mul
         self._kind = activation
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate_up = self.gate_up(x)
-        if self._kind == "silu":
-            return self.down(self._silu_and_mul(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.down(self._activation(gate, self._kind) * up)
+        return self.down(self._activation_and_mul(self.gate_up(x), self._kind))
 
 
 class MLP:

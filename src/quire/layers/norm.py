@@ -7,7 +7,7 @@ import torch
 from quire.layers.weights import DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["LayerNorm", "RMSNorm", "ResidualAdd"]
 
 
 class RMSNorm:
@@ -48,6 +48,7 @@ class LayerNorm:
         affine: bool = True,
     ) -> None:
         self._norm = ops.layer_norm
+        self._add_norm = ops.add_layer_norm
         self._eps = eps
         self.weight = self.bias = None
         self.weights = DenseWeights({})
@@ -63,5 +64,16 @@ class LayerNorm:
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual, and that sum; without a residual the sum is x."""
-        total = x if residual is None else x + residual
-        return self(total), total
+        if residual is None:
+            return self(x), x
+        return self._add_norm(x, residual, self.weight, self.bias, self._eps)
+
+
+class ResidualAdd:
+    """x + residual, where no norm follows that would add them; x without a residual."""
+
+    def __init__(self, ops: OpSet) -> None:
+        self._add = ops.add
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        return x if residual is None else self._add(x, residual)

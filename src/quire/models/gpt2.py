@@ -51,7 +51,7 @@ class GPT2Block:
     def __call__(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: torch.Tensor,
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +84,7 @@ class GPT2Model:
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """token_ids [T], positions [T] → hidden [T, E]."""
-        x, residual = self.embed(token_ids) + self.embed_positions(positions), None
+        x, residual = self.embed(token_ids), self.embed_positions(positions)
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)
         return self.norm.add(x, residual)[0]

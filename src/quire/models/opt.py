@@ -44,7 +44,8 @@ WEIGHTS = WeightMap(
 
 
 class OPTBlock:
-    """x + attention(norm(x)), then x + mlp(norm(x)); or the norms after the sums."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), the sums done by the norms; or the norms after
+    the sums, and nothing left to add."""
 
     def __init__(self, spec: ModelSpec, traits: OPTTraits, layer: int, make: LayerFactory) -> None:
         size, bias = spec.hidden_size, traits.bias
@@ -57,13 +58,21 @@ class OPTBlock:
         self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=bias)
 
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        """x [T, E] → [T, E]."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: StepInputs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
         if self._norm_before:
-            x = x + self._attend(self.attention_norm(x), positions, step)
-            return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self._attend(x, positions, step))
-        return self.mlp_norm(x + self.mlp(x))
+            x, residual = self.attention_norm.add(x, residual)
+            x, residual = self.mlp_norm.add(self._attend(x, positions, step), residual)
+            return self.mlp(x), residual
+        x, _ = self.attention_norm.add(self._attend(x, positions, step), x)
+        x, _ = self.mlp_norm.add(self.mlp(x), x)
+        return x, None
 
     def _attend(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
         return self.output(self.attention(self.qkv(x), positions, step))
@@ -85,6 +94,7 @@ class OPTModel:
         self.embed_positions = make.embedding(
             spec.max_context + POSITION_OFFSET, size, offset=POSITION_OFFSET
         )
+        self.add = make.residual_add()
         self.project_in = make.linear(embed_size, size, bias=False) if narrow else None
         self.blocks = [OPTBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = (
@@ -101,10 +111,10 @@ class OPTModel:
         x = self.embed(token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
-        x = x + self.embed_positions(positions)
+        x, residual = self.add(x, self.embed_positions(positions)), None
         for block in self.blocks:
-            x = block(x, positions, step)
-        return x if self.norm is None else self.norm(x)
+            x, residual = block(x, residual, positions, step)
+        return self.add(x, residual) if self.norm is None else self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, E] → float32 [N, V]."""

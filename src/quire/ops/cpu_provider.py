@@ -22,6 +22,8 @@ __all__ = [
     "input_rows",
     "page_strides",
     "pointer",
+    "row_ids",
+    "strided_rows",
     "token_rows",
 ]
 
@@ -56,6 +58,23 @@ def input_rows(x: torch.Tensor, depth: int) -> torch.Tensor:
         raise EngineError(f"A layer of {depth} inputs was given {list(x.shape)}.")
     rows = x if x.dim() == 2 else x.reshape(-1, depth)
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def strided_rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """x as [outer, inner, N] rows: the tensor (copied if it cannot be seen so), sizes, strides."""
+    if x.stride(-1) == 1:
+        if x.dim() == 2:
+            return x, (x.shape[0], 1), (x.stride(0), 0)
+        if x.dim() == 3:
+            return x, (x.shape[0], x.shape[1]), (x.stride(0), x.stride(1))
+    x = x.contiguous()
+    width = x.shape[-1]
+    return x, (x.numel() // width, 1), (width, 0)
+
+
+def row_ids(ids: torch.Tensor) -> torch.Tensor:
+    """ids as the kernels take them (csrc/ids.h): int32 or int64, contiguous."""
+    return (ids if ids.dtype in (torch.int32, torch.int64) else ids.long()).contiguous()
 
 
 def pointer(x: torch.Tensor | None) -> int | None:

@@ -47,7 +47,6 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "paged_attention": (
             (_POINTER,) * 9 + (_INT64,) * 6 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
         ),
-        "write_kv": (_POINTER,) * 7 + (_INT64,) * 10 + (_INT32,) * 2,
         "rope_and_write_kv": (
             (_POINTER,)
             + (_INT64,) * 4
@@ -67,15 +66,21 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_FLOAT,)
             + (_INT32,) * 2
         ),
-        "silu_and_mul": (_POINTER, _INT64, _POINTER, _INT64, _INT64, _INT32),
+        "layer_norm": (
+            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 4 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
+        ),
+        "add": (_POINTER,) * 3 + (_INT64, _INT32),
+        "activation": (_POINTER,) * 2 + (_INT64,) + (_INT32,) * 2,
+        "activation_and_mul": (_POINTER, _INT64, _POINTER) + (_INT64,) * 2 + (_INT32,) * 2,
+        "embedding": (_POINTER, _INT32, _INT64) + (_POINTER,) * 2 + (_INT64,) * 3,
         "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,)),
-        "linear_rows": ((_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,)),
+        "linear_rows": (_POINTER, _POINTER, _INT32, _POINTER) + (_INT64,) * 3 + (_INT32,),
         "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 2),
         "linear_int8_pack": (_POINTER,) * 2 + (_INT64,) * 2,
-        "linear_int8_rows": (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,),
+        "linear_int8_rows": ((_POINTER,) * 3 + (_INT32, _POINTER) + (_INT64,) * 3 + (_INT32,)),
         "linear_int8": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,),
         "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3,
-        "linear_int4_rows": (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,),
+        "linear_int4_rows": ((_POINTER,) * 4 + (_INT32, _POINTER) + (_INT64,) * 4 + (_INT32,)),
         "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,),
         "decode_inputs": (
             (_POINTER, _INT64, _POINTER)
@@ -85,7 +90,6 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_INT64,)
         ),
         "draw": ((_POINTER,) + (_INT64,) * 2 + (_POINTER, _INT64) + (_POINTER,) * 8),
-        "rope": ((_POINTER,) * 2 + (_INT64,) * 5 + (_POINTER,) * 3 + (_INT64,) * 2 + (_INT32,) * 2),
     }
 )
 

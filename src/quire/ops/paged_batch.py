@@ -9,7 +9,7 @@ import torch
 
 from quire.ops.inputs import normal
 from quire.ops.kv_pages import empty_cache
-from quire.ops.write_kv.reference import write_kv
+from quire.ops.rope_and_write_kv.write_kv import write_kv
 
 __all__ = ["PagedBatch", "paged_batch"]
 

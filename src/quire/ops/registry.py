@@ -11,6 +11,9 @@ import torch
 
 from quire.errors import ConfigError
 from quire.ops.activation import OP as ACTIVATION
+from quire.ops.activation_and_mul import OP as ACTIVATION_AND_MUL
+from quire.ops.add import OP as ADD
+from quire.ops.add_layer_norm import OP as ADD_LAYER_NORM
 from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.decode_inputs import OP as DECODE_INPUTS
@@ -24,11 +27,8 @@ from quire.ops.linear_int8 import OP as LINEAR_INT8
 from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
-from quire.ops.rope import OP as ROPE
 from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
-from quire.ops.silu_and_mul import OP as SILU_AND_MUL
 from quire.ops.team import ALONE, Team
-from quire.ops.write_kv import OP as WRITE_KV
 from quire.platform import Platform
 
 __all__ = ["ALL_OPS", "REFERENCE", "OpSet", "build_op_set", "force_isa", "select"]
@@ -40,15 +40,15 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
         op.name: op
         for op in (
             PAGED_ATTENTION,
-            WRITE_KV,
             COPY_BLOCKS,
             RMS_NORM,
             ADD_RMS_NORM,
             LAYER_NORM,
-            ROPE,
+            ADD_LAYER_NORM,
+            ADD,
             ROPE_AND_WRITE_KV,
-            SILU_AND_MUL,
             ACTIVATION,
+            ACTIVATION_AND_MUL,
             LINEAR,
             LINEAR_INT8,
             LINEAR_INT4,
@@ -68,15 +68,15 @@ class OpSet:
     """
 
     paged_attention: Callable[..., torch.Tensor]
-    write_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]
-    rope: Callable[..., None]
+    add_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    add: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
-    silu_and_mul: Callable[..., torch.Tensor]
     activation: Callable[..., torch.Tensor]
+    activation_and_mul: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]

@@ -46,8 +46,8 @@ class DecodeInputs:
     def gather(self, num_rows: int) -> ModelInputs:
         """Inputs of the first `num_rows` slots; longest lengths in it are the largest possible."""
         slots, starts = torch.from_numpy(self._slots)[:num_rows], self._starts[: num_rows + 1]
-        token_ids, positions = (torch.empty(num_rows, dtype=torch.int64) for _ in range(2))
-        seq_lens = torch.empty(num_rows, dtype=torch.int32)
+        token_ids, seq_lens = (torch.empty(num_rows, dtype=torch.int32) for _ in range(2))
+        positions = torch.empty(num_rows, dtype=torch.int64)
         groups: list[GroupInputs] = []
         for blocks, window in zip(self._row_blocks, self._windows, strict=True):
             slot_mapping = torch.empty(num_rows, dtype=torch.int64)

@@ -16,7 +16,7 @@ __all__ = ["InputBuilder", "ModelInputs"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """token_ids int32 or int64 [T], positions int64 [T], last_token int64 [R]: index in the batch of each
+    """token_ids int32 [T], positions int64 [T], last_token int64 [R]: index in the batch of each
     row's last token."""
 
     token_ids: torch.Tensor

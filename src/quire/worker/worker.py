@@ -112,7 +112,7 @@ class Worker:
 
 
 def _describe(choice: BackendChoice, ops: OpSet) -> str:
-    """A sentence on what computes: "attention: cpu_avx512 (…); rms_norm, rope by …"."""
+    """A sentence on what computes: "attention: cpu_avx512 (…); rms_norm, linear by …"."""
     by_provider: dict[str, list[str]] = {}
     for op, provider in ops.chosen.items():
         if op != "paged_attention":

@@ -1,11 +1,14 @@
 """Pointwise activation by name.
 
-`activation(x, kind)` → tensor like x. kind: gelu, gelu_tanh (also under its checkpoint names
-gelu_new and gelu_pytorch_tanh), relu, silu. Raises ConfigError for another name.
+`activation(x, kind)` → tensor like x, newly allocated. kind: gelu, gelu_tanh (also under its
+checkpoint names gelu_new and gelu_pytorch_tanh), relu, silu. Computed in float32, rounded once.
+Raises ConfigError for another name.
 """
 
+from quire.ops.activation.cpu import bind
 from quire.ops.activation.inputs import make_inputs
 from quire.ops.activation.reference import activation
+from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 
 __all__ = ["OP"]
@@ -14,5 +17,6 @@ OP = Op(
     name="activation",
     reference=activation,
     make_inputs=make_inputs,
-    tolerance=rounding("a polynomial exp or tanh", float32=4e-6),
+    tolerance=rounding("a polynomial exp, erf or tanh", float32=4e-6),
+    providers=cpu_providers(bind),
 )

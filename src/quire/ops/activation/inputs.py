@@ -1,4 +1,4 @@
-"""Every activation on values of all magnitudes."""
+"""Every activation on values of all magnitudes, in odd shapes, and on a view with strides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.ops.activation.reference import ACTIVATIONS
+from quire.ops.activation.contract import NAMES
 from quire.ops.inputs import DTYPES, normal
 from quire.ops.operation import Case
 
@@ -16,7 +16,11 @@ __all__ = ["make_inputs"]
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
     for dtype in DTYPES:
-        for kind in ACTIVATIONS:
-            x = normal(generator, 3, 37, dtype=dtype)
-            x[0] *= 30
-            yield Case(label=f"{dtype}, {kind}", args=(x, kind))
+        for kind in NAMES:
+            for rows, width in ((3, 37), (1, 5000)):
+                x = normal(generator, rows, width, dtype=dtype)
+                x[:, ::3] *= 30  # exp overflows and underflows
+                x[0, 1] = float("nan")
+                yield Case(label=f"{dtype}, {kind}, {rows} rows of {width}", args=(x, kind))
+        x = normal(generator, 4, 60, dtype=dtype)[:, 7:40]
+        yield Case(label=f"{dtype}, slices", args=(x, "gelu"))

@@ -9,18 +9,14 @@ from types import MappingProxyType
 import torch
 from torch.nn import functional
 
-from quire.errors import ConfigError
+from quire.ops.activation.contract import resolve_name
 
-__all__ = ["ACTIVATIONS", "activation"]
+__all__ = ["activation"]
 
-_GELU_TANH = partial(functional.gelu, approximate="tanh")
-
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
         "gelu": functional.gelu,
-        "gelu_new": _GELU_TANH,
-        "gelu_pytorch_tanh": _GELU_TANH,
-        "gelu_tanh": _GELU_TANH,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
         "relu": functional.relu,
         "silu": functional.silu,
     }
@@ -29,8 +25,4 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxy
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Shapes and names as in the contract (`quire.ops.activation`)."""
-    function = ACTIVATIONS.get(kind)
-    if function is None:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise ConfigError(f"Unknown activation: {kind!r}. Use one of: {known}.")
-    return function(x)
+    return _FUNCTIONS[resolve_name(kind)](x)

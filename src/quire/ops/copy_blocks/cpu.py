@@ -1,4 +1,4 @@
-"""`copy_blocks` by the C++ kernel (csrc/cache.cpp)."""
+"""`copy_blocks` by the C++ kernel (csrc/copy_blocks.cpp)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@
 QUIRE_API int quire_decode_inputs(const int64_t* slots, int64_t num_rows,
                                   const int64_t* num_computed, const int32_t* row_tokens,
                                   int64_t tokens_stride, const int32_t* row_blocks,
-                                  int64_t blocks_stride, int64_t block_size, int64_t* token_ids,
+                                  int64_t blocks_stride, int64_t block_size, int32_t* token_ids,
                                   int64_t* positions, int32_t* seq_lens, int64_t* slot_mapping,
                                   int32_t* block_table, int64_t table_stride, quire::Team*) {
   for (int64_t i = 0; i < num_rows; ++i) {

@@ -10,7 +10,6 @@ QUIRE_INLINE vf load(const int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
 // x rounded to the nearest integer, ties to even; -128 <= x <= 127.
 QUIRE_INLINE void store(int8_t* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -20,7 +19,6 @@ QUIRE_INLINE vf load(const int8_t* p) {
   return _mm256_cvtepi32_ps(
       _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-QUIRE_INLINE vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 QUIRE_INLINE void store(int8_t* p, vf x) {
   const __m256i wide = _mm256_cvtps_epi32(x);
   const __m128i half =

@@ -1,4 +1,5 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
+#include "ids.h"
 #include "linear_layout.h"
 #include "linear_product.h"
 #include "replay.h"
@@ -35,17 +36,18 @@ QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t output
 }
 
 // Rows of the matrix that was packed: out [num_ids, depth]. Reads one panel per id, in order.
-QUIRE_API int quire_linear_rows(const void* packed, const int64_t* ids, void* out, int64_t num_ids,
-                                int64_t outputs, int64_t depth, int32_t dtype, quire::Team* team) {
+// id_bytes: 4 or 8. 3: an id outside the table.
+QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_bytes, void* out,
+                                int64_t num_ids, int64_t outputs, int64_t depth, int32_t dtype,
+                                quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
-  for (int64_t i = 0; i < num_ids; ++i) {
-    if (ids[i] < 0 || ids[i] >= outputs) return 3;
-  }
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using W = std::remove_pointer_t<decltype(tag)>;
     parallel_for(num_ids, kWorkPerTask / 8 / (depth + 1) + 1, team, [&](int64_t i) {
-      unpack_row(static_cast<const W*>(packed), depth, ids[i], static_cast<W*>(out) + i * depth);
+      unpack_row(static_cast<const W*>(packed), depth, rows[i], static_cast<W*>(out) + i * depth);
     });
   });
 }

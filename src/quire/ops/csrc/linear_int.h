@@ -39,10 +39,6 @@ struct QuantizedRows {
   int64_t rows;
 };
 
-inline bool all_below(const int64_t* ids, int64_t count, int64_t end) {
-  return std::all_of(ids, ids + count, [&](int64_t id) { return 0 <= id && id < end; });
-}
-
 template <class E>
 QUIRE_INLINE vf load_at_most(const E* x, int64_t n) {
   return n >= kLanes ? load(x) : load_part(x, static_cast<int>(n));

@@ -5,6 +5,7 @@
 // then the float16 scales of the columns. Zero points, if any, stand apart: [panels, groups,
 // kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
 // - zero times the sum of the integers.
+#include "ids.h"
 #include "linear_int.h"
 #include "replay.h"
 
@@ -204,15 +205,16 @@ QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scal
   return 0;
 }
 
-// Rows scale · (W - zero) of the matrix that was packed: out [num_ids, groups · group_size]. 3: an id
-// outside the table.
+// Rows scale · (W - zero) of the matrix that was packed: out [num_ids, groups · group_size].
+// id_bytes: 4 or 8. 3: an id outside the table.
 QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packed_zeros,
-                                     const float* power, const int64_t* ids, void* out,
-                                     int64_t num_ids, int64_t outputs, int64_t groups,
+                                     const float* power, const void* ids, int32_t id_bytes,
+                                     void* out, int64_t num_ids, int64_t outputs, int64_t groups,
                                      int64_t group_size, int32_t dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  if (!all_below(ids, num_ids, outputs)) return 3;
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
   const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
   const int64_t depth = groups * group_size;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
@@ -220,7 +222,7 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
     parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
       E* target = static_cast<E*>(out) + i * depth;
       for (int64_t g = 0; g < groups; ++g) {
-        unpack_group(table, ids[i], g, target + g * group_size);
+        unpack_group(table, rows[i], g, target + g * group_size);
       }
     });
   });

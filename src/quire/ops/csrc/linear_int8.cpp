@@ -3,6 +3,7 @@
 // Packed: panels of kWidth output columns; in a panel the quads of all columns for k = 0 … 3, then
 // for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
 // integers is taken off at the start of its sums.
+#include "ids.h"
 #include "linear_int.h"
 #include "replay.h"
 
@@ -71,19 +72,22 @@ QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int6
   return 0;
 }
 
-// Rows scale · W of the matrix that was packed: out [num_ids, depth]. 3: an id outside the table.
-QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, const int64_t* ids,
-                                     void* out, int64_t num_ids, int64_t outputs, int64_t depth,
-                                     int32_t dtype, quire::Team* team) {
+// Rows scale · W of the matrix that was packed: out [num_ids, depth]. id_bytes: 4 or 8.
+// 3: an id outside the table.
+QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, const void* ids,
+                                     int32_t id_bytes, void* out, int64_t num_ids,
+                                     int64_t outputs, int64_t depth, int32_t dtype,
+                                     quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  if (!all_below(ids, num_ids, outputs)) return 3;
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
   const int64_t quads = (depth + 3) / 4;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
-      const int64_t c = ids[i] % kWidth;
-      const uint8_t* source = packed + ids[i] / kWidth * quads * 4 * kWidth + 4 * c;
+      const int64_t id = rows[i], c = id % kWidth;
+      const uint8_t* source = packed + id / kWidth * quads * 4 * kWidth + 4 * c;
       E* target = static_cast<E*>(out) + i * depth;
       float row[kLanes];
       for (int64_t k = 0; k < depth; k += kLanes) {
@@ -91,7 +95,7 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
         for (int64_t j = 0; j < n; ++j) {
           row[j] = static_cast<float>(source[(k + j) / 4 * 4 * kWidth + j % 4] - 128);
         }
-        put(target + k, mul(load(row), set1(scale[ids[i]])), n);
+        put(target + k, mul(load(row), set1(scale[id])), n);
       }
     });
   });

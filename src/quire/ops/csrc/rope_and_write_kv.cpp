@@ -26,7 +26,8 @@ QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* 
 
 // qkv: num_tokens rows of (q_heads + 2 · kv_heads) · head_dim elements, token stride in elements; q
 // and k are changed in place. q_weight, k_weight: [head_dim], or null for no norms. cos, sin:
-// [P, half]; half 0 for no rotation. Slots and pages as in quire_write_kv.
+// [P, half]; half 0 for no rotation. slots: of each token; those < 0 store nothing. Pages as in
+// kv_pages.h.
 QUIRE_API int quire_rope_and_write_kv(
     void* qkv, int64_t stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
     const int64_t* positions, const float* cos, const float* sin, int64_t half, void* k_cache,

@@ -35,27 +35,41 @@ QUIRE_INLINE void each_vector(int64_t first, int64_t last, F&& body) {
   if (i < last) body(i, Part{static_cast<int>(last - i)});
 }
 
-// Two sums in turn hide half of the add latency; their order depends on the width alone.
-template <class E>
-QUIRE_INLINE float sum_of_squares(const E* x, int64_t width) {
+// Zero in the lanes after the end of a row.
+QUIRE_INLINE vf kept(vf x, Whole) { return x; }
+QUIRE_INLINE vf kept(vf x, Part part) { return select(lanes(0, part.n), x, zero()); }
+
+// The sum over a row of what step(sum, i, Whole or Part) adds. Two sums in turn hide half of the
+// latency; their order depends on the width alone.
+template <class F>
+QUIRE_INLINE float sum_over(int64_t width, F&& step) {
   vf even = zero(), odd = zero();
   int64_t i = 0;
   for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
-    const vf a = load(x + i), b = load(x + i + kLanes);
-    even = fma(a, a, even);
-    odd = fma(b, b, odd);
+    even = step(even, i, Whole());
+    odd = step(odd, i + kLanes, Whole());
   }
-  each_vector(i, width, [&](int64_t at, auto size) {
-    const vf a = get(x + at, size);
-    even = fma(a, a, even);
-  });
+  each_vector(i, width, [&](int64_t at, auto size) { even = step(even, at, size); });
   return sum(add(even, odd));
 }
 
+// Elements [first, last) of x + y, rounded to the element type.
+template <class E>
+QUIRE_INLINE void add_rows(const E* x, const E* y, E* total, int64_t first, int64_t last) {
+  each_vector(first, last, [&](int64_t i, auto size) {
+    put(total + i, add(get(x + i, size), get(y + i, size)), size);
+  });
+}
+
+// RMSNorm.
 template <class E>
 QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, float eps,
                             bool unit_offset) {
-  const float mean = sum_of_squares(x, width) / static_cast<float>(width);
+  const float squares = sum_over(width, [&](vf total, int64_t i, auto size) {
+    const vf value = get(x + i, size);
+    return fma(value, value, total);
+  });
+  const float mean = squares / static_cast<float>(width);
   const vf scale = set1(1.0f / std::sqrt(mean + eps));
   if (unit_offset) {
     each_vector(0, width, [&](int64_t i, auto size) {
@@ -70,6 +84,27 @@ QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, 
   }
 }
 
+// LayerNorm, the variance from differences to the mean. weight, bias: may be null.
+template <class E>
+QUIRE_INLINE void layer_normalise(const E* x, const E* weight, const E* bias, E* out,
+                                  int64_t width, float eps) {
+  const float count = static_cast<float>(width);
+  const vf mean = set1(sum_over(width, [&](vf total, int64_t i, auto size) {
+                         return add(total, get(x + i, size));
+                       }) / count);
+  const float squares = sum_over(width, [&](vf total, int64_t i, auto size) {
+    const vf difference = kept(sub(get(x + i, size), mean), size);
+    return fma(difference, difference, total);
+  });
+  const vf scale = set1(1.0f / std::sqrt(squares / count + eps));
+  each_vector(0, width, [&](int64_t i, auto size) {
+    vf value = mul(sub(get(x + i, size), mean), scale);
+    if (weight != nullptr) value = mul(value, get(weight + i, size));
+    if (bias != nullptr) value = add(value, get(bias + i, size));
+    put(out + i, value, size);
+  });
+}
+
 template <class E>
 QUIRE_INLINE void rotate_halves(E* x, const float* cos, const float* sin, int64_t half) {
   each_vector(0, half, [&](int64_t i, auto size) {
@@ -78,21 +113,6 @@ QUIRE_INLINE void rotate_halves(E* x, const float* cos, const float* sin, int64_
     put(x + i, sub(mul(a, c), mul(b, s)), size);
     put(x + half + i, add(mul(b, c), mul(a, s)), size);
   });
-}
-
-template <class E>
-QUIRE_INLINE void rotate_pairs(E* x, const float* cos, const float* sin, int64_t half) {
-  float pairs[2 * kLanes];
-  for (int64_t i = 0; i < half; i += kLanes) {
-    const int64_t n = half - i < kLanes ? half - i : kLanes;
-    each_vector(0, 2 * n, [&](int64_t j, auto size) { store(pairs + j, get(x + 2 * i + j, size)); });
-    for (int64_t j = 0; j < n; ++j) {
-      const float a = pairs[2 * j], b = pairs[2 * j + 1], c = cos[i + j], s = sin[i + j];
-      pairs[2 * j] = a * c - b * s;
-      pairs[2 * j + 1] = b * c + a * s;
-    }
-    each_vector(0, 2 * n, [&](int64_t j, auto size) { put(x + 2 * i + j, load(pairs + j), size); });
-  }
 }
 
 }  // namespace quire

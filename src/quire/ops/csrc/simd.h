@@ -49,6 +49,7 @@ QUIRE_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 QUIRE_INLINE vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
 QUIRE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when either is NaN
 QUIRE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 QUIRE_INLINE vf round_to_int(vf x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -155,6 +156,7 @@ QUIRE_INLINE vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 QUIRE_INLINE vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
 QUIRE_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }  // b when either is NaN
 QUIRE_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+QUIRE_INLINE vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 QUIRE_INLINE vf round_to_int(vf x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

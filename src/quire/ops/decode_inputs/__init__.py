@@ -5,8 +5,9 @@ seq_lens, slot_mapping, block_table) → None`
 
 slots: int64 [R], row i of the step is in slots[i] and computes its token at num_computed[slots[i]].
 Of all slots: num_computed int64 [N], row_tokens int32 [N, L], row_blocks int32 [N, M].
-Written, as a model takes them: token_ids, positions int64 [R], seq_lens int32 [R], slot_mapping
-int64 [R], and of block_table int32 [R, M] the entries up to the token's block. All contiguous.
+Written, as a model takes them: token_ids int32 [R], positions int64 [R], seq_lens int32 [R],
+slot_mapping int64 [R], and of block_table int32 [R, M] the entries up to the token's block. All are
+contiguous.
 """
 
 from quire.ops.cpu_provider import cpu_providers

@@ -7,6 +7,6 @@ import torch
 __all__ = ["embedding"]
 
 
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, offset: int = 0) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.embedding`)."""
-    return torch.nn.functional.embedding(token_ids, weight)
+    return torch.nn.functional.embedding(ids + offset, weight)

@@ -1,4 +1,4 @@
-"""Rows with and without weight and bias."""
+"""Rows of many widths with and without weight and bias, strided and far from zero among them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ __all__ = ["make_inputs"]
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
     for dtype in DTYPES:
-        x = normal(generator, 5, 48, dtype=dtype)
-        weight, bias = normal(generator, 2, 48, dtype=dtype)
-        yield Case(label=f"{dtype}, weight and bias", args=(x, weight, bias, 1e-5))
-        yield Case(label=f"{dtype}, weight", args=(x, weight, None, 1e-5))
-        yield Case(label=f"{dtype}, plain", args=(x, None, None, 1e-5))
+        for rows, width in ((1, 1024), (5, 48), (3, 257), (2, 5)):
+            x = normal(generator, rows, width + 3, dtype=dtype)[:, :width]
+            weight, bias = normal(generator, 2, width, dtype=dtype)
+            label = f"{dtype}, {rows} rows of {width}"
+            yield Case(label=f"{label}, weight and bias", args=(x, weight, bias, 1e-5))
+            yield Case(label=f"{label}, weight", args=(x, weight, None, 1e-5))
+            yield Case(label=f"{label}, plain", args=(x, None, None, 1e-5))
+            yield Case(label=f"{label} far from zero", args=(x + 8, None, bias, 1e-5))
+    heads = normal(generator, 4, 6, 32)[:, 1:4]
+    yield Case(label="three dimensions", args=(heads, None, None, 1e-5))

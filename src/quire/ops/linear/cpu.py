@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from quire.ops.cpu_provider import PANEL, input_rows
+from quire.ops.cpu_provider import PANEL, input_rows, row_ids
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 from quire.ops.weight_arena import WeightArena
@@ -68,12 +68,13 @@ class _CpuMatrix:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        ids = ids.to(torch.int64).contiguous()
+        ids = row_ids(ids)
         out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
         self._call(
             "linear_rows",
             self._pointer,
             ids.data_ptr(),
+            ids.itemsize,
             out.data_ptr(),
             ids.numel(),
             self._outputs,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.ops.cpu_provider import PANEL, input_rows
+from quire.ops.cpu_provider import PANEL, input_rows, row_ids
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -57,12 +57,13 @@ class IntegerPanels:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        ids = ids.to(torch.int64).contiguous()
+        ids = row_ids(ids)
         out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
         self._call(
             f"{self._name}_rows",
             *self._table,
             ids.data_ptr(),
+            ids.itemsize,
             out.data_ptr(),
             ids.numel(),
             self._outputs,

@@ -1,4 +1,4 @@
-"""`rms_norm` and `add_rms_norm` by the C++ kernel (csrc/rows.cpp)."""
+"""`rms_norm` and `add_rms_norm` by the C++ kernel (csrc/norms.cpp)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.cpu_provider import strided_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind", "bind_with_residual"]
@@ -18,7 +19,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
     def rms_norm(
         x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
     ) -> torch.Tensor:
-        x, (outer, inner), strides = _rows(x)
+        x, (outer, inner), strides = strided_rows(x)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         call(
             "rms_norm",
@@ -55,8 +56,8 @@ def bind_with_residual(
         eps: float,
         unit_offset: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, (outer, inner), x_strides = _rows(x)
-        residual, _, residual_strides = _rows(residual)
+        x, (outer, inner), x_strides = strided_rows(x)
+        residual, _, residual_strides = strided_rows(residual)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         total = torch.empty_like(out)
         call(
@@ -78,15 +79,3 @@ def bind_with_residual(
         return out, total
 
     return add_rms_norm
-
-
-def _rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
-    """x as [outer, inner, N] rows: the tensor (copied if it cannot be seen so), sizes, strides."""
-    if x.stride(-1) == 1:
-        if x.dim() == 2:
-            return x, (x.shape[0], 1), (x.stride(0), 0)
-        if x.dim() == 3:
-            return x, (x.shape[0], x.shape[1]), (x.stride(0), x.stride(1))
-    x = x.contiguous()
-    width = x.shape[-1]
-    return x, (x.numel() // width, 1), (width, 0)

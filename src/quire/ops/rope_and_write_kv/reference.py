@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from quire.ops.rms_norm.reference import rms_norm
-from quire.ops.rope.reference import rope
-from quire.ops.write_kv.reference import write_kv
+from quire.ops.rope_and_write_kv.rope import rope
+from quire.ops.rope_and_write_kv.write_kv import write_kv
 
 __all__ = ["rope_and_write_kv"]
 

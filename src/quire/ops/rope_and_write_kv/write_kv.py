@@ -18,7 +18,7 @@ def write_kv(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Shapes as in the contract (`quire.ops.write_kv`)."""
+    """k, v: [T, K, D]; the others as in the contract (`quire.ops.rope_and_write_kv`)."""
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
     block_size = k_cache.shape[1]

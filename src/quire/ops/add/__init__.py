@@ -1,0 +1,17 @@
+"""A sum: `add(x, y)` → x + y, newly allocated; both of one shape and dtype. Rounded once."""
+
+from quire.ops.add.cpu import bind
+from quire.ops.add.inputs import make_inputs
+from quire.ops.add.reference import add
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, exact
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="add",
+    reference=add,
+    make_inputs=make_inputs,
+    tolerance=exact("one addition, rounded once"),
+    providers=cpu_providers(bind),
+)

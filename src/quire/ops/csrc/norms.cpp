@@ -1,0 +1,84 @@
+// Norms of rows of activations, alone or of the sum with another row. A row's result depends on that
+// row alone.
+#include "parallel.h"
+#include "replay.h"
+#include "rows.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kElementsPerTask = 16 * 1024;
+
+// Rows [outer, inner] of `width` elements; strides in elements.
+struct Rows {
+  const void* first;
+  int64_t outer_stride, inner_stride;
+
+  template <class E>
+  const E* at(int64_t outer, int64_t inner) const {
+    return static_cast<const E*>(first) + outer * outer_stride + inner * inner_stride;
+  }
+};
+
+struct NormCall {
+  Rows x, residual;  // residual.first may be null
+  void *out, *total;  // contiguous
+  int64_t outer, inner, width;
+  Team* team;
+};
+
+// norm(row, its result) for every row of x, or of x + residual, which is then written to total.
+template <class E, class F>
+void each_row(const NormCall& call, F&& norm) {
+  const int64_t width = call.width, grain = kElementsPerTask / (width + 1) + 1;
+  parallel_for(call.outer * call.inner, grain, call.team, [&](int64_t row) {
+    const int64_t o = row / call.inner, i = row % call.inner;
+    const E* source = call.x.at<E>(o, i);
+    if (call.residual.first != nullptr) {
+      E* total = static_cast<E*>(call.total) + row * width;
+      add_rows(source, call.residual.at<E>(o, i), total, 0, width);
+      source = total;
+    }
+    norm(source, static_cast<E*>(call.out) + row * width);
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+// x: [outer, inner, width] with strides in elements for outer and inner. out: contiguous.
+// residual, when given, is laid out by its own strides and added first; total: contiguous.
+QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, const void* residual,
+                             int64_t residual_outer, int64_t residual_inner, const void* weight,
+                             void* out, void* total, int64_t outer, int64_t inner, int64_t width,
+                             float eps, int32_t unit_offset, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  const NormCall call{{x, x_outer, x_inner}, {residual, residual_outer, residual_inner},
+                      out, total, outer, inner, width, team};
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_row<E>(call, [&](const E* row, E* normed) {
+      normalise(row, static_cast<const E*>(weight), normed, width, eps, unit_offset != 0);
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_rms_norm)
+
+// As quire_rms_norm; weight, bias: [width] or null.
+QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
+                               const void* residual, int64_t residual_outer,
+                               int64_t residual_inner, const void* weight, const void* bias,
+                               void* out, void* total, int64_t outer, int64_t inner, int64_t width,
+                               float eps, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  const NormCall call{{x, x_outer, x_inner}, {residual, residual_outer, residual_inner},
+                      out, total, outer, inner, width, team};
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_row<E>(call, [&](const E* row, E* normed) {
+      layer_normalise(row, static_cast<const E*>(weight), static_cast<const E*>(bias), normed,
+                      width, eps);
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_layer_norm)

@@ -1,0 +1,55 @@
+"""Between a step's inputs and its logits nothing computes but operations of `quire.ops`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.families import CASES, Case, write_checkpoint
+from tests.models.harness import PagedModel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.ops import ALL_OPS
+from quire.platform import detect_platform
+
+PLATFORM = detect_platform()
+KERNELS = any(p.unavailable(PLATFORM) is None for p in ALL_OPS["linear"].providers)
+
+LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "as_strided", "alias"}
+"""Functions of torch that make or describe a tensor and compute nothing."""
+
+
+class Computing(TorchDispatchMode):
+    """Collects what torch itself computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        if name not in LAYOUT:
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not KERNELS, reason="no compiled kernels here")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_decode_forward_is_operations_alone(
+    case: Case, quantization: str | None, tmp_path: Path
+) -> None:
+    """Turns red when a layer adds, converts or copies by itself: on one thread, by other bits for
+    another number of rows, and unseen by whoever records the operations of a step."""
+    write_checkpoint(case, tmp_path, torch.bfloat16)
+    paged = PagedModel(tmp_path, "best", case.max_positions, quantization)
+    paged.step({0: [3, 1, 4], 1: [5]})
+    inputs = paged.inputs({0: [2], 1: [7]})
+    computing = Computing()
+    with torch.no_grad(), computing:
+        paged.model.logits(paged.model.forward(*inputs))
+    assert computing.seen == set()
