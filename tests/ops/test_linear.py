@@ -144,6 +144,49 @@ def test_rows_of_another_size_are_refused(pack: Pack) -> None:
             pack(torch.zeros(71, 20))(x)
 
 
+def test_shapes_that_break_the_contract_are_refused(pack: Pack) -> None:
+    """Turns red when a kernel adds a bias beyond its end, or divides by no outputs."""
+    for weight, bias, message in (
+        (torch.zeros(6, 5), torch.zeros(5), "a bias of 6"),
+        (torch.zeros(6, 5), torch.zeros(6, 1), "a bias of 6"),
+        (torch.zeros(0, 5), None, "at least one output"),
+        (torch.zeros(6, 0), None, "at least one output"),
+        (torch.zeros(5), None, "at least one output"),
+    ):
+        for make in (pack, OP.reference):
+            with pytest.raises(EngineError, match=message):
+                make(weight, bias)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    outputs=st.integers(1, 150),
+    depth=st.integers(1, 200),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 2**31),
+)
+def test_a_result_in_float32_is_what_is_rounded_otherwise(
+    rows: int, outputs: int, depth: int, dtypes: tuple[torch.dtype, torch.dtype], seed: int
+) -> None:
+    """Turns red when logits are rounded to 16 bits on their way, or summed in another way than
+    other outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normal(generator, rows, depth, dtype=dtypes[0])
+    weight = normal(generator, outputs, depth, dtype=dtypes[1]) / depth**0.5
+    bias = normal(generator, outputs, dtype=dtypes[1])
+    exact = x.double() @ weight.double().t() + bias.double()
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is None:
+            matrix = provider.load()(weight, bias)
+            wide = matrix(x, torch.float32)
+            assert wide.dtype == torch.float32
+            assert torch.equal(wide.to(x.dtype), matrix(x))
+            assert torch.allclose(wide.double(), exact, rtol=2e-5, atol=2e-5)
+    plain = OP.reference(weight, bias)(x, torch.float32)
+    assert torch.allclose(plain.double(), exact, rtol=2e-5, atol=2e-5)
+
+
 def test_a_bias_may_have_a_stride(pack: Pack) -> None:
     """Turns red when the elements between those of a bias are added."""
     bias = torch.arange(12.0)[::2]

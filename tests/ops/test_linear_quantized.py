@@ -178,6 +178,7 @@ def test_shapes_that_break_the_contract_are_refused(kernel: tuple[Op, Provider])
     for wrong in (
         (weight.float(), scale),
         (weight, scale[:70]),
+        (weight[:0], scale[:0]),
         (weight, scale, *rest[:-1], torch.zeros(70)),
     ):
         with pytest.raises(EngineError, match=op.name):
@@ -191,6 +192,23 @@ def test_rows_of_another_size_are_refused(kernel: tuple[Op, Provider]) -> None:
     for x in (torch.zeros(4, 31), torch.zeros(2, 2, 16)):
         with pytest.raises(EngineError, match="32 inputs"):
             matrix(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_in_float32_is_what_is_rounded_otherwise(
+    kernel: tuple[Op, Provider], dtype: torch.dtype
+) -> None:
+    """Turns red when logits are rounded to 16 bits on their way, or computed in another way than
+    other outputs."""
+    op, provider = kernel
+    generator = torch.Generator().manual_seed(0)
+    arguments = weights(op, generator, 71, 96)
+    x = normal(generator, 15, 96, dtype=dtype)
+    wide = provider.load()(*arguments)(x, torch.float32)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.to(dtype), provider.load()(*arguments)(x))
+    plain = op.reference(*arguments)(x, torch.float32)
+    assert torch.allclose(wide, plain, rtol=2e-5, atol=2e-5)
 
 
 def test_inputs_of_three_dimensions(kernel: tuple[Op, Provider]) -> None:

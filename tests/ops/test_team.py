@@ -119,6 +119,30 @@ raise SystemExit(4)
 """
 
 
+DRAWS_AT_THE_END = """
+import threading, time, torch
+from quire.ops import ALL_OPS, Team
+from quire.platform import detect_platform
+here = detect_platform()
+provider = next(p for p in ALL_OPS["draw"].providers if p.unavailable(here) is None)
+call, count = provider.load(Team(3)), 2_000_000
+number, integer = torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+logits = torch.randn(1, 50_000)
+minutes = lambda: call(logits, integer, number, integer, number * 0.9, 0 * number, *[integer] * 3)
+threading.Thread(target=minutes, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.usefixtures("norm")
+def test_the_interpreter_ends_while_a_daemon_thread_computes() -> None:
+    """Turns red when the end waits for a kernel, or takes its team away while it runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRAWS_AT_THE_END], timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.usefixtures("norm")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads sizes through /proc")
 def test_too_many_threads_are_refused() -> None:

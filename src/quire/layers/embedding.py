@@ -68,4 +68,4 @@ class LMHead:
         self.weights: LayerWeights = DenseWeights({}) if tied else projection.weights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._table.matrix(hidden).float()
+        return self._table.matrix(hidden, torch.float32)

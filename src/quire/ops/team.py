@@ -40,7 +40,9 @@ class Team:
                 raise EngineError(
                     f"The system gives no {self.num_threads} threads. Set num_threads lower."
                 )
-            weakref.finalize(self, destroy, self._handle)
+            # Not at the end of the interpreter: a daemon thread may be in a kernel then, and would
+            # go on in a team that is gone. The system ends the members with the process.
+            weakref.finalize(self, destroy, self._handle).atexit = False
         return self._handle
 
     @contextmanager

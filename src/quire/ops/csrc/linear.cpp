@@ -8,8 +8,8 @@ namespace quire::linear {
 namespace {
 
 // By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
-template <class E, class W>
-int multiply_any(const Problem& problem, const E* x, const W* weight, E* y) {
+template <class E, class W, class Y>
+int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
     return multiply<Bf16Dot>(problem, x, weight, y);
@@ -53,23 +53,24 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
 }
 QUIRE_REPLAYABLE(quire_linear_rows)
 
-// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type. bias:
-// float32 or null.
+// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
+// float32. bias: float32 or null.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
                            void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
-                           int32_t weight_dtype, quire::Team* team) {
+                           int32_t y_dtype, int32_t weight_dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
   const Problem problem{rows, outputs, depth, x_stride, outputs, bias, team};
-  int failed = 0, unknown_x = 0;
+  int failed = 0, unknown = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
     using W = std::remove_pointer_t<decltype(weight_tag)>;
-    unknown_x = dispatch(static_cast<DType>(x_dtype), [&](auto* x_tag) {
+    unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
       using E = std::remove_pointer_t<decltype(x_tag)>;
+      using Y = std::remove_pointer_t<decltype(y_tag)>;
       failed = multiply_any(problem, static_cast<const E*>(x), static_cast<const W*>(packed),
-                            static_cast<E*>(y));
+                            static_cast<Y*>(y));
     });
   });
-  return unknown_weight != 0 ? unknown_weight : unknown_x != 0 ? unknown_x : failed;
+  return unknown_weight != 0 ? unknown_weight : unknown != 0 ? unknown : failed;
 }
 QUIRE_REPLAYABLE(quire_linear)

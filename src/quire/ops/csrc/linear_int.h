@@ -138,12 +138,12 @@ template <class Format>  // by rows - 1
 constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRows>());
 
 // Up to Format::kBlockRows rows, quantized in tiles of `height` rows and one with what is left.
-template <class Format, class E>
+template <class Format, class Y>
 struct Block {
   const Format& format;
   const LinearCall& call;
   const QuantizedRows& x;
-  E* y;
+  Y* y;
   int64_t height, num_tiles, num_panels;
 
   QuantizedRows tile_rows(int64_t t) const {
@@ -173,12 +173,12 @@ struct Block {
   }
 };
 
-template <class Format, class E>
+template <class Format, class E, class Y>
 void multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
-                    E* y) {
+                    Y* y) {
   const int64_t least_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
   const int64_t height = (call.rows + least_tiles - 1) / least_tiles;
-  const Block<Format, E> block{format, call, rows, y, height, (call.rows + height - 1) / height,
+  const Block<Format, Y> block{format, call, rows, y, height, (call.rows + height - 1) / height,
                                panels_of(call.outputs)};
   parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
     quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(r / height),
@@ -189,8 +189,8 @@ void multiply_block(const Format& format, const LinearCall& call, const E* x, Qu
 }
 
 // 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.
-template <class Format, class E>
-int multiply(const Format& format, LinearCall call, const E* x, E* y) {
+template <class Format, class E, class Y>
+int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t rows = call.rows, block_rows = std::min(rows, Format::kBlockRows);
   if (rows == 0) return 0;
   struct Quantized;
@@ -208,11 +208,13 @@ int multiply(const Format& format, LinearCall call, const E* x, E* y) {
 }
 
 template <class Format>
-int multiply(const Format& format, const LinearCall& call, DType dtype, const void* x, void* y) {
+int multiply(const Format& format, const LinearCall& call, int32_t x_dtype, int32_t y_dtype,
+             const void* x, void* y) {
   int failed = 0;
-  const int unknown = dispatch(dtype, [&](auto* tag) {
-    using E = std::remove_pointer_t<decltype(tag)>;
-    failed = multiply(format, call, static_cast<const E*>(x), static_cast<E*>(y));
+  const int unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
+    using E = std::remove_pointer_t<decltype(x_tag)>;
+    using Y = std::remove_pointer_t<decltype(y_tag)>;
+    failed = multiply(format, call, static_cast<const E*>(x), static_cast<Y*>(y));
   });
   return unknown != 0 ? unknown : failed;
 }

@@ -229,19 +229,19 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
 }
 QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
-// x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type.
-// power and bias (or null): float32 for whole panels.
+// x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type
+// or of float32. power and bias (or null): float32 for whole panels.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
                                 void* y, int64_t rows, int64_t outputs, int64_t groups,
-                                int64_t group_size, int32_t dtype, quire::Team* team) {
+                                int64_t group_size, int32_t x_dtype, int32_t y_dtype,
+                                quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
-  const auto type = static_cast<DType>(dtype);
   if (packed_zeros == nullptr) {
-    return multiply(Int4Format<false>{packed, nullptr, group_size, groups}, call, type, x, y);
+    return multiply(Int4Format<false>{packed, nullptr, group_size, groups}, call, x_dtype, y_dtype, x, y);
   }
-  return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, type, x, y);
+  return multiply(Int4Format<true>{packed, packed_zeros, group_size, groups}, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int4)

@@ -102,16 +102,16 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
 }
 QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
-// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type. scale and
-// bias (or null): float32 for whole panels.
+// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
+// float32. scale and bias (or null): float32 for whole panels.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t rows,
-                                int64_t outputs, int64_t depth, int32_t dtype,
-                                quire::Team* team) {
+                                int64_t outputs, int64_t depth, int32_t x_dtype,
+                                int32_t y_dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Int8Format format{packed, (depth + 3) / 4};
   const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
-  return multiply(format, call, static_cast<DType>(dtype), x, y);
+  return multiply(format, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int8)

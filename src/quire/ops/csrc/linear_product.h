@@ -175,8 +175,8 @@ void multiply_block(const Block<A>& block, E* y) {
   parallel_for(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute);
 }
 
-template <class A, class E>
-int multiply(const Problem& problem, const E* x, const typename A::W* weight, E* y) {
+template <class A, class E, class Y>
+int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
   const int64_t fitting = kBlockBytes / (row_bytes + 1) / kVectorRows * kVectorRows;

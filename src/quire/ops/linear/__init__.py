@@ -1,9 +1,11 @@
 """y = x Wᵀ + b over weights that are packed once.
 
 `linear(weight, bias=None)` → `PackedMatrix`; weight [O, I] and bias [O] of one dtype, not kept.
-Called on x [..., I] it gives [..., O] in x's dtype; `rows(ids)` gives rows of the weight back.
-Sums are in float32. A provider for CPUs gives a row the same bits whatever rows share the call,
-and whatever the number of threads.
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32; `rows(ids)` gives rows
+of the weight back. Sums are in float32. A provider for CPUs gives a row the same bits whatever rows
+share the call, and whatever the number of threads.
+
+Raises EngineError when the shapes break this contract.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ def _apply(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     matrix = linear(weight, bias)
-    return matrix(x), matrix.rows(ids)
+    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
 OP = Op(

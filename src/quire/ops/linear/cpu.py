@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from quire.ops.cpu_provider import PANEL, input_rows, row_ids
-from quire.ops.linear.contract import PackedMatrix
+from quire.ops.linear.contract import PackedMatrix, check_arguments
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 from quire.ops.weight_arena import WeightArena
 
@@ -30,6 +30,7 @@ class _CpuMatrix:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> None:
+        check_arguments(weight, bias)
         self._call = library.call
         self._outputs, self._depth = weight.shape
         self._dtype = weight.dtype
@@ -49,9 +50,9 @@ class _CpuMatrix:
             self._code,
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
-        out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
+        out = torch.empty((rows.shape[0], self._outputs), dtype=out_dtype or x.dtype)
         self._call(
             "linear",
             rows.data_ptr(),
@@ -63,6 +64,7 @@ class _CpuMatrix:
             self._outputs,
             self._depth,
             DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
             self._code,
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import torch
 
+from quire.ops.linear.contract import check_arguments
+
 __all__ = ["PlainMatrix"]
+
+WIDENED_ROWS = 4096
+"""Of the weight that are float32 at a time, so that a large table never is as a whole."""
 
 
 class PlainMatrix:
     """`PackedMatrix` as it came, multiplied by torch."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        check_arguments(weight, bias)
         self.weight, self.bias = weight, bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == self.weight.dtype:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        out_dtype = out_dtype or x.dtype
+        if x.dtype == self.weight.dtype == out_dtype:
             return torch.nn.functional.linear(x, self.weight, self.bias)
-        bias = None if self.bias is None else self.bias.float()
-        return torch.nn.functional.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+        wide = x.float()
+        parts = [wide @ part.float().t() for part in self.weight.split(WIDENED_ROWS)]
+        y = torch.cat(parts, dim=-1)
+        return (y if self.bias is None else y + self.bias.float()).to(out_dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(ids, self.weight)

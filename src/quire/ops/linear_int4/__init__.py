@@ -5,12 +5,13 @@ uint8 [O, I] with values 0 to 15, one per byte; scale float32 [O, I / G] for a g
 64 or 128, told from the shapes; zero uint8 [O, I / G], 0 to 15, or None for 8 everywhere; bias [O].
 None is kept. Scales are kept in 16 bits (`contract.pack_scale`), here and in every provider.
 
-Called on x [..., I] it gives [..., O] in x's dtype. Each row of x becomes 8-bit integers with one
-scale (`linear_int8.activations.quantize_rows`); the sum of a group is exact in 32 bits; then in
-float32: the sums times their scales added in the order of the groups, times the scale of the row,
-times the power of two of the output, plus bias. A row with NaN or infinity gives NaN, and no other
-row notices. A provider gives a row the same bits whatever rows share the call and whatever the
-number of threads. `rows(ids)` gives scale · (weight - zero), rounded once from float32 to `dtype`.
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
+8-bit integers with one scale (`linear_int8.activations.quantize_rows`); the sum of a group is exact
+in 32 bits; then in float32: the sums times their scales added in the order of the groups, times the
+scale of the row, times the power of two of the output, plus bias. A row with NaN or infinity gives
+NaN, and no other row notices. A provider gives a row the same bits whatever rows share the call and
+whatever the number of threads. `rows(ids)` gives scale · (weight - zero), rounded once from float32
+to `dtype`.
 
 Raises EngineError when the shapes break this contract or a value needs more than 4 bits.
 Groups along the inputs: ZeroQuant (Yao et al., 2022), section 4.1; 4-bit weights with zero points:
@@ -41,9 +42,9 @@ def _apply(
     zero: torch.Tensor | None,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     matrix = linear(weight, scale, zero, bias, dtype=x.dtype)
-    return matrix(x), matrix.rows(ids)
+    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
 OP = Op(

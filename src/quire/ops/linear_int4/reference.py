@@ -31,7 +31,7 @@ class PlainInt4Matrix:
         self.bias = None if bias is None else bias.float()
         self.dtype = dtype
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
         sums = torch.zeros(len(quantized), len(self.weight))
         for part, weight, scale in zip(
@@ -44,7 +44,7 @@ class PlainInt4Matrix:
         y = sums * x_scale * self.power
         if self.bias is not None:
             y = y + self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], len(self.weight))
+        return y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()

@@ -3,11 +3,12 @@
 `linear_int8(weight, scale, bias=None, *, dtype=torch.float32)` → `PackedMatrix`; weight int8 [O, I]
 in [-127, 127] with I ≤ 131,072, scale float32 [O] (one per output), bias [O]; none is kept.
 
-Called on x [..., I] it gives [..., O] in x's dtype. Each row of x becomes 8-bit integers with one
-scale (`activations.quantize_rows`); products are exact in 32 bits; then in float32, in this order,
-(integer · scale of the row) · scale + bias. A row with NaN or infinity gives NaN, and no other row
-notices. A provider gives a row the same bits whatever rows share the call and whatever the number
-of threads. `rows(ids)` gives scale · weight, rounded once from float32 to `dtype`.
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
+8-bit integers with one scale (`activations.quantize_rows`); products are exact in 32 bits; then in
+float32, in this order, (integer · scale of the row) · scale + bias. A row with NaN or infinity
+gives NaN, and no other row notices. A provider gives a row the same bits whatever rows share the
+call and whatever the number of threads. `rows(ids)` gives scale · weight, rounded once from float32
+to `dtype`.
 
 Raises EngineError when the shapes break this contract.
 Per-token activations: ZeroQuant (Yao et al., 2022), section 4.1; why only scales of rows and of
@@ -37,9 +38,9 @@ def _apply(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     matrix = linear(weight, scale, bias, dtype=x.dtype)
-    return matrix(x), matrix.rows(ids)
+    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
 OP = Op(

@@ -15,10 +15,12 @@ def check_arguments(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tenso
     if (
         weight.dtype != torch.int8
         or weight.dim() != 2
+        or weight.shape[0] == 0
         or not 0 < weight.shape[1] <= INT8_MAX_INPUTS
     ):
         raise EngineError(
-            f"linear_int8 takes an int8 matrix with 1 to {INT8_MAX_INPUTS} inputs, not "
+            f"linear_int8 takes an int8 matrix of at least one output, with 1 to {INT8_MAX_INPUTS} "
+            f"inputs, not "
             f"{weight.dtype}{list(weight.shape)}."
         )
     outputs = weight.shape[0]

@@ -39,9 +39,9 @@ class IntegerPanels:
         self._depth = torch.Size(sizes).numel()
         self._dtype = dtype
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
-        out = torch.empty((rows.shape[0], self._outputs), dtype=x.dtype)
+        out = torch.empty((rows.shape[0], self._outputs), dtype=out_dtype or x.dtype)
         self._call(
             self._name,
             rows.data_ptr(),
@@ -53,6 +53,7 @@ class IntegerPanels:
             self._outputs,
             *self._sizes,
             DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
 

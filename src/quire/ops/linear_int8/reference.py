@@ -29,7 +29,7 @@ class PlainInt8Matrix:
         self.weight, self.scale, self.dtype = weight, scale, dtype
         self.bias = None if bias is None else bias.float()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
         products = torch.zeros(len(quantized), len(self.weight), dtype=torch.float64)
         for part, weight in zip(
@@ -39,7 +39,7 @@ class PlainInt8Matrix:
         y = products.float() * x_scale * self.scale
         if self.bias is not None:
             y = y + self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], len(self.weight))
+        return y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()
