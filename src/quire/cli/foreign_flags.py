@@ -32,9 +32,9 @@ _WITH_VALUE = ("swap_space", "tokenizer_mode")
 
 _NOT_NEEDED: Mapping[str, _Foreign] = {
     **{name: _Foreign(reason, takes=name in _WITH_VALUE) for name, reason in FOREIGN.items()},
-    "compilation_config": _Foreign("nothing is compiled or captured at start-up"),
-    "optimization_level": _Foreign("nothing is compiled or captured at start-up"),
-    "max_seq_len_to_capture": _Foreign("nothing is compiled or captured at start-up"),
+    "compilation_config": _Foreign("nothing is compiled at start-up"),
+    "optimization_level": _Foreign("nothing is compiled at start-up"),
+    "max_seq_len_to_capture": _Foreign("a captured step serves every length"),
     "model_impl": _Foreign("a model has one implementation"),
     "enable_expert_parallel": _Foreign("there is one device", takes=False),
     "distributed_executor_backend": _Foreign("there is one device"),

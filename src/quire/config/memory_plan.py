@@ -13,11 +13,13 @@ from quire.config.model_spec import ModelSpec
 from quire.config.quantization import quantized_bytes
 
 __all__ = [
+    "MAX_CAPTURED_ROWS",
     "PROMPT_LOGPROB_ROWS",
     "RUNTIME_BYTES",
     "FixedBytes",
     "MemoryPlan",
     "activation_bytes",
+    "capture_bytes",
     "format_bytes",
     "largest_context",
     "logits_bytes",
@@ -32,6 +34,10 @@ tokenizer (300 to 400 MiB measured with torch 2.13 for CPUs)."""
 PROMPT_LOGPROB_ROWS = 64
 """Prompt logprobs are computed for so many positions at a time, so [rows, V] stays small."""
 
+MAX_CAPTURED_ROWS = 64
+"""Rows of the largest decode step that is captured: beyond it the work in Python, which does not
+grow with the rows, is a small part of a step."""
+
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
 _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
@@ -40,7 +46,8 @@ _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """What is needed before the first KV block. activations: of the largest step. tables: token
+    """What is needed before the first KV block. activations: of the largest step, and
+    what captured ones keep. tables: token
     ids, block tables and rope tables, which grow with the context."""
 
     weights: int
@@ -122,6 +129,13 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     attention = 2 * qkv + spec.num_heads * spec.head_dim
     mlp = 3 * spec.intermediate_size
     return num_tokens * (4 * spec.hidden_size + max(attention, mlp)) * _FLOAT32_BYTES
+
+
+def capture_bytes(spec: ModelSpec, num_rows: int) -> int:
+    """Arena of captured steps of up to `num_rows` rows, logits included. Twice the activations:
+    buffers of many sizes leave gaps."""
+    logits = num_rows * spec.vocab_size * _FLOAT32_BYTES
+    return 2 * activation_bytes(spec, num_rows) + logits
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:

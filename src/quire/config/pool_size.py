@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from quire.config.kv_layout import KVLayout
 from quire.config.memory_plan import (
+    MAX_CAPTURED_ROWS,
     RUNTIME_BYTES,
     FixedBytes,
     MemoryPlan,
     activation_bytes,
+    capture_bytes,
     format_bytes,
     largest_context,
     logits_bytes,
@@ -57,7 +59,9 @@ class PoolSizing:
         share = settings.memory_utilization or DEFAULT_UTILIZATION
         self._budget = int(free_bytes * share) if free_bytes else None
         self._weights = weights
+        captured = 0 if settings.enforce_eager else min(max_num_seqs, MAX_CAPTURED_ROWS)
         self._activations = activation_bytes(spec, max_num_batched_tokens)
+        self._activations += capture_bytes(spec, captured)
         self._logits = logits_bytes(spec, max_num_seqs)
 
     def fixed(self, context: int) -> FixedBytes:

@@ -62,6 +62,7 @@ class ResolvedSettings:
     scheduling_policy: str
     seed: int
     attention_backend: str | None
+    enforce_eager: bool
     num_threads: int
     load_format: str
     skip_tokenizer_init: bool
@@ -144,6 +145,7 @@ def resolve(
         scheduling_policy=settings.scheduling_policy,
         seed=settings.seed,
         attention_backend=settings.attention_backend,
+        enforce_eager=settings.enforce_eager,
         num_threads=threads,
         load_format=settings.load_format,
         skip_tokenizer_init=settings.skip_tokenizer_init,

@@ -38,7 +38,6 @@ ALIASES: Mapping[str, str] = {
 
 FOREIGN: Mapping[str, str] = {
     "trust_remote_code": "code from a checkpoint is never run",
-    "enforce_eager": "nothing is compiled or captured at start-up",
     "enable_chunked_prefill": "long prompts are always computed in chunks",
     "swap_space": "preempted requests are computed again, not swapped",
     "tokenizer_mode": "there is one kind of tokenizer",
@@ -129,6 +128,9 @@ class EngineSettings:
     scheduling_policy: str = _setting("fcfs", "who goes first", choices=("fcfs",))
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
+    enforce_eager: bool = _setting(
+        False, "capture no decode steps: each kernel is called from Python, as a debugger wants it"
+    )
     num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
     skip_tokenizer_init: bool = _setting(
         False, "load no tokenizer: prompts and outputs are token ids"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env
+from quire.config.memory_plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
@@ -125,6 +126,7 @@ def _build_core(
         forced_ops=dict(force_isa(env.cpu_isa())),
         attention_backend=chosen.attention_backend or backend_of_isa(env.cpu_isa()),
         num_threads=chosen.num_threads,
+        max_captured_rows=0 if chosen.enforce_eager else MAX_CAPTURED_ROWS,
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))

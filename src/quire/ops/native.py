@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.compile import ISAS, Isa, build_hash, library_path
+from quire.ops.replay import KernelCall, NotCapturableError, kernel_error
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -20,6 +22,7 @@ __all__ = [
     "NativeLibrary",
     "load_native",
     "native_unavailable",
+    "replay_function",
 ]
 
 # enum DType of csrc/simd.h
@@ -35,6 +38,9 @@ _POINTER, _INT64, _INT32, _FLOAT = (
     ctypes.c_int32,
     ctypes.c_float,
 )
+_SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f4x"})
+"""How csrc/replay.h unpacks them, by `struct`: 8 bytes each."""
+
 # Parameters of each function in csrc, in order, without the team that comes last in all.
 _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
@@ -72,6 +78,13 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3,
         "linear_int4_rows": ((_POINTER,) * 4 + (_INT32, _POINTER) + (_INT64,) * 4 + (_INT32,)),
         "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 2,
+        "decode_inputs": (
+            (_POINTER, _INT64, _POINTER)
+            + (_POINTER, _INT64) * 2
+            + (_INT64,)
+            + (_POINTER,) * 5
+            + (_INT64,)
+        ),
         "draw": ((_POINTER,) + (_INT64,) * 2 + (_POINTER, _INT64) + (_POINTER,) * 8),
     }
 )
@@ -82,6 +95,7 @@ class NativeLibrary:
 
     def __init__(self, isa: str, library: ctypes.CDLL, team: Team) -> None:
         self.isa = isa
+        self._library = library
         self._team = team
         self._team_handle = team.start(library)
         self._functions = {
@@ -92,12 +106,20 @@ class NativeLibrary:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
         code = self._functions[name](*arguments, self._team_handle)
         if code != 0:
-            raise EngineError(
-                f"The {self.isa} kernel {name} failed with code {code} "
-                "(1: element type it does not know, 2: no memory for scratch, 3: an index "
-                "outside the table). "
-                "Set QUIRE_CPU_ISA=none to run without these kernels."
-            )
+            raise kernel_error(self.isa, name, code)
+        if self._team.recorded is not None:
+            self._team.recorded.append(self._record(name, arguments))
+
+    def _record(self, name: str, arguments: tuple[object, ...]) -> KernelCall:
+        try:
+            kernel = getattr(self._library, f"quire_{name}_replay")
+        except AttributeError:
+            raise NotCapturableError(f"kernel {name} cannot be replayed") from None
+        layout = "=" + "".join(_SLOTS[kind] for kind in (*_SIGNATURES[name], _POINTER))
+        values = (0 if value is None else value for value in (*arguments, self._team_handle))
+        address = ctypes.cast(kernel, ctypes.c_void_p).value
+        assert address is not None
+        return KernelCall(self.isa, name, address, struct.pack(layout, *values))
 
 
 def native_unavailable(isa: str, platform: Platform) -> str | None:
@@ -120,6 +142,16 @@ def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:
     if isinstance(loaded, str):
         raise EngineError(f"Kernels for {isa} cannot be loaded: {loaded}.")
     return NativeLibrary(isa, loaded, team)
+
+
+def replay_function(isa: str) -> Callable[..., int]:
+    """`quire_replay`, which makes calls of any library, from that of `isa`, which is loaded."""
+    library = _open(isa)
+    assert not isinstance(library, str)
+    replay = library.quire_replay
+    replay.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    replay.restype = ctypes.c_int
+    return replay
 
 
 def _isa(name: str) -> Isa:

@@ -16,6 +16,7 @@ from quire.ops.add import OP as ADD
 from quire.ops.add_layer_norm import OP as ADD_LAYER_NORM
 from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.decode_inputs import OP as DECODE_INPUTS
 from quire.ops.draw import OP as DRAW
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
@@ -52,6 +53,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR_INT8,
             LINEAR_INT4,
             EMBEDDING,
+            DECODE_INPUTS,
             DRAW,
         )
     }
@@ -79,6 +81,7 @@ class OpSet:
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
+    decode_inputs: Callable[..., None]
     draw: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from quire.errors import EngineError
+from quire.ops.replay import KernelCall
 
 __all__ = ["ALONE", "Team"]
 
@@ -17,10 +20,13 @@ kernels of a step, shorter than the gap between two steps."""
 class Team:
     """num_threads: how many compute, the calling one included. Threads start with the first library
     that asks for them, and end with the team. A forked child has none of them and computes alone.
+
+    recorded: where kernels that the team computes are written down, None for nowhere.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
+        self.recorded: list[KernelCall] | None = None
         self._handle: int | None = None
 
     def start(self, library: ctypes.CDLL) -> int | None:
@@ -38,6 +44,15 @@ class Team:
             # go on in a team that is gone. The system ends the members with the process.
             weakref.finalize(self, destroy, self._handle).atexit = False
         return self._handle
+
+    @contextmanager
+    def recording(self) -> Iterator[list[KernelCall]]:
+        """The kernels that the team computes meanwhile, of any library."""
+        self.recorded = calls = list[KernelCall]()
+        try:
+            yield calls
+        finally:
+            self.recorded = None
 
 
 ALONE = Team(1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quire.errors import EngineError
 from quire.protocol.step import EnterRow, IntArray, StepPlan
 
-__all__ = ["RowTable", "ScheduledRows"]
+__all__ = ["RowTable", "ScheduledRows", "Slots"]
 
 Slots = npt.NDArray[np.int64]
 

@@ -10,13 +10,17 @@ import torch
 from quire.attention import AttentionNeeds, BackendChoice, KVPool, select_backend
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
+from quire.config.memory_plan import capture_bytes
 from quire.layers import LayerFactory
 from quire.models import LoadFormat, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
+from quire.ops.capture import CaptureArena
 from quire.platform import Platform
 from quire.protocol.step import StepPlan, StepResult
 from quire.quantization import QuantizedFormats
 from quire.runner import RowTable
+from quire.runner.captured import CapturedSteps
+from quire.runner.decode_inputs import DecodeInputs
 from quire.runner.inputs import InputBuilder
 from quire.runner.runner import ModelRunner
 from quire.sampling import SamplingState
@@ -27,6 +31,7 @@ __all__ = ["Worker", "WorkerSettings"]
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
+    max_captured_rows: of decode steps that are captured, 0 for none.
     dtype, kv_dtype: names of torch dtypes. quantization: of the matrices, as in `EngineSettings`.
     """
 
@@ -45,6 +50,7 @@ class WorkerSettings:
     forced_ops: dict[str, str]
     attention_backend: str | None
     num_threads: int
+    max_captured_rows: int
     show_progress: bool
 
 
@@ -80,11 +86,21 @@ class Worker:
             settings.max_num_seqs, settings.max_model_len, layout.block_size, len(layout.groups)
         )
         windows = [group.window for group in layout.groups]
+        shared = (rows, kv, choice.backend, windows, layout.block_size)
+        max_captured = min(settings.max_captured_rows, settings.max_num_seqs)
+        captured = CapturedSteps(
+            model,
+            DecodeInputs(*shared, ops.decode_inputs, max_captured),
+            team,
+            CaptureArena(capture_bytes(spec, max_captured)),
+            max_captured,
+        )
         self.providers = _describe(choice, ops)
         self._runner = ModelRunner(
             model=model,
             rows=rows,
-            inputs=InputBuilder(rows, kv, choice.backend, windows, layout.block_size),
+            inputs=InputBuilder(*shared),
+            captured=captured,
             sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
             pages=kv.pages,
             copy_blocks=ops.copy_blocks,

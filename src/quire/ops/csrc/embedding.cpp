@@ -3,6 +3,7 @@
 
 #include "ids.h"
 #include "parallel.h"
+#include "replay.h"
 #include "simd.h"
 
 namespace quire {
@@ -27,3 +28,4 @@ QUIRE_API int quire_embedding(const void* ids, int32_t id_bytes, int64_t offset,
   });
   return 0;
 }
+QUIRE_REPLAYABLE(quire_embedding)

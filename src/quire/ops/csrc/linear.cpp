@@ -3,6 +3,7 @@
 #include "linear_bf16.h"
 #include "linear_layout.h"
 #include "linear_product.h"
+#include "replay.h"
 
 namespace quire::linear {
 namespace {
@@ -50,6 +51,7 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
 // float32. bias: float32 or null.
@@ -71,3 +73,4 @@ QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, 
   });
   return unknown_weight != 0 ? unknown_weight : unknown != 0 ? unknown : failed;
 }
+QUIRE_REPLAYABLE(quire_linear)

@@ -7,6 +7,7 @@
 // - zero times the sum of the integers.
 #include "ids.h"
 #include "linear_int.h"
+#include "replay.h"
 #include "tiles.h"
 
 namespace quire::linear_int {
@@ -306,6 +307,7 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type
 // or of float32. power and bias (or null): float32 for whole panels.
@@ -330,3 +332,4 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
   };
   return packed_zeros == nullptr ? by(std::false_type()) : by(std::true_type());
 }
+QUIRE_REPLAYABLE(quire_linear_int4)

@@ -5,6 +5,7 @@
 // integers is taken off at the start of its sums.
 #include "ids.h"
 #include "linear_int.h"
+#include "replay.h"
 #include "tiles.h"
 
 namespace quire::linear_int {
@@ -142,6 +143,7 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
     });
   });
 }
+QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
 // float32. scale and bias (or null): float32 for whole panels.
@@ -155,3 +157,4 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
   const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }
+QUIRE_REPLAYABLE(quire_linear_int8)

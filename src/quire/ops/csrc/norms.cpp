@@ -1,6 +1,7 @@
 // Norms of rows of activations, alone or of the sum with another row. A row's result depends on that
 // row alone.
 #include "parallel.h"
+#include "replay.h"
 #include "rows.h"
 
 namespace quire {
@@ -61,6 +62,7 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
     });
   });
 }
+QUIRE_REPLAYABLE(quire_rms_norm)
 
 // As quire_rms_norm; weight, bias: [width] or null.
 QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
@@ -79,3 +81,4 @@ QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
     });
   });
 }
+QUIRE_REPLAYABLE(quire_layer_norm)

@@ -5,6 +5,7 @@
 #include "attention_batch.h"
 #include "attention_tile.h"
 #include "parallel.h"
+#include "replay.h"
 #include "scratch.h"
 
 namespace quire::attention {
@@ -249,3 +250,4 @@ QUIRE_API int quire_paged_attention(
   });
   return unknown ? 1 : ok ? 0 : 2;
 }
+QUIRE_REPLAYABLE(quire_paged_attention)

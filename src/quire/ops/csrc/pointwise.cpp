@@ -1,6 +1,7 @@
 // Operations on single elements of activations: sums, activation functions, gates.
 #include "activations.h"
 #include "parallel.h"
+#include "replay.h"
 #include "rows.h"
 
 namespace quire {
@@ -35,6 +36,7 @@ QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, 
     });
   });
 }
+QUIRE_REPLAYABLE(quire_add)
 
 // x, out: `count` > 0 elements, contiguous. kind: of activations.h.
 QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
@@ -51,6 +53,7 @@ QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t 
     });
   });
 }
+QUIRE_REPLAYABLE(quire_activation)
 
 // x: rows of 2 · width, stride in elements; out: contiguous rows of width > 0. The activation of the
 // first half is rounded to the element type before the product.
@@ -71,3 +74,4 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
     });
   });
 }
+QUIRE_REPLAYABLE(quire_activation_and_mul)

@@ -2,6 +2,7 @@
 // heads of q and k, rotation, and K and V into the cache.
 #include "kv_pages.h"
 #include "parallel.h"
+#include "replay.h"
 #include "rows.h"
 
 namespace quire {
@@ -58,3 +59,4 @@ QUIRE_API int quire_rope_and_write_kv(
   });
   return outer | inner;
 }
+QUIRE_REPLAYABLE(quire_rope_and_write_kv)
