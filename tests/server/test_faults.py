@@ -166,7 +166,7 @@ def test_connections_are_bounded(front: ModelFront) -> None:
         with connect(server) as third:
             third.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
             reply = read_all(third)
-        assert reply.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in reply
+        assert reply.startswith(b"HTTP/1.1 503") and b"retry-after: " in reply
         assert b"max_connections" in reply
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.server.body import check_shape
-from quire.server.errors import RefusedError
+from quire.server.errors import ErrorReply, RefusedError
 from quire.server.limits import Limits
 from tests.server.running import RunningServer
 
@@ -145,6 +145,15 @@ def test_bodies(http: httpx.Client, content: bytes, headers: dict[str, str], sta
 def test_all_that_a_template_writes_counts(http: httpx.Client, fields: dict[str, Any]) -> None:
     reply = post(http, CHAT, {"messages": MESSAGES, "max_tokens": 1, **fields})
     assert reply.status_code == 400 and "max_prompt_chars" in reply.json()["error"]["message"]
+
+
+def test_retry_after_is_spread() -> None:
+    """Clients that were refused together do not come back together, nor much later than told."""
+    found = {
+        int(ErrorReply(503, "full", retry_after_s=10.0).headers["retry-after"]) for _ in range(200)
+    }
+    assert len(found) > 2 and found <= set(range(8, 13))
+    assert int(ErrorReply(503, "full", retry_after_s=0.01).headers["retry-after"]) == 1
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:

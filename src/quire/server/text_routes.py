@@ -46,7 +46,7 @@ def text_router(services: Services) -> APIRouter:
         body = detokenizes.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         tokenizer = _tokenizer(ready)
-        work = functools.partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        work = functools.partial(_decode, tokenizer, body.tokens)
         text = await services.prompts.run(work, len(body.tokens))
         return Response(encode({"prompt": text}), media_type=JSON)
 
@@ -94,6 +94,17 @@ async def _tokenize(services: Services, ready: Ready, body: TokenizeRequest) -> 
         "tokens": token_ids,
         "token_strs": strings,
     }
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    for token_id in set(token_ids):
+        if token_id < 0 or tokenizer.token_string(token_id) is None:
+            raise RefusedError(
+                f"tokens[{token_ids.index(token_id)}] is {token_id}, which is no token of this "
+                f"model. Its vocabulary has {tokenizer.vocab_size} tokens.",
+                param="tokens",
+            )
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _tokenizer(ready: Ready) -> Tokenizer:
