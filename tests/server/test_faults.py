@@ -207,6 +207,25 @@ def test_a_quiet_stream_is_kept_alive(strict: RunningServer) -> None:
     assert b": keep-alive\n\n" in data
 
 
+@pytest.mark.parametrize("count", [("n", 4), ("prompt", ["a"] * 4)], ids=["samples", "prompts"])
+def test_logprobs_of_a_whole_response_are_bounded(
+    front: ModelFront, count: tuple[str, object]
+) -> None:
+    """Four samples or four prompts may take no more together than one may alone."""
+    per_sample = 10 * (1 + 5) * 64  # tokens x candidates x about 64 bytes
+    limits = Limits(max_logprobs_bytes=2 * per_sample)
+    settings = ServerSettings(disable_access_log=True, limits=limits)
+    body = {"prompt": "a", "max_tokens": 10, "ignore_eos": True, "logprobs": 5}
+    with running_server(front, settings) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.post(url, json=body).status_code == 200
+        reply = httpx.post(url, json={**body, count[0]: count[1]})
+        assert reply.status_code == 400 and "max_logprobs_bytes" in reply.text
+        stream = httpx.post(url, json={**body, count[0]: count[1], "stream": True})
+        assert "max_logprobs_bytes" in stream.text.split("\n\n")[-2]
+        server.wait_until_idle()
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_stream_ends_in_one_way(strict: RunningServer, after: int) -> None:
     """With an error event when the engine is lost, and with [DONE] when it is not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import quire
@@ -89,15 +89,16 @@ def _add_readings(router: APIRouter, services: Services) -> None:
 
 def _add_timelines(router: APIRouter, services: Services) -> None:
     @router.get("/admin/requests")
-    async def timelines() -> Response:
-        """Timelines of the last requests, newest first."""
-        found = [timeline.as_dict() for timeline in services.timelines.latest()]
+    async def timelines(request: Request) -> Response:
+        """Timelines of the last requests of the caller's key, newest first."""
+        latest = services.timelines.latest(request.state.tenant)
+        found = [timeline.as_dict() for timeline in latest]
         return Response(encode({"requests": found}), media_type=JSON)
 
     @router.get("/admin/requests/{request_id}")
-    async def timeline(request_id: str) -> Response:
-        """The timeline of one of the last requests."""
-        found = services.timelines.find(request_id)
+    async def timeline(request: Request, request_id: str) -> Response:
+        """The timeline of one of the last requests of the caller's key."""
+        found = services.timelines.find(request_id, request.state.tenant)
         if found is None:
             raise RefusedError(
                 f"There is no request {request_id[:128]!r} among the last ones. GET "

@@ -13,6 +13,7 @@ from quire.server.body import BodyReader
 from quire.server.errors import RefusedError
 from quire.server.generation import GenerationService
 from quire.server.job import Job
+from quire.server.logprobs import LogprobsBudget
 from quire.server.metrics import ServerMetrics
 from quire.server.prompts import PromptRenderer
 from quire.server.requests import GenerationRequest
@@ -65,7 +66,7 @@ class Services:
             ready=ready,
             prompts=self.prompts,
             generations=self._generations,
-            limits=self.settings.limits,
+            logprobs_budget=LogprobsBudget(self.settings.limits.max_logprobs_bytes),
             timeline=timeline,
             tenant=request.state.tenant,
             always_usage=self.settings.enable_force_include_usage,
@@ -75,7 +76,7 @@ class Services:
     def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
         """The timeline of a request, which is kept when it ends."""
         request_id = body.request_id or request.state.request_id
-        timeline = Timeline(request_id, request.url.path)
+        timeline = Timeline(request_id, request.url.path, request.state.tenant)
         try:
             yield timeline
         except BaseException as error:
