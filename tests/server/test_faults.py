@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -255,6 +256,26 @@ def test_probes_tell_the_truth(strict: RunningServer, state: EngineState) -> Non
             assert "retry-after" in reply.headers
         assert http.get("/v1/models").status_code == 503
         assert http.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_who_is_cut_off_by_a_shutdown_is_told_so(front: ModelFront, is_stream: bool) -> None:
+    """Not that the engine died: 503, and when to try again."""
+    with running_server(front) as server, ThreadPoolExecutor(1) as pool:
+        server.client.paused = True
+        body = {"messages": MESSAGES, "max_tokens": 3, "stream": is_stream}
+        cut = pool.submit(httpx.post, f"{server.url}{CHAT}", json=body, timeout=20)
+        while not server.call(lambda: server.client.num_unfinished):
+            time.sleep(0.005)
+        server.call(server.backend.drain)
+        server.client.state = EngineState.DEAD  # as after `AsyncEngineClient.close`
+        server.loop.call_soon_threadsafe(lambda: server.loop.create_task(server.client.close()))
+        late = httpx.post(f"{server.url}{CHAT}", json=body)
+        for reply in (cut.result(), late):
+            assert reply.status_code == 503 and "shutting down" in reply.text
+            assert "dead" not in reply.text and int(reply.headers["retry-after"]) >= 1
+        assert httpx.get(f"{server.url}/readyz").json()["status"] == "draining"
+        assert httpx.get(f"{server.url}/livez").status_code == 200
 
 
 def test_draining_lets_open_streams_end(strict: RunningServer) -> None:

@@ -103,10 +103,14 @@ def get_status(url: str) -> int:
 
 @contextmanager
 def serving(
-    tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0, uds: str = ""
+    tmp_path: Path,
+    shutdown_timeout: float = 30.0,
+    port: int = 0,
+    uds: str = "",
+    code: str = CODE,
 ) -> Iterator[Serving]:
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout), uds],
+        [sys.executable, "-c", code, str(port), str(shutdown_timeout), uds],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -232,6 +236,40 @@ def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
             assert server.end() == 1
             assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
             assert "Traceback" not in server.text
+
+
+def test_an_http_server_that_cannot_start_is_a_failure(short_tmp: Path) -> None:
+    """Here because the application does not start."""
+    broken = (
+        "import contextlib, fastapi, quire.server.run as run\n"
+        "@contextlib.asynccontextmanager\n"
+        "async def lifespan(app):\n    raise OSError('no start')\n    yield\n"
+        "run.create_app = lambda *_: fastapi.FastAPI(lifespan=lifespan)\n"
+    )
+    with serving(short_tmp, code=broken + CODE) as server:
+        assert server.end() == 1
+    assert "EngineError: The HTTP server cannot start." in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> None:
+    ends = (
+        "import quire.server.run as run\n"
+        "async def serve(self, sockets=None):\n    pass\n"
+        "run._HttpServer.serve = serve\n"
+    )
+    with serving(short_tmp, code=ends + CODE) as server:
+        assert server.end() == 1
+    assert "EngineError: The HTTP server ended by itself." in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_bad_tls_files_are_one_clear_line(short_tmp: Path) -> None:
+    code = CODE.replace("uds=", "ssl_keyfile='/no/key', ssl_certfile='/no/cert', uds=")
+    with serving(short_tmp, code=code) as server:
+        assert server.end() == 1
+    assert "ConfigError: The TLS files /no/key and /no/cert cannot be used" in server.text
+    assert "Traceback" not in server.text
 
 
 def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:

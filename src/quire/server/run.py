@@ -48,7 +48,7 @@ def run_server(engine: EngineSettings, server: ServerSettings) -> int:
 
     The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
     second one ends at once. Raises ConfigError if the port is taken or the engine cannot start
-    with these settings, and EngineError if it dies for good.
+    with these settings, and EngineError if it, or the HTTP server, ends for good without a signal.
     """
     _log_to_stderr()
     with _listening(server) as listener:
@@ -60,9 +60,9 @@ def run_server(engine: EngineSettings, server: ServerSettings) -> int:
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """How uvicorn serves the application. ConfigError if the TLS files cannot be read."""
     limits = settings.limits
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=limited_protocol(limits),
         ws="none",
@@ -76,6 +76,14 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
     )
+    try:
+        config.load()
+    except OSError as error:
+        raise ConfigError(
+            f"The TLS files {settings.ssl_keyfile} and {settings.ssl_certfile} cannot be used: "
+            f"{error}. Give a key and its certificate in PEM form."
+        ) from error
+    return config
 
 
 class _HttpServer(uvicorn.Server):
@@ -84,6 +92,13 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """EngineError where the base class would end the whole process, its engine and all."""
+        try:
+            await super().serve(sockets)
+        except SystemExit as ended:
+            raise EngineError("The HTTP server cannot start. The log above says why.") from ended
 
 
 class _Server:
@@ -118,14 +133,16 @@ class _Server:
         stopping = asyncio.create_task(self._stop.wait())
         waited = {starting, stopping, host.supervision, serving}
         try:
-            while not stopping.done():
+            while True:
                 done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if stopping in done:
+                    break
                 for task in done:
                     task.result()
                 if host.supervision in done:
                     raise EngineError("The engine ended for good. The log above says why.")
                 if serving in done:
-                    return
+                    raise EngineError("The HTTP server ended by itself. The log above says why.")
                 waited -= done
             await self._drain(host.client)
         finally:

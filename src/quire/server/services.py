@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
+from quire.errors import EngineError
 from quire.server.backend import Backend, Ready
 from quire.server.body import BodyReader
 from quire.server.errors import RefusedError
@@ -79,13 +80,26 @@ class Services:
         timeline = Timeline(request_id, request.url.path, request.state.tenant)
         try:
             yield timeline
-        except BaseException as error:
+        except BaseException as caught:
+            error = self._as_told(caught)
             refused = isinstance(error, RefusedError)
             timeline.error = str(error) if refused else f"{type(error).__name__}: {error}"[:200]
-            raise
+            if error is caught:
+                raise
+            raise error from caught
         finally:
             timeline.finished_s = timeline.now()
             self.timelines.add(timeline)
+
+    def _as_told(self, error: BaseException) -> BaseException:
+        """An engine that ends because the server does is no fault of the server."""
+        if self.backend.is_draining and isinstance(error, EngineError):
+            return RefusedError(
+                f"The server is shutting down ({error}). Send the request again.",
+                status=503,
+                retry_after_s=1,
+            )
+        return error
 
     def close(self) -> None:
         self.prompts.close()
