@@ -115,6 +115,7 @@ def serving(
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
     ) as process:
         server = Serving(process)
         try:
@@ -226,6 +227,32 @@ def test_requests_that_do_not_end_get_an_error(
             assert '"error"' in last or last == "data: [DONE]"
         assert server.end() == 0
         assert time.monotonic() - started < 20
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Signals) -> None:
+    """As shells send Ctrl-C, and service managers send SIGTERM: to the core as well."""
+    with serving(short_tmp) as server:
+        url = server.wait_until_ready()
+        with httpx.stream("POST", f"{url}{CHAT}", json={**LONG, "n": 4}, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.killpg(server.process.pid, number)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.end() == 0
+    assert "the engine core ended" not in server.text and "Traceback" not in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_a_signal_to_the_whole_group_while_it_starts(short_tmp: Path, delay_s: float) -> None:
+    with serving(short_tmp) as server:
+        server.url()
+        time.sleep(delay_s)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.end() == 0
+    assert "Error" not in server.text
     assert list(short_tmp.iterdir()) == []
 
 
