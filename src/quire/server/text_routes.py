@@ -34,7 +34,7 @@ def text_router(services: Services) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them."""
         ready = services.ready()
-        body = tokenizes.decode(await services.bodies.read(request))
+        body = await tokenizes.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         found = await while_connected(request.receive, _tokenize(services, ready, body))
         return Response(encode(found), media_type=JSON)
@@ -43,7 +43,7 @@ def text_router(services: Services) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         ready = services.ready()
-        body = detokenizes.decode(await services.bodies.read(request))
+        body = await detokenizes.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         tokenizer = _tokenizer(ready)
         work = functools.partial(_decode, tokenizer, body.tokens)
