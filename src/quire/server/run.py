@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from quire.config.startup import plan_startup
 from quire.engine.async_client import AsyncEngineClient
 from quire.engine.host import EngineHost, host_engine
 from quire.engine.model_front import load_model_front
-from quire.engine.supervisor import SettingValue
+from quire.engine.supervisor import EngineSupervisor, SettingValue
 from quire.errors import ConfigError, EngineError
 from quire.platform import detect_platform
 from quire.protocol.status import EngineState
@@ -43,19 +43,25 @@ LAST_RESPONSES_S = 3
 """How long responses that have been told to end may take to leave."""
 
 
-def run_server(engine: EngineSettings, server: ServerSettings) -> int:
+def run_server(
+    engine: EngineSettings,
+    server: ServerSettings,
+    *,
+    make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
+) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
     The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
     second one ends at once. Raises ConfigError if the port is taken or the engine cannot start
     with these settings, and EngineError if it, or the HTTP server, ends for good without a signal.
+    make_supervisor: as for `host_engine`.
     """
     _log_to_stderr()
     with _listening(server) as listener:
         if server.uds is None:
             server = replace(server, port=listener.getsockname()[1])
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Server(engine, server).run(listener))
+            runner.run(_Server(engine, server, make_supervisor).run(listener))
     return 0
 
 
@@ -104,7 +110,13 @@ class _HttpServer(uvicorn.Server):
 class _Server:
     """One run, from the first line of the boot screen to the last response."""
 
-    def __init__(self, engine: EngineSettings, server: ServerSettings) -> None:
+    def __init__(
+        self,
+        engine: EngineSettings,
+        server: ServerSettings,
+        make_supervisor: Callable[..., EngineSupervisor],
+    ) -> None:
+        self._make_supervisor = make_supervisor
         self._engine = engine
         self._settings = server
         self._backend = Backend()
@@ -121,7 +133,9 @@ class _Server:
         serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         try:
             self._screen.opened()
-            async with host_engine(_core_settings(self._engine)) as host:
+            async with host_engine(
+                _core_settings(self._engine), make_supervisor=self._make_supervisor
+            ) as host:
                 await self._serve(host, serving)
         finally:
             self._http.should_exit = True
