@@ -1,5 +1,5 @@
-"""Clients that leave, dawdle or come in masses, and shutdowns under load, over real HTTP on loopback:
-what a server holds on to, whom it tells the wrong thing, and how much it still serves.
+"""Clients that leave, dawdle or come in masses, and shutdowns under load, over real HTTP on
+loopback: what a server holds on to, whom it tells the wrong thing, and how much it still serves.
 
     python benchmarks/server_faults.py --output benchmarks/results/server_faults.json
 
