@@ -54,6 +54,20 @@ def test_help_of_a_command_loads_no_torch(command: str) -> None:
     assert "--help" in result.stdout
 
 
+def test_help_of_serve_loads_no_web_framework() -> None:
+    """FastAPI and numpy would take it most of a second."""
+    code = (
+        "import sys\n"
+        "from quire.cli.main import main\n"
+        "try:\n    main(['serve', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "sys.exit(', '.join({'fastapi', 'uvicorn', 'numpy', 'zmq'} & sys.modules.keys()) or 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_plan_loads_no_torch() -> None:
     """A plan is for looking before the machine is touched."""
     code = (

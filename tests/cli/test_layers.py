@@ -69,6 +69,14 @@ def test_several_values_on_the_command_line_replace_those_of_the_file(tmp_path: 
     assert read_server_settings(parse("--config", file, "--api-key", KEYS[1])).api_key == KEYS[1:]
 
 
+def test_the_key_variable_of_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment that sets it must not become open to all; quire's own variable wins."""
+    monkeypatch.setenv("VLLM_API_KEY", KEYS[0])
+    assert read_server_settings(parse()).api_key == KEYS[:1]
+    monkeypatch.setenv("QUIRE_API_KEY", KEYS[1])
+    assert read_server_settings(parse()).api_key == KEYS[1:]
+
+
 def test_a_model_by_position_wins_over_one_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

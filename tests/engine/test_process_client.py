@@ -209,14 +209,32 @@ def test_drain_serves_what_is_there_and_fails_what_takes_too_long() -> None:
     run(work())
 
 
-def test_sigterm_lets_a_core_finish_what_it_has() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_whole_group_are_for_the_front(number: signal.Signals) -> None:
+    """The core serves on, as often as it is told to end, until its front needs it no more."""
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=40)))
+            for _ in range(3):
+                os.kill(host.supervisor.pid, number)
+                await asyncio.sleep(0.05)
+            assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 40, 0)
+            late = await collect(await ask(host.client, [2], max_tokens=5))
+            assert late.tokens[0] == FAKE_MODEL.expected_tokens([2], 5, 0)
+            assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_sigusr2_lets_a_core_finish_what_it_has() -> None:
     """And then it ends, and another one takes over."""
 
     async def work() -> None:
         async with hosted(FakeCoreOptions(step_s=0.01)) as host:
             stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=40)))
             await asyncio.sleep(0.1)
-            os.kill(host.supervisor.pid, signal.SIGTERM)
+            os.kill(host.supervisor.pid, signal.SIGUSR2)
             await until_state(host.client, EngineState.DRAINING)
             assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 40, 0)
             while host.client.status.restarts == 0:

@@ -10,9 +10,13 @@ import signal
 
 import pytest
 
+from quire.engine import core_connection, supervisor
 from quire.engine.async_client import EngineUnavailableError
+from quire.engine.heartbeat import heartbeats
 from quire.errors import ConfigError, EngineError
 from quire.protocol import FinishReason
+from quire.protocol.codec import Codec, GarbledMessageError
+from quire.protocol.messages import CoreMessage
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
@@ -115,6 +119,78 @@ def test_a_hang_is_noticed_and_ended(fatal: int) -> None:
             assert found.finishes[0].reason is FinishReason.ERROR
             await until_state(host.client, EngineState.READY)
             assert host.client.status.restarts == 2
+
+    run(work())
+
+
+class GarblingCodec:
+    """Fails at messages from number `first` on, `count` times."""
+
+    def __init__(self, codec: Codec[CoreMessage], first: int, count: int) -> None:
+        self._codec, self._first, self._count, self._seen = codec, first, count, 0
+
+    def decode(self, data: bytes) -> CoreMessage:
+        self._seen += 1
+        if self._first <= self._seen < self._first + self._count:
+            raise GarbledMessageError("not a message")
+        return self._codec.decode(data)
+
+
+@pytest.mark.parametrize("first", [1, 2, 7])
+def test_a_garbled_message_of_the_core_costs_nobody_a_token(first: int) -> None:
+    """The client has its requests replayed; the core, which is well, serves on."""
+
+    async def work() -> None:
+        async with hosted(SLOW) as host:
+            connection = host.client._connection
+            connection._codec = GarblingCodec(connection._codec, first, 1)
+            streams = [
+                asyncio.ensure_future(collect(await ask(host.client, [i, 1], seed=i, n=2)))
+                for i in range(4)
+            ]
+            for i, stream in enumerate(streams):
+                for sample, tokens in (await stream).tokens.items():
+                    assert tokens == FAKE_MODEL.expected_tokens([i, 1], 16, i, sample)
+            await until_idle(host.client)
+            assert host.client.status.state is EngineState.READY
+            assert host.client.status.restarts == 0
+            assert host.client.stats.garbled_messages_total == 1
+
+    run(work())
+
+
+def test_a_core_that_only_sends_garbage_ends_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with hosted(SLOW) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
+            garbling = GarblingCodec(host.client._connection._codec, 1, 10**9)
+            monkeypatch.setattr(core_connection, "Codec", lambda _: garbling)
+            host.client._connection._codec = garbling
+            assert (await stream).finishes[0].reason is FinishReason.ERROR
+            assert host.client.status.state is EngineState.DEAD
+
+    run(work())
+
+
+def test_a_watch_that_fails_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang must be found even after the watch itself has failed."""
+    failures = [RuntimeError("a fault of the watch")] * 2
+
+    async def failing(context, directory, silence_s):
+        if failures:
+            raise failures.pop()
+        async for beat in heartbeats(context, directory, silence_s):
+            yield beat
+
+    monkeypatch.setattr(supervisor, "heartbeats", failing)
+    monkeypatch.setattr(supervisor, "WATCH_AGAIN_S", 0.05)
+
+    async def work() -> None:
+        async with hosted(stall_s=0.5, max_replays=0, silence_s=0.3) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [HANGER], max_tokens=5)))
+            assert (await stream).finishes[0].reason is FinishReason.ERROR
+            await until_state(host.client, EngineState.READY)
+            assert host.client.status.restarts == 1 and not failures
 
     run(work())
 

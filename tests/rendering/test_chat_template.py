@@ -395,3 +395,20 @@ def test_plain_data_only() -> None:
         ChatTemplate("{{ messages[0].content.run() }}").render(
             [{"role": "user", "content": Danger()}]
         )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% set y = x | sort %}",
+        "{% set y = 7 in x %}",
+        "{% set y = x == x[:] %}",
+        "{% set y = x[1:] %}",
+        "{% set y = 7 is in(x) %}",
+    ],
+)
+def test_what_goes_through_long_values_counts(body: str) -> None:
+    """A loop of a few rounds must not take a minute for want of steps to count."""
+    source = "{% set x = [0] * 400000 %}{% for i in range(2000) %}" + body + "{% endfor %}done"
+    with pytest.raises(RequestError, match="more than 30000 steps"):
+        ChatTemplate(source, limits=TemplateLimits(max_steps=30_000)).render([ASK])

@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -166,7 +167,7 @@ def test_connections_are_bounded(front: ModelFront) -> None:
         with connect(server) as third:
             third.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
             reply = read_all(third)
-        assert reply.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in reply
+        assert reply.startswith(b"HTTP/1.1 503") and b"retry-after: " in reply
         assert b"max_connections" in reply
 
 
@@ -207,6 +208,25 @@ def test_a_quiet_stream_is_kept_alive(strict: RunningServer) -> None:
     assert b": keep-alive\n\n" in data
 
 
+@pytest.mark.parametrize("count", [("n", 4), ("prompt", ["a"] * 4)], ids=["samples", "prompts"])
+def test_logprobs_of_a_whole_response_are_bounded(
+    front: ModelFront, count: tuple[str, object]
+) -> None:
+    """Four samples or four prompts may take no more together than one may alone."""
+    per_sample = 10 * (1 + 5) * 64  # tokens x candidates x about 64 bytes
+    limits = Limits(max_logprobs_bytes=2 * per_sample)
+    settings = ServerSettings(disable_access_log=True, limits=limits)
+    body = {"prompt": "a", "max_tokens": 10, "ignore_eos": True, "logprobs": 5}
+    with running_server(front, settings) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.post(url, json=body).status_code == 200
+        reply = httpx.post(url, json={**body, count[0]: count[1]})
+        assert reply.status_code == 400 and "max_logprobs_bytes" in reply.text
+        stream = httpx.post(url, json={**body, count[0]: count[1], "stream": True})
+        assert "max_logprobs_bytes" in stream.text.split("\n\n")[-2]
+        server.wait_until_idle()
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_stream_ends_in_one_way(strict: RunningServer, after: int) -> None:
     """With an error event when the engine is lost, and with [DONE] when it is not."""
@@ -236,6 +256,26 @@ def test_probes_tell_the_truth(strict: RunningServer, state: EngineState) -> Non
             assert "retry-after" in reply.headers
         assert http.get("/v1/models").status_code == 503
         assert http.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_who_is_cut_off_by_a_shutdown_is_told_so(front: ModelFront, is_stream: bool) -> None:
+    """Not that the engine died: 503, and when to try again."""
+    with running_server(front) as server, ThreadPoolExecutor(1) as pool:
+        server.client.paused = True
+        body = {"messages": MESSAGES, "max_tokens": 3, "stream": is_stream}
+        cut = pool.submit(httpx.post, f"{server.url}{CHAT}", json=body, timeout=20)
+        while not server.call(lambda: server.client.num_unfinished):
+            time.sleep(0.005)
+        server.call(server.backend.drain)
+        server.client.state = EngineState.DEAD  # as after `AsyncEngineClient.close`
+        server.loop.call_soon_threadsafe(lambda: server.loop.create_task(server.client.close()))
+        late = httpx.post(f"{server.url}{CHAT}", json=body)
+        for reply in (cut.result(), late):
+            assert reply.status_code == 503 and "shutting down" in reply.text
+            assert "dead" not in reply.text and int(reply.headers["retry-after"]) >= 1
+        assert httpx.get(f"{server.url}/readyz").json()["status"] == "draining"
+        assert httpx.get(f"{server.url}/livez").status_code == 200
 
 
 def test_draining_lets_open_streams_end(strict: RunningServer) -> None:

@@ -84,6 +84,24 @@ def test_holders_of_different_keys_share_no_prefix(guarded: RunningServer) -> No
     guarded.wait_until_idle()
 
 
+def test_a_key_sees_the_timelines_of_its_own_requests_only(guarded: RunningServer) -> None:
+    with httpx.Client(base_url=guarded.url) as http:
+        for key in KEYS:
+            headers = {"x-api-key": key}
+            body = {**BODY, "request_id": f"of-{key[:5]}"}
+            assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
+        for key, other in (KEYS, KEYS[::-1]):
+            headers = {"x-api-key": key}
+            seen = http.get("/admin/requests", headers=headers).json()["requests"]
+            ids = {item["request_id"] for item in seen}
+            assert f"of-{key[:5]}" in ids and f"of-{other[:5]}" not in ids
+            assert not any("tenant" in item for item in seen)
+            own = http.get(f"/admin/requests/of-{key[:5]}", headers=headers)
+            assert own.status_code == 200
+            foreign = http.get(f"/admin/requests/of-{other[:5]}", headers=headers)
+            assert foreign.status_code == 404
+
+
 def test_one_key_has_so_many_requests_at_once(guarded: RunningServer) -> None:
     guarded.client.paused = True
     url, headers = f"{guarded.url}/v1/completions", {"x-api-key": KEYS[0]}

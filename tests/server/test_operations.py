@@ -181,6 +181,21 @@ def test_tokenizer_routes(http: httpx.Client, front: ModelFront) -> None:
     assert http.post("/tokenize", json={}).status_code == 400
 
 
+@pytest.mark.parametrize("unknown", [-1, 999_999, 2**40])
+@pytest.mark.parametrize("num_known", [1, 5000], ids=["short", "long"])
+def test_detokenize_names_an_unknown_id(http: httpx.Client, unknown: int, num_known: int) -> None:
+    reply = http.post("/detokenize", json={"tokens": [5] * num_known + [unknown]})
+    assert reply.status_code == 400
+    assert f"tokens[{num_known}] is {unknown}" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health", "/readyz"])
+def test_probes_answer_head(http: httpx.Client, path: str) -> None:
+    """Load balancers probe with HEAD."""
+    reply = http.head(path)
+    assert reply.status_code == 200 and reply.content == b""
+
+
 def test_generation_config_applies_and_can_be_overruled(
     server: RunningServer, http: httpx.Client
 ) -> None:

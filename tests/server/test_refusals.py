@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.server.body import check_shape
-from quire.server.errors import RefusedError
+from quire.server.body_shape import WINDOW_BYTES, check_shape, check_shape_by_turns
+from quire.server.errors import ErrorReply, RefusedError
 from quire.server.limits import Limits
 from tests.server.running import RunningServer
 
@@ -155,6 +156,15 @@ def test_all_that_a_template_writes_counts(http: httpx.Client, fields: dict[str,
     assert reply.status_code == 400 and "max_prompt_chars" in reply.json()["error"]["message"]
 
 
+def test_retry_after_is_spread() -> None:
+    """Clients that were refused together do not come back together, nor much later than told."""
+    found = {
+        int(ErrorReply(503, "full", retry_after_s=10.0).headers["retry-after"]) for _ in range(200)
+    }
+    assert len(found) > 2 and found <= set(range(8, 13))
+    assert int(ErrorReply(503, "full", retry_after_s=0.01).headers["retry-after"]) == 1
+
+
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     missing = http.get("/v1/no-such-route")
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "NotFoundError"
@@ -214,7 +224,7 @@ def test_shape_check_gives_up_early(piece: bytes) -> None:
 
     with pytest.raises(RefusedError, match="max_json_nodes"):
         check_shape(Counting(b"[" + piece * 100_000), Limits(max_json_nodes=1000))
-    assert counted <= 3000
+    assert counted <= 3000 + 10  # the brackets, and a few windows
 
 
 @settings(max_examples=60, deadline=None)
@@ -234,3 +244,61 @@ def test_shape_check_agrees_with_a_plain_count(value: Any) -> None:
                 check_shape(body, limits)
         else:
             check_shape(body, limits)
+
+
+AROUND_A_WINDOW = range(WINDOW_BYTES - 12, WINDOW_BYTES + 3)
+
+
+@pytest.mark.parametrize(
+    ("cut", "limit"),
+    [
+        (b'"%s\\\\","b":[[[', "max_json_depth"),
+        (b'"%s\\\\\\"[[[[[","b":[[[', "max_json_depth"),
+        (b'"%s" \n :[1', "max_json_key_bytes"),
+        (b'"%s",1,"' + b"k" * 300 + b'" : [1', "max_json_key_bytes"),
+        (b'"%s",' + b"1," * 50, "max_json_nodes"),
+    ],
+)
+def test_shape_check_sees_across_windows(cut: bytes, limit: str) -> None:
+    """Whatever stands where one window ends and the next begins."""
+    limits = Limits(max_json_depth=3, max_json_nodes=40)
+    for size in AROUND_A_WINDOW:
+        with pytest.raises(RefusedError, match=limit):
+            check_shape(b"[" + cut % (b"a" * (size - 2)), limits)
+
+
+@pytest.mark.parametrize(
+    "fits", [b'"%s\\\\[[[[","b":[[', b'"%s\\"[[[[",[[', b'"%s[[[[,,,,,,,,,",[[', b'"%s",{"b":[']
+)
+def test_shape_check_takes_what_fits_across_windows(fits: bytes) -> None:
+    limits = Limits(max_json_depth=3, max_json_nodes=5)
+    for size in AROUND_A_WINDOW:
+        check_shape(b"[" + fits % (b"a" * (size - 2)), limits)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":"' + b"a" * (8 * 2**20),
+        b'{"prompt":"' + b"\\" * (8 * 2**20),
+        b'{"prompt":"' + b"," * (8 * 2**20),
+        b'{"prompt":' + b" " * (8 * 2**20),
+        b'{"prompt":[' + b"[]," * 190_000,
+        b'{"prompt":[' + b'"",' * 190_000,
+    ],
+    ids=["string", "escapes", "commas", "spaces", "lists", "strings"],
+)
+def test_the_check_of_a_large_body_gives_way(body: bytes) -> None:
+    """Other requests get their turn again and again while it goes on."""
+    num_turns = 0
+
+    async def work() -> None:
+        nonlocal num_turns
+        checking = asyncio.create_task(check_shape_by_turns(body, Limits()))
+        while not checking.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        checking.result()
+
+    asyncio.run(work())
+    assert num_turns >= len(body) // (WINDOW_BYTES + 1)

@@ -103,14 +103,19 @@ def get_status(url: str) -> int:
 
 @contextmanager
 def serving(
-    tmp_path: Path, shutdown_timeout: float = 30.0, port: int = 0, uds: str = ""
+    tmp_path: Path,
+    shutdown_timeout: float = 30.0,
+    port: int = 0,
+    uds: str = "",
+    code: str = CODE,
 ) -> Iterator[Serving]:
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, str(port), str(shutdown_timeout), uds],
+        [sys.executable, "-c", code, str(port), str(shutdown_timeout), uds],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
     ) as process:
         server = Serving(process)
         try:
@@ -225,6 +230,32 @@ def test_requests_that_do_not_end_get_an_error(
     assert list(short_tmp.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Signals) -> None:
+    """As shells send Ctrl-C, and service managers send SIGTERM: to the core as well."""
+    with serving(short_tmp) as server:
+        url = server.wait_until_ready()
+        with httpx.stream("POST", f"{url}{CHAT}", json={**LONG, "n": 4}, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.killpg(server.process.pid, number)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.end() == 0
+    assert "the engine core ended" not in server.text and "Traceback" not in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_a_signal_to_the_whole_group_while_it_starts(short_tmp: Path, delay_s: float) -> None:
+    with serving(short_tmp) as server:
+        server.url()
+        time.sleep(delay_s)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.end() == 0
+    assert "Error" not in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
 def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -232,6 +263,40 @@ def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
             assert server.end() == 1
             assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
             assert "Traceback" not in server.text
+
+
+def test_an_http_server_that_cannot_start_is_a_failure(short_tmp: Path) -> None:
+    """Here because the application does not start."""
+    broken = (
+        "import contextlib, fastapi, quire.server.run as run\n"
+        "@contextlib.asynccontextmanager\n"
+        "async def lifespan(app):\n    raise OSError('no start')\n    yield\n"
+        "run.create_app = lambda *_: fastapi.FastAPI(lifespan=lifespan)\n"
+    )
+    with serving(short_tmp, code=broken + CODE) as server:
+        assert server.end() == 1
+    assert "EngineError: The HTTP server cannot start." in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> None:
+    ends = (
+        "import quire.server.run as run\n"
+        "async def serve(self, sockets=None):\n    pass\n"
+        "run._HttpServer.serve = serve\n"
+    )
+    with serving(short_tmp, code=ends + CODE) as server:
+        assert server.end() == 1
+    assert "EngineError: The HTTP server ended by itself." in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_bad_tls_files_are_one_clear_line(short_tmp: Path) -> None:
+    code = CODE.replace("uds=", "ssl_keyfile='/no/key', ssl_certfile='/no/cert', uds=")
+    with serving(short_tmp, code=code) as server:
+        assert server.end() == 1
+    assert "ConfigError: The TLS files /no/key and /no/cert cannot be used" in server.text
+    assert "Traceback" not in server.text
 
 
 def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:

@@ -19,7 +19,7 @@ from quire.server.answer import AnswerHead, collect
 from quire.server.chat import ChunkWriter
 from quire.server.generation import Generation
 from quire.server.limits import Limits
-from quire.server.logprobs import LogprobsWriter
+from quire.server.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.metrics import ServerMetrics
 from quire.server.requests import ChatRequest
 from quire.server.timeline import Timeline
@@ -103,7 +103,7 @@ async def streamed(front: ModelFront, stream: CutStream, params: SamplingParams)
     writer = ChunkWriter(
         head.event_start(),
         found,
-        lambda: LogprobsWriter(front.renderer.tokenizer, 0, 10**6),
+        lambda: LogprobsWriter(front.renderer.tokenizer, 0, LogprobsBudget(10**6)),
         ChatRequest(messages=[]),
         usage_in_each=False,
     )

@@ -60,12 +60,12 @@ def environment_layer(flags: Iterable[str]) -> Iterator[LayerValue]:
     from quire.config import env
 
     for flag in names:
-        value = env.flag_value(flag)
-        if value is not None:
+        found = env.flag_setting(flag)
+        if found is not None:
+            variable, value = found
             advice = ""
             if value.startswith(("tcp://", "udp://")):
                 advice = "; Kubernetes sets it for a service named quire: give the flag itself"
-            variable = env.flag_variable(flag)
             yield LayerValue(flag, f"the variable {variable}", value, advice)
 
 

@@ -6,6 +6,7 @@
 | `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
+| `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from quire.errors import ConfigError
 __all__ = [
     "CPU_ISAS",
     "cpu_isa",
-    "flag_value",
-    "flag_variable",
+    "flag_setting",
     "limit_spinning",
     "num_threads",
 ]
@@ -28,6 +28,9 @@ SPIN_COUNT = "1000"
 by default, which takes the processor from the very thread that is waited for when another program
 runs beside the engine. Torch's threads load weights, and compute only where there are no compiled
 kernels."""
+
+FOREIGN_VARIABLES = {"--api-key": ("VLLM_API_KEY",)}
+"""Variables of vLLM that deployments set, by flag: a key that was set there must not be lost."""
 
 CPU_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 
@@ -57,14 +60,15 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def flag_variable(flag: str) -> str:
-    """The variable that stands for a flag: `QUIRE_MAX_MODEL_LEN` for `--max-model-len`."""
-    return "QUIRE_" + flag.lstrip("-").replace("-", "_").upper()
-
-
-def flag_value(flag: str) -> str | None:
-    """The value of a flag's variable; None when it is unset or empty."""
-    return os.environ.get(flag_variable(flag)) or None
+def flag_setting(flag: str) -> tuple[str, str] | None:
+    """The variable that stands for a flag (`QUIRE_MAX_MODEL_LEN` for `--max-model-len`) and its
+    value; None when it is unset or empty."""
+    own = "QUIRE_" + flag.lstrip("-").replace("-", "_").upper()
+    for variable in (own, *FOREIGN_VARIABLES.get(flag, ())):
+        value = os.environ.get(variable)
+        if value:
+            return variable, value
+    return None
 
 
 def _choice(name: str, allowed: tuple[str, ...]) -> str | None:

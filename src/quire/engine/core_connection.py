@@ -31,8 +31,8 @@ class CoreConnection:
         client_id: int,
         on_message: Callable[[CoreMessage], None],
     ) -> None:
-        """on_message: called in the event loop. It may raise GarbledMessageError no more than
-        anything else: what it raises ends `run`."""
+        """on_message: called in the event loop. What it raises ends `run`, as a message does that
+        cannot be read (GarbledMessageError)."""
         self._codec: Codec[CoreMessage] = Codec(CoreMessage)
         self._on_message = on_message
         self._socket = context.socket(zmq.DEALER)

@@ -59,7 +59,10 @@ def run_core_process(build: BuildCore) -> int:
     _die_with(launch.parent_pid)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which drains
+    # A shell or a service manager sends these to the front and to its children at once. They are
+    # for the front, which drains, and needs its core to the end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     stopper = _Stopper()
     progress = Progress()
     beat = HeartbeatThread(directory, launch.instance, progress, launch.heartbeat_interval_s)
@@ -97,8 +100,8 @@ def run_core_process(build: BuildCore) -> int:
 
 
 class _Stopper:
-    """Ends the loop when the parent closes the pipe, or at SIGTERM: the first one lets the loop
-    finish what it has, the second does not."""
+    """Ends the loop when the parent closes the pipe, or at SIGUSR2: the first one lets the loop
+    finish what it has, so that a fresh core takes over; the second does not."""
 
     def __init__(self) -> None:
         self.wakeup_fd, self._signal_fd = os.pipe()
@@ -111,15 +114,15 @@ class _Stopper:
     def watch(self, loop: CoreLoop) -> None:
         self._loop = loop
         signal.set_wakeup_fd(self._signal_fd)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGUSR2, self._on_sigusr2)
 
-    def _on_sigterm(self, number: int, frame: object) -> None:
+    def _on_sigusr2(self, number: int, frame: object) -> None:
         del number, frame
         assert self._loop is not None, "installed with the loop"
-        signal.signal(signal.SIGTERM, self._on_second_sigterm)
+        signal.signal(signal.SIGUSR2, self._on_second_sigusr2)
         self._loop.drain()
 
-    def _on_second_sigterm(self, number: int, frame: object) -> None:
+    def _on_second_sigusr2(self, number: int, frame: object) -> None:
         del number, frame
         self._stop()
 

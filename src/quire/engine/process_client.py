@@ -38,6 +38,11 @@ __all__ = ["ProcessEngineClient"]
 
 logger = logging.getLogger("quire")
 
+CONNECT_AGAIN_S = 0.1
+MAX_FAILED_GREETINGS = 5
+"""So many connections in a row that failed before the core's welcome: its messages are of no use
+at all."""
+
 CLOSED = "the server is shutting down"
 
 
@@ -74,6 +79,7 @@ class ProcessEngineClient:
         self._context = zmq.asyncio.Context()
         self._connection: CoreConnection | None = None
         self._restart_deadline: asyncio.TimerHandle | None = None
+        self._num_garbled = 0
         self._became_idle = asyncio.Event()
         self._tasks = [
             self._spawn(self._stay_connected()),
@@ -112,7 +118,9 @@ class ProcessEngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        return self._watch.stats
+        stats = self._watch.stats
+        num_garbled = stats.garbled_messages_total + self._num_garbled
+        return replace(stats, garbled_messages_total=num_garbled)
 
     @property
     def num_unfinished(self) -> int:
@@ -149,13 +157,26 @@ class ProcessEngineClient:
     # --- the connection -------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
+        """To core after core. One whose message cannot be used is not trusted with what it has:
+        this client connects to it again, as if it had died, and replays its requests."""
+        num_failures = 0
         while True:
-            self._connection = CoreConnection(
+            connection = self._connection = CoreConnection(
                 self._context, self._directory, self._client_id, self._take
             )
-            await self._connection.run()
-            self._connection.close(say_goodbye=False)
+            failure = await _failure_of(connection)
+            num_failures = 0 if self._watch.instance is not None else num_failures + 1
+            self._connection = None
+            connection.close(say_goodbye=False)
             self._core_lost()
+            if failure is None:
+                num_failures = 0
+                continue
+            self._num_garbled += 1
+            logger.error("a message of the engine core cannot be used", exc_info=failure)
+            if num_failures == MAX_FAILED_GREETINGS:
+                raise failure
+            await asyncio.sleep(CONNECT_AGAIN_S)
 
     async def _follow_heartbeats(self) -> None:
         async for beat in heartbeats(self._context, self._directory, self._silence_s):
@@ -232,6 +253,15 @@ class ProcessEngineClient:
         if error is not None:
             logger.error("the client of the engine core failed", exc_info=error)
             self.engine_died(f"the connection to the engine failed: {error!r}")
+
+
+async def _failure_of(connection: CoreConnection) -> Exception | None:
+    """What ended a connection; None if its core is gone."""
+    try:
+        await connection.run()
+    except Exception as error:  # noqa: BLE001  whatever it is, streams must go on
+        return error
+    return None
 
 
 def _without_text(request: EngineRequest) -> EngineRequest:

@@ -30,6 +30,7 @@ SettingValue = str | int | float | bool | None
 
 CORE_COMMAND = (sys.executable, "-m", "quire.engine.core_process")
 STOP_TIMEOUT_S = 10.0
+WATCH_AGAIN_S = 0.5
 STACKS_S = 0.5
 """How long a hung core gets to write its stacks to standard error before it is killed."""
 
@@ -169,6 +170,17 @@ class EngineSupervisor:
         return status
 
     async def _watch(self, process: asyncio.subprocess.Process, watch: StallWatch) -> None:
+        """End the core if it hangs. What goes wrong in here is logged and must not leave the core
+        unwatched, nor end the supervision of those that follow it."""
+        while True:
+            try:
+                await self._end_if_hung(process, watch)
+                return
+            except Exception:
+                logger.exception("watching the engine core failed; it begins again")
+                await asyncio.sleep(WATCH_AGAIN_S)
+
+    async def _end_if_hung(self, process: asyncio.subprocess.Process, watch: StallWatch) -> None:
         context = zmq.asyncio.Context()
         interval = max(self._heartbeat_interval_s, 0.05)
         try:

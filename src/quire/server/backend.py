@@ -50,7 +50,7 @@ class Backend:
     def __init__(self) -> None:
         self._client: AsyncEngineClient | None = None
         self._model: ServedModel | None = None
-        self._drains = False
+        self.is_draining = False
 
     def serve(self, client: AsyncEngineClient) -> None:
         """Take requests with this engine once it is ready."""
@@ -62,7 +62,7 @@ class Backend:
 
     def drain(self) -> None:
         """Refuse what comes from now on."""
-        self._drains = True
+        self.is_draining = True
 
     @property
     def client(self) -> AsyncEngineClient | None:
@@ -74,11 +74,12 @@ class Backend:
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's own word, except while there is none and while the server drains."""
+        """The engine's own word, except while there is none and while the server drains: then it
+        counts as draining to the last response, though the engine ends before that."""
         if self._client is None or self._model is None:
             return EngineStatus(EngineState.STARTING, message="the model is being looked up")
         status = self._client.status
-        if self._drains and status.state is not EngineState.DEAD:
+        if self.is_draining:
             return EngineStatus(
                 EngineState.DRAINING, status.phases, status.capacity, status.restarts,
                 "the server is shutting down",

@@ -11,23 +11,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from quire.server.body_shape import check_shape_by_turns
 from quire.server.errors import RefusedError
 from quire.server.foreign import IGNORED_FIELDS, NOT_OFFERED
 from quire.server.limits import Limits
 
-__all__ = ["BodyDecoder", "BodyReader", "check_shape"]
+__all__ = ["BodyDecoder", "BodyReader"]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-# A whole string (or what is there of one that never ends, so that the scan stays linear), or a
-# bracket. The quantifiers are possessive: nothing is tried twice.
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+(\s*+:)?+|[\[\]{}]', re.DOTALL)
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
-_MATCHES_PER_NODE = 3
-"""A value is at most a key and two brackets."""
 
 
 class BodyReader:
@@ -87,9 +82,10 @@ class BodyDecoder(Generic[Body]):
         self._decoder = msgspec.json.Decoder(kind)
         self._names = kind.__struct_fields__
 
-    def decode(self, body: bytes) -> Body:
-        """RefusedError names the field, what it is and what it may be."""
-        check_shape(body, self._limits)
+    async def decode(self, body: bytes) -> Body:
+        """RefusedError names the field, what it is and what it may be. Gives way to other tasks
+        while a large body is checked."""
+        await check_shape_by_turns(body, self._limits)
         try:
             try:
                 return self._decoder.decode(body)
@@ -122,35 +118,6 @@ class BodyDecoder(Generic[Body]):
         near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
-
-
-def check_shape(body: bytes, limits: Limits) -> None:
-    """Refuse JSON that nests too deep, has too many values or too long keys, before anything is
-    built from it. Linear in the size of the body."""
-    depth = 0
-    most = _MATCHES_PER_NODE * limits.max_json_nodes
-    for count, match in enumerate(_STRING_OR_BRACKET.finditer(body)):
-        if count >= most:
-            raise _too_much("number of values", "max_json_nodes", limits)
-        first = body[match.start()]
-        if first == 0x22:  # a quote
-            if match.group(1) and match.end() - match.start() > limits.max_json_key_bytes + 3:
-                raise _too_much("key length in bytes", "max_json_key_bytes", limits)
-        elif first in b"[{":
-            depth += 1
-            if depth > limits.max_json_depth:
-                raise _too_much("nesting", "max_json_depth", limits)
-        else:
-            depth -= 1
-    num_commas = body.count(b",")
-    if num_commas > limits.max_json_nodes:
-        num_commas = _STRING.sub(b"", body).count(b",")
-    if num_commas > limits.max_json_nodes:
-        raise _too_much("number of values", "max_json_nodes", limits)
-
-
-def _too_much(what: str, limit: str, limits: Limits) -> RefusedError:
-    return RefusedError(f"The body's {what} is over {limit}, {getattr(limits, limit)}. Send less.")
 
 
 def _invalid(error: msgspec.ValidationError) -> RefusedError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Mapping
 
 import msgspec
@@ -23,6 +24,8 @@ CLIENT_LEFT = 499
 
 MAX_MESSAGE_CHARS = 1500
 """Keeps an error body under 2 KiB, whatever the request was."""
+
+RETRY_JITTER = 0.2
 
 _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
@@ -82,7 +85,7 @@ class ErrorReply(msgspec.Struct):
         """Headers that go with it."""
         headers = {"content-type": "application/json"}
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers["retry-after"] = str(_spread(self.retry_after_s))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
@@ -103,6 +106,12 @@ def error_reply(error: BaseException) -> ErrorReply:
         return ErrorReply(500, str(error))
     logger.error("a request failed by a fault of the server", exc_info=error)
     return ErrorReply(500, "The server failed at this request. Its log says why; please report it.")
+
+
+def _spread(seconds: float) -> int:
+    """Whole seconds within 20 % around `seconds`, at least 1: clients that were refused together
+    must not come back together."""
+    return max(1, math.ceil(seconds * random.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER)))
 
 
 def _param_of(message: str) -> str | None:

@@ -103,6 +103,7 @@ class _ServerCollector(Collector):
             ("vllm:num_preemptions", "Requests that lost their blocks.", stats.preempted_total),
             ("quire:engine_steps", "Steps of the engine.", stats.steps_total),
             ("quire:engine_step_seconds", "Time in steps.", stats.step_seconds_total),
+            ("quire:garbled_messages", "Between front and core.", stats.garbled_messages_total),
             ("quire:engine_refused_requests", "Refused by the engine.", stats.refused_total),
         ):  # fmt: skip
             yield _counter(name, text, labels, float(value))

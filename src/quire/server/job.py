@@ -11,8 +11,7 @@ from quire.server.answer import AnswerHead
 from quire.server.backend import Ready
 from quire.server.beams import beam_rules
 from quire.server.generation import Generation, GenerationService, Render
-from quire.server.limits import Limits
-from quire.server.logprobs import LogprobsWriter
+from quire.server.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.prompts import PromptRenderer
 from quire.server.requests import GenerationRequest
 from quire.server.timeline import Timeline
@@ -24,12 +23,13 @@ __all__ = ["Job"]
 @dataclass(frozen=True, slots=True)
 class Job:
     """tenant: separates the cached prefixes of those who hold different API keys.
-    always_usage: streams give their usage, asked or not. party: all prompts of the request."""
+    always_usage: streams give their usage, asked or not. party, logprobs_budget: of all
+    prompts of the request."""
 
     ready: Ready
     prompts: PromptRenderer
     generations: GenerationService
-    limits: Limits
+    logprobs_budget: LogprobsBudget
     timeline: Timeline
     tenant: str = ""
     always_usage: bool = False
@@ -42,11 +42,11 @@ class Job:
         )
 
     def logprobs(self, num_top: int, body: GenerationRequest) -> LogprobsWriter:
-        """A writer for one choice of this answer; n of them share what a response may hold."""
+        """A writer for one choice of this answer."""
         return LogprobsWriter(
             self.ready.model.front.renderer.tokenizer,
             num_top,
-            self.limits.max_logprobs_bytes // (body.n or 1),
+            self.logprobs_budget,
             as_ids=bool(body.return_tokens_as_token_ids),
         )
 

@@ -39,6 +39,9 @@ class Limits:
     max_prompt_chars: int | None = _limit(
         None, "characters of a prompt before it is tokenized (8 x max_model_len + 65,536)"
     )
+    render_timeout_s: float = _limit(
+        10.0, "seconds until chat template and tokenizer are done with a long prompt"
+    )
     max_label_chars: int = _limit(128, "characters of cache_salt and request ids")
 
     # What one request may ask.

@@ -10,7 +10,7 @@ from quire.protocol.step import TokenLogprobs
 from quire.rendering import Tokenizer
 from quire.server.errors import RefusedError
 
-__all__ = ["CompletionLogprobs", "LogprobsWriter"]
+__all__ = ["CompletionLogprobs", "LogprobsBudget", "LogprobsWriter"]
 
 FLOOR = -9999.0
 """What is written for an impossible token: JSON has no minus infinity."""
@@ -42,21 +42,44 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
+class LogprobsBudget:
+    """What all log-probabilities of one response may take together, whichever of its prompts and
+    samples they belong to."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def spend(self, num_logprobs: int) -> None:
+        """RefusedError if that is too much."""
+        self._num_bytes += num_logprobs * _BYTES_PER_ENTRY
+        if self._num_bytes > self._max_bytes:
+            raise RefusedError(
+                f"The log-probabilities of this response take more than {self._max_bytes} bytes "
+                "(max_logprobs_bytes). Ask for fewer, or lower max_tokens.",
+                param="logprobs",
+            )
+
+
 class LogprobsWriter:
-    """Writes those of one choice, and keeps them within `max_bytes`.
+    """Writes those of one choice, within the budget of its response.
 
     num_top: the most likely tokens to name, beside the one that is there. as_ids: write tokens as
     `token_id:<id>`, which tells equal texts apart.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, num_top: int, max_bytes: int, *, as_ids: bool = False
+        self,
+        tokenizer: Tokenizer | None,
+        num_top: int,
+        budget: LogprobsBudget,
+        *,
+        as_ids: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
-        self._max_bytes = max_bytes
+        self._budget = budget
         self._as_ids = as_ids
-        self._num_bytes = 0
         self._offset = 0
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
@@ -137,10 +160,4 @@ class LogprobsWriter:
         return [] if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
 
     def _charge(self, num_entries: int) -> None:
-        self._num_bytes += num_entries * (self._num_top + 1) * _BYTES_PER_ENTRY
-        if self._num_bytes > self._max_bytes:
-            raise RefusedError(
-                f"The log-probabilities of this response take more than {self._max_bytes} bytes "
-                "(max_logprobs_bytes). Ask for fewer, or lower max_tokens.",
-                param="logprobs",
-            )
+        self._budget.spend(num_entries * (self._num_top + 1))

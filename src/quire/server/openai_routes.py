@@ -38,7 +38,7 @@ def openai_router(services: Services) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continue one or more prompts."""
         ready = services.ready()
-        body = completions.decode(await services.bodies.read(request))
+        body = await completions.decode(await services.bodies.read(request))
         params = completion_params(body, ready.model.front.default_sampling, limits)
         prompts = prompt_list(body.prompt, limits, max(params.n, body.best_of or 1))
 
@@ -52,7 +52,7 @@ def openai_router(services: Services) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         ready = services.ready()
-        body = chats.decode(await services.bodies.read(request))
+        body = await chats.decode(await services.bodies.read(request))
         params = chat_params(body, ready.model.front.default_sampling, limits)
 
         def answer(timeline: Timeline) -> Answer:

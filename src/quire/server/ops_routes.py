@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import quire
@@ -33,16 +33,19 @@ def _add_probes(router: APIRouter, services: Services) -> None:
         status = services.backend.status
         return Response(encode(_short_status(status)), 200 if is_well else 503, media_type=JSON)
 
+    @router.head("/livez", include_in_schema=False)
     @router.get("/livez")
     async def livez() -> Response:
         """200 while this process can serve, or may again: restart it otherwise."""
         return probe(is_well=services.backend.status.state is not EngineState.DEAD)
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         """200 while the engine makes progress."""
         return probe(is_well=services.backend.status.state in _HEALTHY)
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz() -> Response:
         """200 while new requests are taken."""
@@ -86,15 +89,16 @@ def _add_readings(router: APIRouter, services: Services) -> None:
 
 def _add_timelines(router: APIRouter, services: Services) -> None:
     @router.get("/admin/requests")
-    async def timelines() -> Response:
-        """Timelines of the last requests, newest first."""
-        found = [timeline.as_dict() for timeline in services.timelines.latest()]
+    async def timelines(request: Request) -> Response:
+        """Timelines of the last requests of the caller's key, newest first."""
+        latest = services.timelines.latest(request.state.tenant)
+        found = [timeline.as_dict() for timeline in latest]
         return Response(encode({"requests": found}), media_type=JSON)
 
     @router.get("/admin/requests/{request_id}")
-    async def timeline(request_id: str) -> Response:
-        """The timeline of one of the last requests."""
-        found = services.timelines.find(request_id)
+    async def timeline(request: Request, request_id: str) -> Response:
+        """The timeline of one of the last requests of the caller's key."""
+        found = services.timelines.find(request_id, request.state.tenant)
         if found is None:
             raise RefusedError(
                 f"There is no request {request_id[:128]!r} among the last ones. GET "

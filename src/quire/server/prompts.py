@@ -6,10 +6,9 @@ pool of threads: `tokenizers` works outside of the interpreter lock.
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -18,6 +17,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
+from quire.server.render_pool import RenderPool
 from quire.server.requests import ChatRequest, TokenizeRequest
 
 __all__ = ["PromptRenderer", "check_context", "prompt_list"]
@@ -27,6 +27,9 @@ SHORT_CHARS = 2048
 
 CHARS_PER_MESSAGE = 64
 """What a template does for an empty message costs about as much as tokenizing so many."""
+
+SLOW_TEMPLATE_S = 0.02
+"""Processor time. What a usual template takes for a short chat is a hundred times less."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -39,10 +42,11 @@ class PromptRenderer:
     def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
         self._limits = limits
         self._trust_templates = trust_templates
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
+        self._pool = RenderPool(num_threads, limits.render_timeout_s)
+        self._has_slow_template = False
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     async def render_prompt(
         self,
@@ -68,8 +72,11 @@ class PromptRenderer:
         work = functools.partial(self._render_chat, renderer, body, messages)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_trusted()
-            return await self._in_thread(work)  # it has to be compiled first
-        return await self._run(work, num_chars + CHARS_PER_MESSAGE * len(messages))
+            return await self._pool.run(work)  # it has to be compiled first
+        size = num_chars + CHARS_PER_MESSAGE * len(messages)
+        if size > SHORT_CHARS or self._has_slow_template:
+            return await self._pool.run(work)
+        return self._timed(work)
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
         """Any other work on text; `size` in characters or tokens."""
@@ -78,10 +85,17 @@ class PromptRenderer:
     async def _run(self, work: Callable[[], Result], size: int) -> Result:
         if size <= SHORT_CHARS:
             return work()
-        return await self._in_thread(work)
+        return await self._pool.run(work)
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        """Short chats are rendered at once, until the model's template turns out to be a slow one:
+        the event loop must not stand still for the next."""
+        started = time.thread_time()
+        try:
+            return work()
+        finally:
+            if time.thread_time() - started > SLOW_TEMPLATE_S:
+                self._has_slow_template = True
 
     def _render_chat(
         self,

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from quire.config.startup import plan_startup
 from quire.engine.async_client import AsyncEngineClient
 from quire.engine.host import EngineHost, host_engine
 from quire.engine.model_front import load_model_front
-from quire.engine.supervisor import SettingValue
+from quire.engine.supervisor import EngineSupervisor, SettingValue
 from quire.errors import ConfigError, EngineError
 from quire.platform import detect_platform
 from quire.protocol.status import EngineState
@@ -43,26 +43,32 @@ LAST_RESPONSES_S = 3
 """How long responses that have been told to end may take to leave."""
 
 
-def run_server(engine: EngineSettings, server: ServerSettings) -> int:
+def run_server(
+    engine: EngineSettings,
+    server: ServerSettings,
+    *,
+    make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
+) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
     The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
     second one ends at once. Raises ConfigError if the port is taken or the engine cannot start
-    with these settings, and EngineError if it dies for good.
+    with these settings, and EngineError if it, or the HTTP server, ends for good without a signal.
+    make_supervisor: as for `host_engine`.
     """
     _log_to_stderr()
     with _listening(server) as listener:
         if server.uds is None:
             server = replace(server, port=listener.getsockname()[1])
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Server(engine, server).run(listener))
+            runner.run(_Server(engine, server, make_supervisor).run(listener))
     return 0
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """How uvicorn serves the application. ConfigError if the TLS files cannot be read."""
     limits = settings.limits
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=limited_protocol(limits),
         ws="none",
@@ -76,6 +82,14 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
     )
+    try:
+        config.load()
+    except OSError as error:
+        raise ConfigError(
+            f"The TLS files {settings.ssl_keyfile} and {settings.ssl_certfile} cannot be used: "
+            f"{error}. Give a key and its certificate in PEM form."
+        ) from error
+    return config
 
 
 class _HttpServer(uvicorn.Server):
@@ -85,11 +99,24 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """EngineError where the base class would end the whole process, its engine and all."""
+        try:
+            await super().serve(sockets)
+        except SystemExit as ended:
+            raise EngineError("The HTTP server cannot start. The log above says why.") from ended
+
 
 class _Server:
     """One run, from the first line of the boot screen to the last response."""
 
-    def __init__(self, engine: EngineSettings, server: ServerSettings) -> None:
+    def __init__(
+        self,
+        engine: EngineSettings,
+        server: ServerSettings,
+        make_supervisor: Callable[..., EngineSupervisor],
+    ) -> None:
+        self._make_supervisor = make_supervisor
         self._engine = engine
         self._settings = server
         self._backend = Backend()
@@ -106,7 +133,9 @@ class _Server:
         serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         try:
             self._screen.opened()
-            async with host_engine(_core_settings(self._engine)) as host:
+            async with host_engine(
+                _core_settings(self._engine), make_supervisor=self._make_supervisor
+            ) as host:
                 await self._serve(host, serving)
         finally:
             self._http.should_exit = True
@@ -118,14 +147,16 @@ class _Server:
         stopping = asyncio.create_task(self._stop.wait())
         waited = {starting, stopping, host.supervision, serving}
         try:
-            while not stopping.done():
+            while True:
                 done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if stopping in done:
+                    break
                 for task in done:
                     task.result()
                 if host.supervision in done:
                     raise EngineError("The engine ended for good. The log above says why.")
                 if serving in done:
-                    return
+                    raise EngineError("The HTTP server ended by itself. The log above says why.")
                 waited -= done
             await self._drain(host.client)
         finally:

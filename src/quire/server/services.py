@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
+from quire.errors import EngineError
 from quire.server.backend import Backend, Ready
 from quire.server.body import BodyReader
 from quire.server.errors import RefusedError
 from quire.server.generation import GenerationService
 from quire.server.job import Job
+from quire.server.logprobs import LogprobsBudget
 from quire.server.metrics import ServerMetrics
 from quire.server.prompts import PromptRenderer
 from quire.server.requests import GenerationRequest
@@ -65,7 +67,7 @@ class Services:
             ready=ready,
             prompts=self.prompts,
             generations=self._generations,
-            limits=self.settings.limits,
+            logprobs_budget=LogprobsBudget(self.settings.limits.max_logprobs_bytes),
             timeline=timeline,
             tenant=request.state.tenant,
             always_usage=self.settings.enable_force_include_usage,
@@ -75,16 +77,29 @@ class Services:
     def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
         """The timeline of a request, which is kept when it ends."""
         request_id = body.request_id or request.state.request_id
-        timeline = Timeline(request_id, request.url.path)
+        timeline = Timeline(request_id, request.url.path, request.state.tenant)
         try:
             yield timeline
-        except BaseException as error:
+        except BaseException as caught:
+            error = self._as_told(caught)
             refused = isinstance(error, RefusedError)
             timeline.error = str(error) if refused else f"{type(error).__name__}: {error}"[:200]
-            raise
+            if error is caught:
+                raise
+            raise error from caught
         finally:
             timeline.finished_s = timeline.now()
             self.timelines.add(timeline)
+
+    def _as_told(self, error: BaseException) -> BaseException:
+        """An engine that ends because the server does is no fault of the server."""
+        if self.backend.is_draining and isinstance(error, EngineError):
+            return RefusedError(
+                f"The server is shutting down ({error}). Send the request again.",
+                status=503,
+                retry_after_s=1,
+            )
+        return error
 
     def close(self) -> None:
         self.prompts.close()

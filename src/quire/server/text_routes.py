@@ -34,7 +34,7 @@ def text_router(services: Services) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them."""
         ready = services.ready()
-        body = tokenizes.decode(await services.bodies.read(request))
+        body = await tokenizes.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         found = await while_connected(request.receive, _tokenize(services, ready, body))
         return Response(encode(found), media_type=JSON)
@@ -43,10 +43,10 @@ def text_router(services: Services) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         ready = services.ready()
-        body = detokenizes.decode(await services.bodies.read(request))
+        body = await detokenizes.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         tokenizer = _tokenizer(ready)
-        work = functools.partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        work = functools.partial(_decode, tokenizer, body.tokens)
         text = await services.prompts.run(work, len(body.tokens))
         return Response(encode({"prompt": text}), media_type=JSON)
 
@@ -94,6 +94,17 @@ async def _tokenize(services: Services, ready: Ready, body: TokenizeRequest) -> 
         "tokens": token_ids,
         "token_strs": strings,
     }
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    for token_id in set(token_ids):
+        if token_id < 0 or tokenizer.token_string(token_id) is None:
+            raise RefusedError(
+                f"tokens[{token_ids.index(token_id)}] is {token_id}, which is no token of this "
+                f"model. Its vocabulary has {tokenizer.vocab_size} tokens.",
+                param="tokens",
+            )
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _tokenizer(ready: Ready) -> Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["Timeline", "TimelineLog"]
@@ -20,10 +20,12 @@ class Timeline:
     rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first
     step was planned. first_token, finished: as they say. chunks: (time, tokens) of what the engine
     gave. In a request of several prompts: of the first that got there, and of all together.
+    tenant: whose request it was, as `Gate` names the caller's key; not shown.
     """
 
     request_id: str
     route: str
+    tenant: str = ""
     clock: Callable[[], float] = time.monotonic
     arrived_at: float = field(default_factory=time.time)
     rendered_s: float | None = None
@@ -89,10 +91,10 @@ class TimelineLog:
     def add(self, timeline: Timeline) -> None:
         self._kept.append(timeline)
 
-    def latest(self) -> Iterable[Timeline]:
-        """Newest first."""
-        return reversed(self._kept)
+    def latest(self, tenant: str) -> Iterator[Timeline]:
+        """Those of one tenant, newest first."""
+        return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
 
-    def find(self, request_id: str) -> Timeline | None:
-        """The newest of that id."""
-        return next((kept for kept in self.latest() if kept.request_id == request_id), None)
+    def find(self, request_id: str, tenant: str) -> Timeline | None:
+        """The newest of that id and tenant."""
+        return next((kept for kept in self.latest(tenant) if kept.request_id == request_id), None)

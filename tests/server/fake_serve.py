@@ -1,0 +1,132 @@
+"""`quire serve` as a process over the fake core: the whole front, real processes and sockets, and
+an engine that costs little and whose tokens are known.
+
+Run with one argument, the JSON of `FakeServeOptions`; standard output has one line, the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this file's folder
+
+from quire.config.settings import EngineSettings  # noqa: E402
+from quire.engine.supervisor import EngineSupervisor  # noqa: E402
+from quire.server import Limits, ServerSettings, run_server  # noqa: E402
+from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
+
+START_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeServeOptions:
+    """limits: those of `Limits` that differ from their defaults."""
+
+    core: FakeCoreOptions = dataclasses.field(default_factory=FakeCoreOptions)
+    limits: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shutdown_timeout: float = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeServer:
+    """process: the front's. directory: what it may leave files in."""
+
+    process: subprocess.Popen[str]
+    port: int
+    directory: Path
+
+    def descendants(self) -> list[int]:
+        """Of the front: the core."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with contextlib.suppress(OSError):
+            return [int(child) for child in path.read_text().split()]
+        return []
+
+    def num_files(self) -> int:
+        """Open in the front."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def memory_bytes(self) -> int:
+        """That the front has in memory."""
+        fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
+    """A server whose port is open. It is killed at the end if it still runs."""
+    with tempfile.TemporaryDirectory(prefix="q") as directory:
+        process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(dataclasses.asdict(options))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TMPDIR": directory},
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            yield FakeServer(process, port, Path(directory))
+        finally:
+            process.kill()
+            process.communicate()
+            wait_until_gone(process.pid)
+
+
+def wait_until_gone(session: int) -> None:
+    """Until no process of a session is left."""
+    deadline = time.monotonic() + 10
+    while members_of(session):
+        assert time.monotonic() < deadline, f"processes are left: {members_of(session)}"
+        time.sleep(0.02)
+
+
+def members_of(session: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of_process = path.read_text().rpartition(")")[2].split()[:4]
+            if int(of_process) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def main() -> int:
+    given = json.loads(sys.argv[1])
+    core = FakeCoreOptions(**given["core"])
+    server = ServerSettings(
+        port=_free_port(),
+        disable_access_log=True,
+        shutdown_timeout=given["shutdown_timeout"],
+        limits=Limits(**given["limits"]),
+    )
+    sys.stdout.write(f"{server.port}\n")
+    sys.stdout.flush()
+    make_supervisor = partial(EngineSupervisor, command=core.command())
+    return run_server(EngineSettings(), server, make_supervisor=make_supervisor)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

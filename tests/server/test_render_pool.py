@@ -1,0 +1,124 @@
+"""Work on text that takes too long: it is refused, and what it holds up is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.server.errors import RefusedError
+from quire.server.limits import Limits
+from quire.server.render_pool import LEFT_PER_THREAD, RenderPool
+from quire.server.settings import ServerSettings
+from tests.server.running import running_server
+
+CHAT = "/v1/chat/completions"
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+def test_gives_results_and_errors() -> None:
+    async def work() -> None:
+        pool = RenderPool(2, 5.0)
+        assert await asyncio.gather(*(pool.run(lambda i=i: i * i) for i in range(50))) == [
+            i * i for i in range(50)
+        ]
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(lambda: 1 // 0)
+        pool.close()
+
+    run(work())
+
+
+def test_work_that_never_ends_does_not_stop_the_rest() -> None:
+    release = threading.Event()
+
+    async def work() -> None:
+        pool = RenderPool(1, 0.1)
+        for _ in range(LEFT_PER_THREAD):
+            with pytest.raises(RefusedError, match="render_timeout_s") as refused:
+                await pool.run(release.wait)
+            assert refused.value.status == 400
+            assert await pool.run(lambda: "served") == "served"
+        assert pool.num_left == LEFT_PER_THREAD
+        release.set()
+        while pool.num_left:
+            await asyncio.sleep(0.01)
+        pool.close()
+
+    run(work())
+
+
+def test_the_threads_that_are_left_are_bounded() -> None:
+    """Then nothing is begun any more until one of them ends, and that is said."""
+    release = threading.Event()
+    before = threading.active_count()
+
+    async def work() -> None:
+        pool = RenderPool(1, 0.05)
+        for _ in range(LEFT_PER_THREAD + 1):
+            with pytest.raises(RefusedError):
+                await pool.run(release.wait)
+        for _ in range(3):
+            with pytest.raises(RefusedError) as refused:
+                await pool.run(release.wait)
+            assert refused.value.status == 503 and refused.value.retry_after_s
+        assert threading.active_count() - before <= LEFT_PER_THREAD + 1
+        release.set()
+        await asyncio.sleep(0.1)
+        assert await pool.run(lambda: "served") == "served"
+        pool.close()
+
+    run(work())
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_leaves_takes_the_work_that_has_not_begun_along() -> None:
+    release, begun = threading.Event(), []
+
+    async def work() -> None:
+        pool = RenderPool(1, 5.0)
+        first = asyncio.create_task(pool.run(release.wait))
+        second = asyncio.create_task(pool.run(lambda: begun.append(2)))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        second.cancel()
+        release.set()
+        assert await pool.run(lambda: "served") == "served"
+        assert not begun
+        pool.close()
+
+    run(work())
+
+
+ENDLESS = (
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = ([0] * 4000000) | sort %}"
+    "{% endfor %}{% endfor %}{{ messages }}"
+)
+
+
+def test_an_endless_template_holds_up_nobody(front: ModelFront) -> None:
+    settings = ServerSettings(
+        disable_access_log=True,
+        trust_request_chat_template=True,
+        limits=Limits(render_timeout_s=0.5),
+    )
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with running_server(front, settings) as server:
+        reply = httpx.post(
+            f"{server.url}{CHAT}", json={**body, "chat_template": ENDLESS}, timeout=20
+        )
+        assert reply.status_code == 400 and "render_timeout_s" in reply.text
+        assert httpx.post(f"{server.url}{CHAT}", json=body, timeout=20).status_code == 200
+        server.wait_until_idle()
