@@ -42,9 +42,10 @@ Rows = Sequence[tuple[int, int]]
 
 def in_a_pool(batch: PagedBatch) -> LayerCache:
     """The batch's K and V where an engine has them, whose pages may be huge."""
-    num_blocks, *page = batch.k_cache.shape
+    num_blocks, block_size, kv_heads, head_dim = batch.k_cache.shape
     dtype = batch.k_cache.dtype
-    layout = KVLayout((KVGroup((0,)),), *page, *KV_DTYPES[str(dtype).removeprefix("torch.")])
+    sizes = KV_DTYPES[str(dtype).removeprefix("torch.")]
+    layout = KVLayout((KVGroup((0,)),), block_size, kv_heads, head_dim, *sizes)
     layer = KVPool.allocate(layout, num_blocks, dtype, batch.k_cache.device).layers[0]
     layer.k.copy_(batch.k_cache)
     layer.v.copy_(batch.v_cache)
