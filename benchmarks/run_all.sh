@@ -21,6 +21,7 @@ $python benchmarks/kv_waste.py --output $results/kv_waste.json
 $python benchmarks/block_sharing.py --output $results/block_sharing.json
 $python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
+$python benchmarks/draw_cpu.py --output $results/draw_cpu.json
 for threads in 1 2; do
   $python benchmarks/linear_cpu.py --threads $threads --output $results/linear_cpu_threads_$threads.json
   $python benchmarks/linear_quantized_cpu.py --quick --threads $threads \
