@@ -31,7 +31,8 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def runner_of(llm: LLM) -> Any:
-    return llm.engine.client._core._executor._worker._runner
+    client: Any = llm.engine.client
+    return client._core._executor._worker._runner
 
 
 def captured_steps(llm: LLM) -> CapturedSteps:
@@ -62,7 +63,6 @@ def engines() -> Iterator[list[LLM]]:
         ("llama", {}),
         ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "int8", "depth": 1}),
         ("mistral-window", {"depth": 3}),
-        ("mistral-window", {"num_kv_blocks": 24}),
         ("qwen3", {"dtype": "float16", "num_threads": 1}),
         ("qwen2-tied", {"quantization": "int8"}),
         ("qwen2-tied", {"quantization": "int4", "num_kv_blocks": 24}),

@@ -64,7 +64,7 @@ def test_two_captures_share_an_arena() -> None:
     [
         (lambda y: y + 1, "aten.add.Tensor"),
         (lambda y: y.relu_(), "aten.relu_"),
-        (lambda y: y.double(), "aten.to.dtype"),
+        (lambda y: y.double(), "aten._to_copy"),
         (lambda y: y * float(y.max()), "aten.max"),
         (lambda y: torch.ones(3), "aten.ones"),
         (lambda y: y.t().contiguous(), "aten"),
