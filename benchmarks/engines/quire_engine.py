@@ -18,6 +18,7 @@ from quire.bench.throughput import exact_params  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.llm import LLM  # noqa: E402
 from quire.ops.native import NativeLibrary  # noqa: E402
+from quire.ops.replay import ReplayList  # noqa: E402
 from quire.protocol.request import EngineRequest  # noqa: E402
 
 __all__ = ["open_engine"]
@@ -28,26 +29,32 @@ SPARE_BLOCKS = 2
 
 
 class KernelClock:
-    """Adds up the time of every call into the compiled kernels, from any thread. Two readings of
+    """Adds up the time of every call and replay of the compiled kernels, from any thread. Two readings of
     the clock per call, about 0.1 µs, beside kernels of 5 µs and more."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._call = NativeLibrary.call
+        self._run = ReplayList.run
 
     def install(self) -> None:
         """Must come before the engine binds its operations."""
-        call = self._call
+        call, run = self._call, self._run
 
         def timed(library: NativeLibrary, name: str, *arguments: object) -> None:
             started = time.perf_counter()
             call(library, name, *arguments)
             self.seconds += time.perf_counter() - started
 
-        NativeLibrary.call = timed
+        def timed_run(calls: ReplayList) -> None:
+            started = time.perf_counter()
+            run(calls)
+            self.seconds += time.perf_counter() - started
+
+        NativeLibrary.call, ReplayList.run = timed, timed_run
 
     def remove(self) -> None:
-        NativeLibrary.call = self._call
+        NativeLibrary.call, ReplayList.run = self._call, self._run
 
 
 class QuireEngine:

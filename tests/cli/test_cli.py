@@ -140,7 +140,7 @@ def test_plan_as_json_with_the_flags_of_vllm(capsys: pytest.CaptureFixture[str])
     """Known command lines keep working: aliases count, what is not needed is said and ignored."""
     arguments = [
         "plan", "--model", QWEN, "--load-format", "dummy", "--max-model-len", "1k",
-        "--kv-cache-memory-bytes", "256MiB", "--no-enable-prefix-caching", "--enforce-eager",
+        "--kv-cache-memory-bytes", "256MiB", "--no-enable-prefix-caching", "--trust-remote-code",
         "--tokenizer-mode", "auto", "--json",
     ]  # fmt: skip
     assert main(arguments) == 0
@@ -150,7 +150,7 @@ def test_plan_as_json_with_the_flags_of_vllm(capsys: pytest.CaptureFixture[str])
     assert plan["settings"]["enable_prefix_caching"] is False
     assert plan["memory"]["kv_cache"] <= 256 * 2**20
     assert plan["num_parameters"] == 474_021_888
-    assert "--enforce-eager is not needed" in shown.err
+    assert "--trust-remote-code is not needed" in shown.err
     assert "--tokenizer-mode is not needed" in shown.err
 
 

@@ -47,9 +47,10 @@ class CaptureArena:
         Raises NotCapturableError when no gap is large enough.
         """
         size = like.untyped_storage().nbytes()
-        start = self._gap(size)
+        taken = (size // _LINE + 1) * _LINE
+        start = self._gap(taken)
         block = self._memory[start : start + size]
-        self._in_use[start] = (size // _LINE + 1) * _LINE
+        self._in_use[start] = taken
         weakref.finalize(block, self._in_use.pop, start)
         return _tensor_over(block, like)
 
@@ -75,7 +76,8 @@ class CaptureArena:
 
 def _tensor_over(block: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """`block` seen as `like`; it lives as long as the tensor and all views of it."""
-    return torch.from_numpy(block).view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
+    whole = torch.from_numpy(block).view(like.dtype)
+    return whole.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,7 @@ class CapturedCalls:
         return self.result
 
 
-def capture(
-    team: Team, arena: CaptureArena, compute: Callable[[], torch.Tensor]
-) -> CapturedCalls:
+def capture(team: Team, arena: CaptureArena, compute: Callable[[], torch.Tensor]) -> CapturedCalls:
     """Run `compute` and record the kernels that `team` computes in it.
 
     Raises NotCapturableError with the reason if a replay would not do the same; what the
@@ -120,14 +120,15 @@ class _NothingButKernels(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Iterable[type],  # noqa: ARG002  torch's
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "aten" and func.overloadpacket.__name__ in self._ALLOCATIONS:
             return self._arena.empty(func(*args, **{**kwargs, "device": "meta"}))
-        result = None if func._schema.is_mutable else func(*args, **kwargs)
+        writes = func._schema.is_mutable  # noqa: SLF001  torch has no other name for it
+        result = None if writes else func(*args, **kwargs)
         if not _is_view(result, args):
             raise NotCapturableError(f"it computes {func} in torch")
         return result

@@ -14,7 +14,7 @@ __all__ = ["beam_rules", "defaults_of"]
 _OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-def beam_rules(body: GenerationRequest, limits: Limits) -> BeamRules | None:
+def beam_rules(body: GenerationRequest, max_width: int) -> BeamRules | None:
     """The search that a body asks for, of which it gets the `n` best sequences; None without
     `use_beam_search`. The width is `best_of`, or else `n`. RefusedError for a width over the limit,
     and for rules of a search that nobody asked for; RequestError for a bad value."""
@@ -22,10 +22,10 @@ def beam_rules(body: GenerationRequest, limits: Limits) -> BeamRules | None:
         _check_unused(body)
         return None
     width = body.best_of if body.best_of is not None else body.n or 1
-    if width > limits.max_beam_width:
+    if width > max_width:
         raise RefusedError(
             f"The beam width (best_of, or else n) is {width}, but this server takes at most "
-            f"{limits.max_beam_width} (max_beam_width). Ask for less.",
+            f"{max_width} (max_beam_width). Ask for less.",
             param="best_of",
         )
     penalty = 1.0 if body.length_penalty is None else body.length_penalty

@@ -30,6 +30,7 @@ class Job:
     prompts: PromptRenderer
     generations: GenerationService
     logprobs_budget: LogprobsBudget
+    max_beam_width: int
     timeline: Timeline
     tenant: str = ""
     always_usage: bool = False
@@ -65,7 +66,7 @@ class Job:
             party=self.party,
             truncate=body.truncate_prompt_tokens,
             salt=self._salt(body),
-            beams=beam_rules(body, self.limits),
+            beams=beam_rules(body, self.max_beam_width),
         )
 
     def _salt(self, body: GenerationRequest) -> str:

@@ -68,6 +68,7 @@ class Services:
             prompts=self.prompts,
             generations=self._generations,
             logprobs_budget=LogprobsBudget(self.settings.limits.max_logprobs_bytes),
+            max_beam_width=self.settings.limits.max_beam_width,
             timeline=timeline,
             tenant=request.state.tenant,
             always_usage=self.settings.enable_force_include_usage,

@@ -1,0 +1,147 @@
+"""Captured decode steps on the real engine: the bits of eager ones, and the same faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, RequestOutput, SamplingParams
+from quire.runner.captured import CapturedSteps
+from tests.engine.test_laws import assert_same, has_kernels, params, workload
+from tests.models.families import CASES, write_checkpoint
+
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "skip_tokenizer_init": True,
+    "num_kv_blocks": 256,
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+}
+BY_NAME = {case.name: case for case in CASES}
+
+
+def runner_of(llm: LLM) -> Any:
+    client: Any = llm.engine.client
+    return client._core._executor._worker._runner
+
+
+def captured_steps(llm: LLM) -> CapturedSteps:
+    return runner_of(llm)._captured
+
+
+def generate(llm: LLM) -> list[RequestOutput]:
+    """Requests of many lengths, so that a step has 8 rows at first and one at last; one forks."""
+    prompts = workload()
+    lengths = [20, 3, 11, 16, 5, 8, 14]
+    asked = [params(i, n) for i, n in enumerate(lengths)]
+    asked.append(SamplingParams(n=3, temperature=0.9, seed=4, max_tokens=9, ignore_eos=True))
+    return llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[LLM]]:
+    """Engines that end with the test."""
+    started: list[LLM] = []
+    yield started
+    for engine in started:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("llama", {}),
+        ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "int8", "depth": 1}),
+        ("mistral-window", {"depth": 3}),
+        ("qwen3", {"dtype": "float16", "num_threads": 1}),
+        ("qwen2-tied", {"quantization": "int8"}),
+        ("qwen2-tied", {"quantization": "int4", "num_kv_blocks": 24}),
+        ("opt", {}),
+        ("gpt2", {"dtype": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_captured_is_eager(
+    name: str, more: dict[str, Any], tmp_path: Path, engines: list[LLM]
+) -> None:
+    """Turns red when a replay reads what belonged to other rows, to a shorter block table or to
+    another number of rows, or leaves an operation out."""
+    write_checkpoint(BY_NAME[name], tmp_path)
+    settings = {**SETTINGS, **more}
+    engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
+    eager, captured = engines
+    expected = generate(eager)
+    assert_same(generate(captured), expected, exact=True)
+    assert len(captured_steps(captured)._steps) > 3
+    seen = dict(captured_steps(captured)._steps)
+    assert_same(generate(captured), expected, exact=True)
+    assert seen.items() <= captured_steps(captured)._steps.items()  # used again, not made anew
+    assert not captured_steps(eager)._steps
+    if "num_kv_blocks" in more:
+        assert captured.engine.client.stats().preempted_total > 0
+
+
+class TorchAtTheEnd:
+    """A model that adds 1 to its logits in torch."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        return self._model.forward(*inputs)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden) + 1.0
+
+
+def test_a_model_that_computes_in_torch_stays_eager(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when a replay leaves out what is not a kernel."""
+    engines.append(LLM(None, **SETTINGS))
+    for owner in (runner_of(engines[0]), captured_steps(engines[0])):
+        monkeypatch.setattr(owner, "_model", TorchAtTheEnd(owner._model))
+    with caplog.at_level(logging.DEBUG, "quire.runner"):
+        first, second = generate(engines[0]), generate(engines[0])
+    assert_same(first, second, exact=True)
+    assert not captured_steps(engines[0])._steps
+    assert [r.getMessage() for r in caplog.records if "captured" in r.getMessage()] == [
+        "decode steps of this model are not captured: it computes aten.add.Tensor in torch"
+    ]
+
+
+def test_a_failing_kernel_fails_its_row_alone(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when the code of a replayed kernel is dropped, or ends the whole step."""
+    engines.append(LLM(None, **SETTINGS))
+    prompts: Sequence[list[int]] = workload(4)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
+    assert 4 in captured_steps(engines[0])._steps
+    rows = runner_of(engines[0])._rows
+    append = type(rows).append
+
+    def spoil(slots: Any, token_ids: Any) -> None:
+        append(rows, slots, token_ids)
+        done = rows.num_tokens - rows.num_prompt
+        slot = next((s for s in slots if rows.num_prompt[s] == len(prompts[2])), None)
+        if slot is not None and done[slot] == 5:
+            rows.token_ids[slot, rows.num_tokens[slot] - 1] = 10**6  # outside the embedding
+
+    monkeypatch.setattr(rows, "append", spoil)
+    outputs = engines[0].generate(prompts, greedy)
+    assert [output.error is None for output in outputs] == [True, True, False, True]
+    assert "failed with code 3" in (outputs[2].error or "")
+    for index in (0, 1, 3):
+        assert outputs[index].outputs[0].token_ids == expected[index]

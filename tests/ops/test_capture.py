@@ -1,0 +1,120 @@
+"""Capturing a computation's kernel calls, and the memory in which it runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import EngineError
+from quire.ops import ALL_OPS, REFERENCE, OpSet, Team, build_op_set
+from quire.ops.capture import CaptureArena, capture
+from quire.ops.replay import NotCapturableError
+from quire.platform import detect_platform
+
+TEAM = Team(1)
+OPS = build_op_set(detect_platform(), team=TEAM)
+needs_kernels = pytest.mark.skipif(
+    OPS.chosen["linear"] == REFERENCE, reason="no C++ kernels on this machine"
+)
+
+
+class Block:
+    """Two norms and a matrix product of one input that stays where it is."""
+
+    def __init__(self, ops: OpSet) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(3, 64, generator=generator)
+        self.weight = torch.randn(64, generator=generator)
+        self.matrix = ops.linear(torch.randn(96, 64, generator=generator))
+        self._ops = ops
+
+    def __call__(self) -> torch.Tensor:
+        normed = self._ops.rms_norm(self.x.view(3, 2, 32), self.weight[:32], 1e-6)
+        normed, _ = self._ops.add_rms_norm(normed.flatten(1), self.x, self.weight, 1e-6)
+        return self.matrix(normed)
+
+
+@needs_kernels
+def test_a_replay_computes_from_what_the_inputs_hold_now() -> None:
+    """Turns red when an argument is packed wrongly (a stride, a float, no residual)."""
+    block, arena = Block(OPS), CaptureArena(1 << 16)
+    captured = capture(TEAM, arena, block)
+    assert len(captured.calls) == 3
+    assert torch.equal(captured.result, block())
+    block.x.neg_().mul_(3.0)
+    expected = block()
+    assert not torch.equal(captured.result, expected)
+    assert torch.equal(captured.replay(), expected)
+
+
+@needs_kernels
+def test_two_captures_share_an_arena() -> None:
+    """Turns red when what one keeps is lost to the next, or what it lends is not given back."""
+    block, arena = Block(OPS), CaptureArena(1 << 12)
+    captured = [capture(TEAM, arena, block) for _ in range(50)]
+    for each in captured:
+        assert torch.equal(each.replay(), block())
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda y: y + 1, "aten.add.Tensor"),
+        (lambda y: y.relu_(), "aten.relu_"),
+        (lambda y: y.double(), "aten._to_copy"),
+        (lambda y: y * float(y.max()), "aten.max"),
+        (lambda y: torch.ones(3), "aten.ones"),
+        (lambda y: y.t().contiguous(), "aten"),
+    ],
+)
+def test_what_a_replay_would_leave_out_is_refused(spoil: object, reason: str) -> None:
+    block = Block(OPS)
+    with pytest.raises(NotCapturableError, match=reason):
+        capture(TEAM, CaptureArena(1 << 16), lambda: spoil(block()))  # type: ignore[operator]
+    assert TEAM.recorded is None
+
+
+@needs_kernels
+def test_a_computation_without_kernels_or_without_room_is_refused() -> None:
+    with pytest.raises(NotCapturableError, match="no kernels"):
+        capture(TEAM, CaptureArena(1 << 16), lambda: torch.empty(3))
+    with pytest.raises(NotCapturableError, match="more than 1024 bytes"):
+        capture(TEAM, CaptureArena(1024), Block(OPS))
+
+
+@needs_kernels
+def test_a_failing_call_is_named() -> None:
+    """Turns red when a replay goes on after a failure, or blames another kernel."""
+    block, ids = Block(OPS), torch.tensor([5], dtype=torch.int32)
+    captured = capture(TEAM, CaptureArena(1 << 16), lambda: block.matrix(block.matrix.rows(ids)))
+    ids[0] = 96
+    with pytest.raises(EngineError, match=r"kernel linear_rows failed with code 3"):
+        captured.replay()
+    ids[0] = 7
+    assert torch.equal(captured.replay(), block.matrix(block.matrix.rows(ids)))
+
+
+def test_references_are_refused() -> None:
+    """With QUIRE_CPU_ISA=none nothing is captured."""
+    ops = build_op_set(detect_platform(), dict.fromkeys(ALL_OPS, REFERENCE), TEAM)
+    with pytest.raises(NotCapturableError):
+        capture(TEAM, CaptureArena(1 << 16), Block(ops))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5)), max_size=40))
+def test_buffers_that_live_do_not_touch(moves: list[tuple[int, int]]) -> None:
+    """Each move takes a buffer and lets another go, of which a view may live on."""
+    arena = CaptureArena(1 << 16)
+    kept: dict[int, tuple[torch.Tensor, int]] = {}
+    for number, (size, dropped) in enumerate(moves):
+        tensor = arena.empty(torch.empty(size, dtype=torch.uint8, device="meta"))
+        tensor.fill_(number)
+        kept[number] = (tensor[size // 2 :], number)
+        del tensor
+        kept.pop(dropped, None)
+        assert all(bool((view == value).all()) for view, value in kept.values())
+        assert len(arena._in_use) == len(kept)
