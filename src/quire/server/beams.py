@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from quire.protocol.beam_search import BeamRules
 from quire.server.errors import RefusedError
-from quire.server.limits import Limits
 from quire.server.requests import GenerationRequest
 
 __all__ = ["beam_rules", "defaults_of"]
