@@ -322,9 +322,12 @@ def _charged(context: Context, operand: Any) -> Any:
     """`operand`, its length taken from the budget before something goes through it."""
     budget: RenderBudget | None = context.parent.get(_BUDGET)
     if budget is not None:
-        num_items = len(cast("Sized", operand)) if isinstance(operand, _WHOLE) else 0
-        budget.spend(1 + num_items // _ITEMS_PER_STEP)
+        budget.spend(1 + _num_items(operand) // _ITEMS_PER_STEP)
     return operand
+
+
+def _num_items(value: object) -> int:
+    return len(cast("Sized", value)) if isinstance(value, _WHOLE) else 0
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:

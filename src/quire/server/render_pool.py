@@ -8,6 +8,7 @@ daemons none of them keeps the process from ending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -24,11 +25,15 @@ Result = TypeVar("Result")
 
 
 class _Job:
+    """is_left: it was over its time while it ran. is_replaced: another thread has taken the place
+    of the one that runs it. All but the future is guarded by the lock of the pool."""
+
     def __init__(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         self.work = work
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
         self.has_started = False
+        self.has_ended = False
         self.is_left = False
         self.is_replaced = False
 
@@ -68,14 +73,15 @@ class RenderPool:
 
     def _expire(self, job: _Job) -> None:
         with self._lock:
-            if job.future.done() and not job.has_started:
-                return  # cancelled, and no thread will take it
+            was_cancelled = job.future.done() and not job.has_started
+            if job.has_ended or was_cancelled:
+                return
             if job.has_started:
                 job.is_left = True
                 self._num_left += 1
                 job.is_replaced = self._num_left <= self._max_left
-        if job.is_replaced:
-            self._start_thread()
+            if job.is_replaced:
+                self._start_thread()
         if not job.future.done():
             job.future.set_exception(self._refusal(job))
 
@@ -108,12 +114,12 @@ class RenderPool:
             except BaseException as caught:  # noqa: BLE001  it belongs to the one that waits
                 error = caught
             with self._lock:
+                job.has_ended = True
                 self._num_left -= job.is_left
-            loop = job.future.get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_finish, job, result, error)
+                self._num_threads -= job.is_replaced
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                job.future.get_loop().call_soon_threadsafe(_finish, job, result, error)
             if job.is_replaced:
-                self._num_threads -= 1
                 return
 
 
