@@ -31,7 +31,7 @@ from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, Se
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.server.app import create_app
 from quire.server.backend import Backend, ServedModel
-from quire.server.run import uvicorn_config
+from quire.server.http_server import uvicorn_config
 from quire.server.settings import ServerSettings
 from quire.telemetry import EngineStats
 

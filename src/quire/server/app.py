@@ -17,6 +17,7 @@ import quire
 from quire.errors import QuireError
 from quire.server.backend import Backend
 from quire.server.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.front_board import FrontBoard
 from quire.server.gate import Gate
 from quire.server.hot_routes import HotRoutes
 from quire.server.openai_routes import generating_routes, openai_router
@@ -33,9 +34,12 @@ __all__ = ["create_app"]
 TICK_S = 1.0
 
 
-def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
-    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing."""
-    services = Services(settings, backend)
+def create_app(
+    settings: ServerSettings, backend: Backend, *, board: FrontBoard | None = None, front: int = 0
+) -> FastAPI:
+    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing.
+    board, front: see `Services`."""
+    services = Services(settings, backend, board, front)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -106,6 +110,7 @@ async def _tick(services: Services) -> None:
     settings = services.settings
     line = StatsLine(settings.log_stats_interval)
     while True:
+        services.show()
         await asyncio.sleep(TICK_S)
         client = services.backend.client
         if client is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -130,8 +131,8 @@ class CompletionAnswer:
         self,
         writer: LogprobsWriter,
         generation: Generation,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs],
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
         *,
         with_prompt: bool,
     ) -> CompletionLogprobs | None:

@@ -26,6 +26,26 @@ _HEADERS = [
 Result = TypeVar("Result")
 
 
+class _AsgiBody:
+    """A `StreamBody` for servers other than our own: pieces wait for `drain` to send them."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held = b""
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._held)
+
+    def write(self, data: bytes) -> None:
+        self._held += data
+
+    async def drain(self) -> None:
+        data, self._held = self._held, b""
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
 class EventSink:
     """Where a stream is written: an `Outlet`. What is written while the client's buffer is full is
     for the writer to keep back, so that a slow reader holds no more than that buffer here; tokens
@@ -33,7 +53,8 @@ class EventSink:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
-        self._body: StreamBody = scope["extensions"][STREAM_BODY]
+        body: StreamBody | None = scope.get("extensions", {}).get(STREAM_BODY)
+        self._body = body or _AsgiBody(send)
         self._turn = asyncio.Lock()
         self._held = b""
         self._has_spoken = False
@@ -67,15 +88,17 @@ class EventSink:
                 self._body.write(self._held)
                 self._held = b""
 
-    def keep_alive(self) -> None:
+    async def keep_alive(self) -> None:
         """To be called at even intervals: writes a comment if nothing else was since the last."""
         if self.has_started and not self._has_spoken and not self._body.is_full:
             self._body.write(_KEEP_ALIVE)
+            await self._body.drain()
         self._has_spoken = False
 
     async def end(self, events: bytes) -> None:
         """The last events, and the end of the response."""
         await self._start()
+        await self._body.drain()
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
 
@@ -120,7 +143,7 @@ class EventStream(Response):
     async def _send_comments(self, sink: EventSink) -> None:
         while True:
             await asyncio.sleep(self._keep_alive_s)
-            sink.keep_alive()
+            await sink.keep_alive()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

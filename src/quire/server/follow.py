@@ -78,7 +78,7 @@ class _Follower:
             self._halted.set()
             return
         self._take_news()
-        if self._error is not None or self._stream.is_over:
+        if self._error is not None or self._stream.is_over or self._outlet.is_full:
             self._halted.set()
 
     def _take_news(self) -> bool:

@@ -1,5 +1,5 @@
-"""HTTP/1.1 connections with the bounds that uvicorn's own lack: on headers, and on slow clients; and a
-short way for the bodies of streams."""
+"""HTTP/1.1 connections with the bounds that uvicorn's own lack: on headers, and on slow clients.
+And a short way for the bodies of streams."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and cycle.scope is self.scope:  # None for a request to upgrade
-            self.scope["extensions"] = {STREAM_BODY: StreamBody(cycle)}
+            cast("Any", self.scope)["extensions"] = {STREAM_BODY: StreamBody(cycle)}
 
     def on_message_complete(self) -> None:
         self._in_body = False
