@@ -89,6 +89,7 @@ class EchoEngine:
                 del self._left[handle]
                 finished.append(SequenceFinish(handle, FinishReason.LENGTH))
         self._open.take(EngineOutput(handles, token_ids, finished=tuple(finished)))
+        self._open.announce()
 
     def _forget(self, handles: Iterable[int]) -> None:
         for handle in handles:

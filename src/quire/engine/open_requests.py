@@ -24,6 +24,7 @@ class OpenRequests:
         self._streams: dict[RequestStream, int] = {}  # and its first handle in the core
         self._in_core: dict[int, tuple[RequestStream, int]] = {}  # by handle: stream, sample
         self._own: dict[int, tuple[RequestStream, int]] = {}
+        self._grown: dict[RequestStream, None] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -64,9 +65,8 @@ class OpenRequests:
     # --- what the core says ---------------------------------------------------------------------
 
     def take(self, output: EngineOutput) -> None:
-        """Hand out what a step gave: one announcement for all that a stream got."""
-        in_core = self._in_core
-        grown: dict[RequestStream, None] = {}
+        """Hand out what a step gave; `announce` tells the readers."""
+        in_core, grown = self._in_core, self._grown
         for handle, num_tokens in output.num_cached_tokens.items():
             if handle in in_core:
                 stream, _ = in_core[handle]
@@ -92,6 +92,10 @@ class OpenRequests:
                 stream.finish(index, replace(finish, handle=own))
                 self._forget_ended(stream)
                 grown[stream] = None
+
+    def announce(self) -> None:
+        """Tell the readers of streams that got something since the last call, each once."""
+        grown, self._grown = self._grown, {}
         for stream in grown:
             stream.announce()
 
