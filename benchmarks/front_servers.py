@@ -13,8 +13,9 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Self
+from typing import Any
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
@@ -23,13 +24,14 @@ from pydantic import BaseModel
 from quire.bundled import bundled_model_path
 from quire.config.families import read_model_spec
 from quire.config.settings import EngineSettings
-from quire.engine.async_client import RequestUpdate, SampleUpdate
 from quire.engine.model_front import load_model_front
-from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.engine.open_requests import OpenRequests
+from quire.engine.request_stream import RequestStream
+from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.server.app import create_app
 from quire.server.backend import Backend, ServedModel
-from quire.server.run import uvicorn_config
+from quire.server.http_server import uvicorn_config
 from quire.server.settings import ServerSettings
 from quire.telemetry import EngineStats
 
@@ -38,60 +40,63 @@ ANSWER = " A gathering of pages is a quire; an engine serves many of them at the
 """What every answer says, over and over."""
 
 
-class EchoStream:
-    """One token of ANSWER per update, as many as were asked for."""
-
-    def __init__(self, request: EngineRequest, token_ids: list[int]) -> None:
-        self._handle = request.first_handle
-        self._left = request.params.max_tokens or 1
-        self._token_ids = token_ids
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestUpdate:
-        if self._left == 0:
-            raise StopAsyncIteration
-        await asyncio.sleep(0)  # a step is over for all streams before the next one begins
-        self._left -= 1
-        token = self._token_ids[self._left % len(self._token_ids)]
-        finish = None if self._left else SequenceFinish(self._handle, FinishReason.LENGTH)
-        return RequestUpdate([SampleUpdate(0, [token], finish=finish)])
-
-    def abort(self, sample_index: int | None = None) -> None:
-        del sample_index
-        self._left = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._left = 0
-
-
 class EchoEngine:
-    """`AsyncEngineClient` without an engine."""
+    """`AsyncEngineClient` without an engine: steps cost nothing, and each gives one token of ANSWER
+    to every open sequence. From there on everything is as in `ProcessEngineClient`."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
         self._next_handle = 0
+        self._open = OpenRequests(self.reserve_handles, max_replays=0)
+        self._left: dict[int, int] = {}  # by handle: tokens to come
+        self._stepping: asyncio.Task[None] | None = None
         capacity = EngineCapacity(
             max_model_len=2048, max_num_seqs=1024, max_num_batched_tokens=8192, block_size=16,
             num_blocks=131_072, capacity_tokens=2_097_152,
         )  # fmt: skip
         self.status = EngineStatus(EngineState.READY, capacity=capacity)
         self.stats = EngineStats()
-        self.num_unfinished = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._open)
 
     def reserve_handles(self, count: int) -> int:
         self._next_handle += count
         return self._next_handle - count
 
-    async def add(self, request: EngineRequest) -> EchoStream:
-        return EchoStream(request, self._token_ids)
+    async def add(self, request: EngineRequest) -> RequestStream:
+        stream = self._open.open(request, self._forget)
+        handles = range(request.first_handle, request.first_handle + request.params.n)
+        self._left.update(dict.fromkeys(handles, request.params.max_tokens or 1))
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step_until_idle())
+        return stream
+
+    async def _step_until_idle(self) -> None:
+        while self._left:
+            await asyncio.sleep(0)
+            self._step()
+
+    def _step(self) -> None:
+        handles = np.array(list(self._left), np.int64)
+        texts = self._token_ids
+        token_ids = np.array([texts[left % len(texts)] for left in self._left.values()], np.int32)
+        finished: list[SequenceFinish] = []
+        for handle in list(self._left):
+            self._left[handle] -= 1
+            if self._left[handle] == 0:
+                del self._left[handle]
+                finished.append(SequenceFinish(handle, FinishReason.LENGTH))
+        self._open.take(EngineOutput(handles, token_ids, finished=tuple(finished)))
+        self._open.announce()
+
+    def _forget(self, handles: Iterable[int]) -> None:
+        for handle in handles:
+            self._left.pop(handle, None)
 
     def abort(self, handles: Iterable[int]) -> None:
-        pass
+        self._open.abort(handles)
 
     async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
         return await asyncio.get_running_loop().create_future() or status
@@ -100,7 +105,7 @@ class EchoEngine:
         pass
 
     async def close(self) -> None:
-        pass
+        self._open.fail_all("the server is shutting down")
 
 
 def quire_server() -> uvicorn.Config:

@@ -68,6 +68,7 @@ class Cut:
         message = self._from_core.decode(encode(Output(output)))
         assert isinstance(message, Output)
         self.client.take(message.output)
+        self.client.announce()
         for request in self.client.next_trial():
             self.send(request)
 

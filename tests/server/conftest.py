@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,3 +28,10 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=20) as client:
         yield client
     server.wait_until_idle()
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """Sockets have short paths."""
+    with tempfile.TemporaryDirectory(prefix="q") as path:
+        yield Path(path)

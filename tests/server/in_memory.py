@@ -83,6 +83,7 @@ class InMemoryClient:
             self.engine.core.check_invariants()
             self._add_logprobs(output)
             self._open.take(output)
+            self._open.announce()
             if self.fail_after is not None:
                 self.fail_after -= len(output.handles)
                 if self.fail_after < 0:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -123,13 +122,6 @@ def serving(
         finally:
             process.kill()
             server.end()
-
-
-@pytest.fixture
-def short_tmp() -> Iterator[Path]:
-    """Sockets have short paths."""
-    with tempfile.TemporaryDirectory(prefix="q") as path:
-        yield Path(path)
 
 
 def children(pid: int) -> list[str]:
@@ -283,7 +275,7 @@ def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> Non
     ends = (
         "import quire.server.run as run\n"
         "async def serve(self, sockets=None):\n    pass\n"
-        "run._HttpServer.serve = serve\n"
+        "run.HttpServer.serve = serve\n"
     )
     with serving(short_tmp, code=ends + CODE) as server:
         assert server.end() == 1

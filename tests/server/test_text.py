@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from quire.protocol import FinishReason, SamplingParams, SequenceFinish
 from quire.rendering import RenderedPrompt
 from quire.server.answer import AnswerHead, collect
 from quire.server.chat import ChunkWriter
+from quire.server.follow import NeverFull
 from quire.server.generation import Generation
 from quire.server.limits import Limits
 from quire.server.logprobs import LogprobsBudget, LogprobsWriter
@@ -43,10 +44,22 @@ class CutStream:
         self._cuts = list(cuts)
         self.aborted: set[int] = set()
 
+    def listen(self, on_news: Callable[[], None] | None) -> None:
+        """All of it is there from the start."""
+
+    @property
+    def is_over(self) -> bool:
+        return not any(
+            tokens and index not in self.aborted for index, tokens in enumerate(self._left)
+        )
+
     def __aiter__(self) -> AsyncIterator[RequestUpdate]:
         return self
 
     async def __anext__(self) -> RequestUpdate:
+        raise NotImplementedError
+
+    def take_update(self) -> RequestUpdate | None:
         news: list[SampleUpdate] = []
         for index, tokens in enumerate(self._left):
             if not tokens or index in self.aborted:
@@ -57,7 +70,7 @@ class CutStream:
             finish = SequenceFinish(index, FinishReason.LENGTH) if ended else None
             news.append(SampleUpdate(index, piece, finish=finish))
         if not news:
-            raise StopAsyncIteration
+            return None
         return RequestUpdate(news, num_cached_tokens=0)
 
     def abort(self, sample_index: int | None = None) -> None:
@@ -107,9 +120,9 @@ async def streamed(front: ModelFront, stream: CutStream, params: SamplingParams)
         ChatRequest(messages=[]),
         usage_in_each=False,
     )
-    wire = b""
-    async for deltas in found.deltas():
-        wire += b"".join(map(writer.event, deltas))
+    chunks: list[bytes] = []
+    await found.run(lambda deltas: chunks.extend(map(writer.event, deltas)), NeverFull())
+    wire = b"".join(chunks)
     found.close()
     texts: list[Any] = [["", None, None] for _ in range(params.n)]
     for event in wire.split(b"\n\n")[:-1]:

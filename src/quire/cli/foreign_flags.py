@@ -87,7 +87,6 @@ _MISSING_IN_SERVER: Mapping[str, _Foreign] = {
     ),
     "tool_call_parser": _Foreign("answers are not parsed for tool calls yet", neutral=()),
     "reasoning_parser": _Foreign("answers are not parsed for reasoning yet", neutral=()),
-    "api_server_count": _Foreign("there is one front process so far", neutral=_ONE),
     "default_chat_template_kwargs": _Foreign(
         "requests name chat_template_kwargs themselves so far", neutral=()
     ),

@@ -17,6 +17,7 @@ _SETTING, _LIMIT = "server:", "limit:"
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "disable_access_log": ("--disable-uvicorn-access-log",),
     "sse_keep_alive_s": ("--sse-keep-alive-interval",),
+    "api_server_count": ("-asc",),
 }
 """How vLLM spells some of them."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
+
+import msgspec
 
 from quire.errors import EngineError
 from quire.protocol.request import EngineRequest, SequenceFinish
@@ -26,19 +27,17 @@ class EngineUnavailableError(EngineError):
     """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
 
 
-@dataclass(slots=True)
-class SampleUpdate:
+class SampleUpdate(msgspec.Struct, gc=False):
     """News of one sample since the last update. logprobs: one per token id, if asked.
     finish: the last word on this sample; it comes once, with or after its last token."""
 
     index: int
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     finish: SequenceFinish | None = None
 
 
-@dataclass(slots=True)
-class RequestUpdate:
+class RequestUpdate(msgspec.Struct, gc=False):
     """News of one request since the last update.
 
     samples: those with news, by index, each once. prompt_logprobs: pieces, of which one may come
@@ -46,17 +45,18 @@ class RequestUpdate:
     """
 
     samples: list[SampleUpdate]
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
     num_cached_tokens: int | None = None
 
 
 class UpdateStream(Protocol):
-    """The updates of one request: `async with await client.add(request) as stream`, then
-    `async for update in stream`. One task reads it.
+    """The updates of one request: `async with await client.add(request) as stream`, then either
+    `async for update in stream` in one task; or `listen`, and `take_update` at every call, which
+    takes no change of tasks per token.
 
     Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
     that failed, or that the engine could not complete, finishes with reason ERROR and a message.
-    Iterating raises RequestError, before any update, if the core refuses the request: then no
+    Reading raises RequestError, before any update, if the core refuses the request: then no
     finish comes. A reader that is slow gets larger updates: what waits holds at most max_tokens
     token ids per sample. Leaving the `async with` aborts what has not finished.
     """
@@ -64,6 +64,20 @@ class UpdateStream(Protocol):
     def __aiter__(self) -> AsyncIterator[RequestUpdate]: ...
 
     async def __anext__(self) -> RequestUpdate: ...
+
+    def listen(self, on_news: Callable[[], None] | None) -> None:
+        """Call `on_news` once for all that a message of the core gave, and after an abort; it must
+        not raise. What came before the call is told by nobody: take it first."""
+        ...
+
+    def take_update(self) -> RequestUpdate | None:
+        """All that has come since the last update, without waiting; None if nothing has."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every sample has finished, and all of it has been taken."""
+        ...
 
     def abort(self, sample_index: int | None = None) -> None:
         """End one sample, or all: they finish at once, with reason ABORT. What has finished is

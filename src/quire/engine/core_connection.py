@@ -19,6 +19,7 @@ __all__ = ["CoreConnection"]
 
 RECONNECT_MS = 20
 GOODBYE_LINGER_MS = 200
+MAX_MESSAGES_AT_ONCE = 256
 
 
 class CoreConnection:
@@ -30,11 +31,14 @@ class CoreConnection:
         directory: Path,
         client_id: int,
         on_message: Callable[[CoreMessage], None],
+        on_pause: Callable[[], None],
     ) -> None:
         """on_message: called in the event loop. What it raises ends `run`, as a message does that
-        cannot be read (GarbledMessageError)."""
+        cannot be read (GarbledMessageError). on_pause: called after all messages that were there,
+        so that who reads slower than the core computes gets several steps at once."""
         self._codec: Codec[CoreMessage] = Codec(CoreMessage)
         self._on_message = on_message
+        self._on_pause = on_pause
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -64,11 +68,24 @@ class CoreConnection:
             received.cancel()
             await asyncio.gather(gone, received, return_exceptions=True)
         with contextlib.suppress(zmq.Again):
-            await self._receive(zmq.NOBLOCK)
+            while True:
+                await self._take_messages(await self._socket.recv(zmq.NOBLOCK))
 
-    async def _receive(self, flags: int = 0) -> None:
+    async def _receive(self) -> None:
         while True:
-            self._on_message(self._codec.decode(await self._socket.recv(flags)))
+            await self._take_messages(await self._socket.recv())
+            await asyncio.sleep(0)  # others go on, even if there is always another message
+
+    async def _take_messages(self, first: bytes) -> None:
+        """This one, and those that wait behind it."""
+        try:
+            self._on_message(self._codec.decode(first))
+            for _ in range(MAX_MESSAGES_AT_ONCE):
+                self._on_message(self._codec.decode(await self._socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            pass
+        finally:
+            self._on_pause()
 
     async def _wait_until_gone(self) -> None:
         while True:

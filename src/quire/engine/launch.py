@@ -6,6 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
@@ -16,28 +19,34 @@ __all__ = [
     "mark_ready",
     "read_failure",
     "read_launch",
+    "read_message",
     "was_ready",
     "write_failure",
 ]
 
 LENGTH_BYTES = 4
 
+Message = TypeVar("Message", bound=msgspec.Struct)
 
-def launch_bytes(launch: Launch) -> bytes:
-    """What to write to the standard input of a core."""
+
+def launch_bytes(launch: msgspec.Struct) -> bytes:
+    """What to write to the standard input of a process."""
     data = encode(launch)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-def read_launch(descriptor: int) -> Launch:
-    """Reads no further than the launch. Raises ConfigError if there is none, or of another version
-    of quire."""
+def read_message(descriptor: int, codec: Codec[Message]) -> Message:
+    """Reads no further than what `launch_bytes` gave. Raises ConfigError if it is not there."""
     length = int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big")
-    codec: Codec[Launch] = Codec(Launch)
     try:
-        launch = codec.decode(_read_exactly(descriptor, length))
+        return codec.decode(_read_exactly(descriptor, length))
     except GarbledMessageError as error:
         raise ConfigError(f"the launch message cannot be read: {error}") from error
+
+
+def read_launch(descriptor: int) -> Launch:
+    """Of a core. Raises ConfigError if there is none, or of another version of quire."""
+    launch: Launch = read_message(descriptor, Codec(Launch))
     if launch.version != PROTOCOL_VERSION:
         raise ConfigError(
             f"the supervisor speaks version {launch.version} of the protocol and this engine core "

@@ -24,6 +24,7 @@ class OpenRequests:
         self._streams: dict[RequestStream, int] = {}  # and its first handle in the core
         self._in_core: dict[int, tuple[RequestStream, int]] = {}  # by handle: stream, sample
         self._own: dict[int, tuple[RequestStream, int]] = {}
+        self._grown: dict[RequestStream, None] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -64,19 +65,25 @@ class OpenRequests:
     # --- what the core says ---------------------------------------------------------------------
 
     def take(self, output: EngineOutput) -> None:
-        """Hand out what a step gave."""
-        in_core = self._in_core
+        """Hand out what a step gave; `announce` tells the readers."""
+        in_core, grown = self._in_core, self._grown
         for handle, num_tokens in output.num_cached_tokens.items():
             if handle in in_core:
-                in_core[handle][0].take_num_cached(num_tokens)
+                stream, _ = in_core[handle]
+                stream.take_num_cached(num_tokens)
+                grown[stream] = None
         for handle, piece in output.prompt_logprobs.items():
             if handle in in_core:
-                in_core[handle][0].take_prompt_logprobs(piece)
+                stream, _ = in_core[handle]
+                stream.take_prompt_logprobs(piece)
+                grown[stream] = None
         logprobs = output.logprobs
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             entry = in_core.get(handle)
             if entry is not None:
-                entry[0].take_token(entry[1], token, logprobs.get(handle))
+                stream, index = entry
+                stream.take_token(index, token, logprobs.get(handle))
+                grown[stream] = None
         for finish in output.finished:
             entry = in_core.get(finish.handle)
             if entry is not None:
@@ -84,6 +91,13 @@ class OpenRequests:
                 own = stream.request.first_handle + index
                 stream.finish(index, replace(finish, handle=own))
                 self._forget_ended(stream)
+                grown[stream] = None
+
+    def announce(self) -> None:
+        """Tell the readers of streams that got something since the last call, each once."""
+        grown, self._grown = self._grown, {}
+        for stream in grown:
+            stream.announce()
 
     def refuse(self, first_handle: int, message: str) -> None:
         """The core would not take a request. One that had been running fails instead."""
@@ -93,6 +107,7 @@ class OpenRequests:
                     stream.finish_all(FinishReason.ERROR, message)
                 stream.refuse(message)
                 self._forget_ended(stream)
+                stream.announce()
 
     # --- cores come and go ----------------------------------------------------------------------
 
@@ -139,6 +154,7 @@ class OpenRequests:
     def _fail(self, stream: RequestStream, message: str) -> None:
         stream.finish_all(FinishReason.ERROR, message)
         self._forget_ended(stream)
+        stream.announce()
 
     def _forget_ended(self, stream: RequestStream) -> None:
         """Drop the handles of samples that have ended, and the stream when all have."""

@@ -162,7 +162,11 @@ class ProcessEngineClient:
         num_failures = 0
         while True:
             connection = self._connection = CoreConnection(
-                self._context, self._directory, self._client_id, self._take
+                self._context,
+                self._directory,
+                self._client_id,
+                on_message=self._take,
+                on_pause=self._open.announce,
             )
             failure = await _failure_of(connection)
             num_failures = 0 if self._watch.instance is not None else num_failures + 1

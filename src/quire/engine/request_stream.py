@@ -30,7 +30,8 @@ class SampleProgress:
 
 class RequestStream:
     """See `UpdateStream` for the reader's side. The other side is for the client, in the same event
-    loop: what it gives after the end of a sample is dropped, so that each ends once.
+    loop: what it gives after the end of a sample is dropped, so that each ends once. When it has
+    given all that there is for now it calls `announce`.
 
     crashes: how many cores died while they computed this request.
     """
@@ -47,7 +48,7 @@ class RequestStream:
         self._is_cached_read = False
         self._refusal: str | None = None
         self._has_news = False
-        self._reader: asyncio.Future[None] | None = None
+        self._on_news: Callable[[], None] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -67,17 +68,17 @@ class RequestStream:
             sample.token_ids.append(token_id)
             if logprobs is not None:
                 sample.logprobs.append(logprobs)
-            self._wake()
+            self._has_news = True
 
     def take_prompt_logprobs(self, piece: PromptLogprobs) -> None:
         if not self.is_finished:
             self._prompt_logprobs[piece.start] = piece
-            self._wake()
+            self._has_news = True
 
     def take_num_cached(self, num_tokens: int) -> None:
         if self._num_cached_tokens is None and not self.is_finished:
             self._num_cached_tokens = num_tokens
-            self._wake()
+            self._has_news = True
 
     def finish(self, index: int, finish: SequenceFinish) -> None:
         sample = self.samples[index]
@@ -87,7 +88,7 @@ class RequestStream:
                 sample.logprobs += finish.whole.logprobs
             sample.finish = finish
             self._num_unfinished -= 1
-            self._wake()
+            self._has_news = True
 
     def finish_all(self, reason: FinishReason, message: str = "") -> None:
         """End every sample that has not ended."""
@@ -100,7 +101,7 @@ class RequestStream:
         if not self.is_finished:
             self._refusal = message
             self._num_unfinished = 0
-            self._wake()
+            self._has_news = True
 
     def unfinished(self) -> list[int]:
         """Indices of the samples that have not ended."""
@@ -108,10 +109,10 @@ class RequestStream:
             return []
         return [i for i, sample in enumerate(self.samples) if sample.finish is None]
 
-    def _wake(self) -> None:
-        self._has_news = True
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def announce(self) -> None:
+        """Call whoever listens, if there is news."""
+        if self._has_news and self._on_news is not None:
+            self._on_news()
 
     # --- what the reader does -------------------------------------------------------------------
 
@@ -122,41 +123,46 @@ class RequestStream:
             self.finish(index, SequenceFinish(handle, FinishReason.ABORT))
         if ending:
             self._on_abort(ending)
+            self.announce()
+
+    def listen(self, on_news: Callable[[], None] | None) -> None:
+        self._on_news = on_news
+
+    def take_update(self) -> RequestUpdate | None:
+        if not self._has_news:
+            return None
+        self._has_news = False
+        if self._refusal is not None:
+            raise RequestError(self._refusal)
+        update = RequestUpdate(
+            [_take_news(i, s) for i, s in enumerate(self.samples) if _has_news(s)]
+        )
+        if self._prompt_logprobs:
+            update.prompt_logprobs = list(self._prompt_logprobs.values())
+            self._prompt_logprobs.clear()
+        if not self._is_cached_read and self._num_cached_tokens is not None:
+            update.num_cached_tokens = self._num_cached_tokens
+            self._is_cached_read = True
+        return update
+
+    @property
+    def is_over(self) -> bool:
+        return not self._has_news and self._num_unfinished == 0
 
     def __aiter__(self) -> AsyncIterator[RequestUpdate]:
         return self
 
     async def __anext__(self) -> RequestUpdate:
-        while not self._has_news:
-            if self.is_finished:
+        while (update := self.take_update()) is None:
+            if self.is_over:
                 raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
+            came = asyncio.Event()
+            self.listen(came.set)
             try:
-                await self._reader
+                await came.wait()
             finally:
-                self._reader = None
-        self._has_news = False
-        if self._refusal is not None:
-            raise RequestError(self._refusal)
-        return self._take_update()
-
-    def _take_update(self) -> RequestUpdate:
-        update = RequestUpdate(
-            [self._take_sample(i, s) for i, s in enumerate(self.samples) if _has_news(s)],
-            list(self._prompt_logprobs.values()),
-            None if self._is_cached_read else self._num_cached_tokens,
-        )
-        self._prompt_logprobs.clear()
-        self._is_cached_read = self._num_cached_tokens is not None
+                self.listen(None)
         return update
-
-    def _take_sample(self, index: int, sample: SampleProgress) -> SampleUpdate:
-        news = SampleUpdate(
-            index, sample.token_ids[sample.num_read :], sample.logprobs, sample.finish
-        )
-        sample.num_read, sample.logprobs = len(sample.token_ids), []
-        sample.is_finish_read = sample.finish is not None
-        return news
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,6 +174,16 @@ class RequestStream:
         trace: TracebackType | None,
     ) -> None:
         self.abort()
+
+
+def _take_news(index: int, sample: SampleProgress) -> SampleUpdate:
+    start, end = sample.num_read, len(sample.token_ids)
+    news = SampleUpdate(index, sample.token_ids[start:end], sample.logprobs, sample.finish)
+    sample.num_read = end
+    if sample.logprobs:
+        sample.logprobs = []
+    sample.is_finish_read = sample.finish is not None
+    return news
 
 
 def _has_news(sample: SampleProgress) -> bool:

@@ -74,7 +74,7 @@ class OutputRenderer:
         With `ends_with_stop_token` the last token is one of the request's stop tokens: it is kept
         as a token, and its text is left out unless the stop is to be included in the output.
         """
-        if self.stopped is not None:
+        if self._has_stops and self.stopped is not None:
             return TextDelta("", self.stopped, 0)
         if self._detokenizer is None:
             self._num_tokens += len(token_ids)
@@ -83,11 +83,11 @@ class OutputRenderer:
         if ends_with_stop_token and not self._includes_stop:
             visible = token_ids[:-1]
         if not self._has_stops:
-            text, num_kept = self._detokenizer.append(visible), len(token_ids)
-        else:
-            text, num_kept = self._append_checked(self._detokenizer, visible)
-            if self.stopped is None:
-                num_kept = len(token_ids)
+            self._num_tokens += len(token_ids)
+            return TextDelta(self._keep(self._detokenizer.append(visible)), None, len(token_ids))
+        text, num_kept = self._append_checked(self._detokenizer, visible)
+        if self.stopped is None:
+            num_kept = len(token_ids)
         self._num_tokens += num_kept
         return TextDelta(self._keep(text), self.stopped, num_kept)
 

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from quire.protocol.step import TokenLogprobs
-from quire.server.generation import Generation
+from quire.server.follow import NeverFull
+from quire.server.generation import Generation, SampleDelta
 from quire.server.requests import GenerationRequest
 from quire.server.timeline import Timeline
 from quire.server.usage import Usage
@@ -52,7 +53,7 @@ class AnswerHead:
 
 @dataclass(slots=True)
 class WholeSample:
-    """A sample when it has ended."""
+    """A sample, whole when it has ended."""
 
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
@@ -64,19 +65,24 @@ class WholeSample:
     def text(self) -> str:
         return "".join(self.texts)
 
+    def add(self, delta: SampleDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
 
 async def collect(generation: Generation) -> list[WholeSample]:
-    """All samples of a prompt, by index. Errors as in `Generation.deltas`."""
+    """All samples of a prompt, by index. Errors as in `Generation.run`."""
     samples = [WholeSample() for _ in range(generation.params.n)]
-    async for deltas in generation.deltas():
+
+    def take(deltas: list[SampleDelta]) -> None:
         for delta in deltas:
-            sample = samples[delta.index]
-            sample.texts.append(delta.text)
-            sample.token_ids.extend(delta.token_ids)
-            sample.logprobs.extend(delta.logprobs)
-            if delta.finish_reason is not None:
-                sample.finish_reason = delta.finish_reason
-                sample.stop_reason = delta.stop_reason
+            samples[delta.index].add(delta)
+
+    await generation.run(take, NeverFull())
     return samples
 
 

@@ -17,8 +17,10 @@ import quire
 from quire.errors import QuireError
 from quire.server.backend import Backend
 from quire.server.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.front_board import FrontBoard
 from quire.server.gate import Gate
-from quire.server.openai_routes import openai_router
+from quire.server.hot_routes import HotRoutes
+from quire.server.openai_routes import generating_routes, openai_router
 from quire.server.openapi import add_body_schemas
 from quire.server.ops_routes import ops_router
 from quire.server.services import Services
@@ -32,9 +34,12 @@ __all__ = ["create_app"]
 TICK_S = 1.0
 
 
-def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
-    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing."""
-    services = Services(settings, backend)
+def create_app(
+    settings: ServerSettings, backend: Backend, *, board: FrontBoard | None = None, front: int = 0
+) -> FastAPI:
+    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing.
+    board, front: see `Services`."""
+    services = Services(settings, backend, board, front)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -48,12 +53,14 @@ def create_app(settings: ServerSettings, backend: Backend) -> FastAPI:
     app = FastAPI(
         title="quire", version=quire.__version__, root_path=settings.root_path, lifespan=lifespan
     )
-    for router in (openai_router(services), text_router(services), ops_router(services)):
+    openai = openai_router(services)
+    for router in (openai, text_router(services), ops_router(services)):
         app.include_router(router)
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _reply)
     _describe_bodies(app)
     # The last that is added is the first that a request meets.
+    app.add_middleware(HotRoutes, routes=generating_routes(openai), root_path=settings.root_path)
     app.add_middleware(Gate, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(
@@ -103,6 +110,7 @@ async def _tick(services: Services) -> None:
     settings = services.settings
     line = StatsLine(settings.log_stats_interval)
     while True:
+        services.show()
         await asyncio.sleep(TICK_S)
         client = services.backend.client
         if client is None:

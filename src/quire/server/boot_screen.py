@@ -7,7 +7,6 @@ from typing import TextIO
 
 import quire
 from quire.protocol.status import EngineState, EngineStatus
-from quire.server.backend import ServedModel
 from quire.server.settings import ServerSettings
 
 __all__ = ["BootScreen"]
@@ -34,15 +33,15 @@ class BootScreen:
             self._num_shown += 1
             self._line(f"  {phase.name:<24}{phase.seconds:8.2f} s")
 
-    def ready(self, status: EngineStatus, model: ServedModel | None) -> None:
-        """The capacity, and lines to copy."""
-        if status.state is not EngineState.READY or status.capacity is None or model is None:
+    def ready(self, status: EngineStatus, name: str, root: str) -> None:
+        """The capacity, and lines to copy. name, root: as in `ServedModel`."""
+        if status.state is not EngineState.READY or status.capacity is None:
             return
-        capacity, url, name = status.capacity, self._settings.url, model.names[0]
+        capacity, url = status.capacity, self._settings.url
         concurrency = capacity.capacity_tokens / capacity.max_model_len
         self._line(
             f"  {'ready after':<24}{time.monotonic() - self._started:8.2f} s\n\n"
-            f"  model     {name} ({model.root})\n"
+            f"  model     {name} ({root})\n"
             f"  engine    {capacity.description}\n"
             f"  context   {capacity.max_model_len:,} tokens\n"
             f"  KV cache  {capacity.capacity_tokens:,} tokens, "

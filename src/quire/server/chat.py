@@ -21,6 +21,9 @@ from quire.server.usage import Usage, usage_of
 
 __all__ = ["ChatAnswer", "ChunkWriter"]
 
+_PLAIN_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+"""What follows the text of a chunk that has nothing else."""
+
 
 class _Logprobs(msgspec.Struct):
     content: list[object]
@@ -63,7 +66,7 @@ class ChatAnswer:
     params: SamplingParams
 
     async def whole(self) -> bytes:
-        """The JSON body. Errors as in `GenerationService.open` and `Generation.deltas`."""
+        """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
         head, body = self._head("chat.completion"), self.body
         async with self._open() as generation:
             samples = await collect(generation)
@@ -84,20 +87,22 @@ class ChatAnswer:
             answer.timeline = self.job.timeline.as_dict()
         return encode(answer)
 
-    async def stream(self, sink: EventSink) -> None:
-        """Write all events. Errors as in `whole`."""
+    async def stream(self, sink: EventSink) -> bytes:
+        """Write all events but the last ones, which are returned. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
             chunks = ChunkWriter(
                 head.event_start(), generation, self.writer, self.body, usage_in_each=in_each
             )
-            async for deltas in generation.deltas():
-                if events := b"".join(map(chunks.event, deltas)):
-                    await sink.write(events)
+
+            def write(deltas: list[SampleDelta]) -> None:
+                sink.write(b"".join(map(chunks.event, deltas)))
+
+            await generation.run(write, sink)
         usage = usage_of([generation]) if at_end else None
         timeline = self.job.timeline if self.body.return_timeline else None
-        await sink.write(head.last_event(usage, timeline) + DONE)
+        return head.last_event(usage, timeline) + DONE
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
         job = self.job
@@ -143,16 +148,21 @@ class ChunkWriter:
     ) -> None:
         n = generation.params.n
         self._starts = [start + b'{"index":%d,"delta":{' % index for index in range(n)]
+        self._later = [start + b'"content":' for start in self._starts]
         self._has_begun = [False] * n
         self._generation = generation
         self._writers = [new_writer() for _ in range(n)]
         self._has_logprobs = generation.params.logprobs is not None
         self._has_ids = bool(body.return_token_ids)
         self._usage_in_each = usage_in_each
+        self._is_plain = not (self._has_logprobs or self._has_ids or usage_in_each)
 
     def event(self, delta: SampleDelta) -> bytes:
         """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
         begun = self._has_begun[delta.index]
+        if self._is_plain and begun and delta.finish_reason is None:
+            text = delta.text
+            return b"%b%b%b" % (self._later[delta.index], encode(text), _PLAIN_END) if text else b""
         silent = not delta.text and delta.finish_reason is None and not self._has_ids
         if begun and silent and not (self._has_logprobs and delta.logprobs):
             return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ from quire.server.usage import Usage, usage_of
 __all__ = ["CompletionAnswer"]
 
 Prompt = str | list[int]
+
+_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+"""What follows the text of a chunk that has nothing else."""
 
 
 class _Choice(msgspec.Struct):
@@ -57,7 +61,7 @@ class CompletionAnswer:
     prompts: list[Prompt]
 
     async def whole(self) -> bytes:
-        """The JSON body. Errors as in `GenerationService.open` and `Generation.deltas`."""
+        """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
         head = self._head()
         choices: dict[int, _Choice] = {}
         generations: list[Generation] = []
@@ -82,8 +86,8 @@ class CompletionAnswer:
             found.timeline = self.job.timeline.as_dict()
         return encode(found)
 
-    async def stream(self, sink: EventSink) -> None:
-        """Write all events. Errors as in `whole`."""
+    async def stream(self, sink: EventSink) -> bytes:
+        """Write all events but the last ones, which are returned. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head()
         generations: list[Generation] = []
@@ -92,14 +96,16 @@ class CompletionAnswer:
             async with self._open(prompt) as generation:
                 generations.append(generation)
                 chunks = _ChunkWriter(self, generation, head, number, usage_in_each=in_each)
-                async for deltas in generation.deltas():
-                    if events := b"".join(map(chunks.event, deltas)):
-                        await sink.write(events)
+
+                def write(deltas: list[SampleDelta]) -> None:
+                    sink.write(b"".join(map(chunks.event, deltas)))
+
+                await generation.run(write, sink)
 
         await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
         usage = usage_of(generations, with_output=self._has_output) if at_end else None
         timeline = self.job.timeline if self.body.return_timeline else None
-        await sink.write(head.last_event(usage, timeline) + DONE)
+        return head.last_event(usage, timeline) + DONE
 
     @property
     def _has_output(self) -> bool:
@@ -125,8 +131,8 @@ class CompletionAnswer:
         self,
         writer: LogprobsWriter,
         generation: Generation,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs],
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
         *,
         with_prompt: bool,
     ) -> CompletionLogprobs | None:
@@ -195,10 +201,15 @@ class _ChunkWriter:
         self._has_logprobs = answer.body.logprobs is not None
         self._has_ids = bool(answer.body.return_token_ids)
         self._usage_in_each = usage_in_each
+        has_more = self._has_logprobs or self._has_ids or usage_in_each
+        self._is_plain = not has_more and answer.body.max_tokens != 0
 
     def event(self, delta: SampleDelta) -> bytes:
         """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
         is_first = not self._has_begun[delta.index]
+        if self._is_plain and not is_first and delta.finish_reason is None:
+            text, start = delta.text, self._starts[delta.index]
+            return b"%b%b%b" % (start, encode(text), _PLAIN_END) if text else b""
         self._has_begun[delta.index] = True
         delta = self._shown(delta)
         text = self._answer.echo_of(self._generation) + delta.text if is_first else delta.text

@@ -15,7 +15,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from quire.protocol.status import EngineState
+from quire.server.front_board import FrontReading
 from quire.server.histogram import Histogram
+from quire.server.metrics import ServerMetrics
 from quire.server.services import Services
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats
 
@@ -53,15 +55,18 @@ class _ServerCollector(Collector):
         model, client = backend.model, backend.client
         labels = (model.names[0] if model is not None else "", "0")
         stats = EngineStats() if client is None else client.stats
-        yield from self._gauges(stats, labels)
-        yield from self._counters(stats, labels)
-        yield from self._histograms(labels)
+        fronts = self._services.total()
+        yield from self._gauges(stats, fronts, labels)
+        yield from self._counters(stats, fronts, labels)
+        yield from self._histograms(fronts.metrics, labels)
         yield _step_tokens(stats, labels)
-        yield from self._http()
+        yield from self._http(fronts.metrics)
         yield from self._state()
 
-    def _gauges(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
-        waiting = self._services.waiting
+    def _gauges(
+        self, stats: EngineStats, fronts: FrontReading, labels: tuple[str, str]
+    ) -> Iterator[Metric]:
+        tokens_per_s = self._services.waiting.tokens_per_s
         status = self._services.backend.status
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that compute.", stats.num_running),
@@ -71,9 +76,9 @@ class _ServerCollector(Collector):
             ("quire:kv_blocks", "KV blocks.", stats.num_blocks),
             ("quire:kv_blocks_cached", "Free ones with a prefix.", stats.num_cached_blocks),
             ("quire:kv_tokens", "Tokens in KV blocks in use.", stats.num_tokens_in_used_blocks),
-            ("quire:front_waiting_requests", "Before the first step.", waiting.num_requests),
-            ("quire:front_waiting_tokens", "Their prompt tokens.", waiting.num_tokens),
-            ("quire:prefill_tokens_per_second", "While requests wait.", waiting.tokens_per_s),
+            ("quire:front_waiting_requests", "Before the first step.", fronts.num_waiting_requests),
+            ("quire:front_waiting_tokens", "Their prompt tokens.", fronts.num_waiting_tokens),
+            ("quire:prefill_tokens_per_second", "While requests wait.", tokens_per_s),
             ("quire:engine_restarts", "Engine cores that had to be replaced.", status.restarts),
         ):  # fmt: skip
             yield _gauge(name, text, labels, float(value))
@@ -92,8 +97,10 @@ class _ServerCollector(Collector):
             info.add_metric((str(capacity.block_size), str(capacity.num_blocks), "0"), 1.0)
             yield info
 
-    def _counters(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
-        metrics = self._services.metrics
+    def _counters(
+        self, stats: EngineStats, fronts: FrontReading, labels: tuple[str, str]
+    ) -> Iterator[Metric]:
+        metrics = fronts.metrics
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
             ("vllm:generation_tokens", "Tokens that were generated.", metrics.generation_tokens),
@@ -111,17 +118,16 @@ class _ServerCollector(Collector):
             "vllm:request_success", "Samples by their end.", labels=(*_LABELS, "finished_reason")
         )
         for reason in _ENDINGS:
-            success.add_metric((*labels, reason), float(metrics.finished[reason]))
+            success.add_metric((*labels, reason), float(metrics.finished.get(reason, 0)))
         yield success
         refused = CounterMetricFamily(
             "vllm:admission_rejections", "Shed by the waiting room.", labels=(*_LABELS, "reason")
         )
         for reason in ("requests", "tokens"):
-            refused.add_metric((*labels, reason), float(self._services.waiting.refused[reason]))
+            refused.add_metric((*labels, reason), float(fronts.refused.get(reason, 0)))
         yield refused
 
-    def _histograms(self, labels: tuple[str, str]) -> Iterator[Metric]:
-        found = self._services.metrics
+    def _histograms(self, found: ServerMetrics, labels: tuple[str, str]) -> Iterator[Metric]:
         for name, text, histogram in (
             ("vllm:time_to_first_token_seconds", "From arrival.", found.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Between tokens.", found.inter_token_latency),
@@ -140,8 +146,7 @@ class _ServerCollector(Collector):
         ):  # fmt: skip
             yield _histogram(name, text, _LABELS, [(labels, histogram)])
 
-    def _http(self) -> Iterator[Metric]:
-        metrics = self._services.metrics
+    def _http(self, metrics: ServerMetrics) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "http_requests", "HTTP requests.", labels=("handler", "method", "status")
         )
@@ -187,7 +192,7 @@ def _histogram(
 
 def _step_tokens(stats: EngineStats, labels: tuple[str, str]) -> Metric:
     """Sampled tokens per step: the engine core counts them itself."""
-    histogram = Histogram([float(bound) for bound in STEP_TOKEN_BOUNDS])
+    histogram = Histogram(tuple(map(float, STEP_TOKEN_BOUNDS)))
     histogram.counts = list(stats.step_tokens)
     histogram.total = float(stats.generation_tokens_total)
     return _histogram(

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Iterable
+from math import ceil
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,7 +57,8 @@ class Gate:
         self._hosts = _LOCAL_HOSTS | {settings.host, *settings.allowed_hosts}
         self._checks_host = settings.is_local and not settings.api_key
         self._num_open: Counter[str] = Counter()
-        self._max_open = settings.limits.requests_per_key(len(settings.api_key))
+        most = settings.limits.requests_per_key(len(settings.api_key))
+        self._max_open = most and ceil(most / settings.api_server_count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

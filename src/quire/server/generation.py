@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
 
 from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
@@ -19,6 +21,7 @@ from quire.protocol.step import TokenLogprobs
 from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.backend import Ready, ServedModel
 from quire.server.errors import RefusedError
+from quire.server.follow import Outlet, follow
 from quire.server.limits import Limits
 from quire.server.metrics import ServerMetrics
 from quire.server.prompts import check_context
@@ -33,15 +36,14 @@ Ending = Literal["stop", "length"]
 """What OpenAI clients accept as finish_reason of text. All other endings are errors."""
 
 
-@dataclass(slots=True)
-class SampleDelta:
+class SampleDelta(msgspec.Struct, gc=False):
     """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
     stop_reason (a stop string or token id) come once, with the last delta."""
 
     index: int
     text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
     finish_reason: Ending | None = None
     stop_reason: int | str | None = None
 
@@ -53,7 +55,7 @@ class _Sample:
 
 
 class Generation:
-    """Iterate `deltas` once. Opened and closed by `GenerationService.open`.
+    """`run` it once. Opened and closed by `GenerationService.open`.
 
     num_tokens: of all samples so far. num_cached_tokens: of the prompt. prompt_logprobs: by
     position, if asked; complete when the first token comes.
@@ -99,21 +101,19 @@ class Generation:
             "Try again later.",
         )
 
-    async def deltas(self) -> AsyncIterator[list[SampleDelta]]:
-        """Growth, as the engine gives it, until every sample has finished.
+    async def run(self, take: Callable[[list[SampleDelta]], None], outlet: Outlet) -> None:
+        """Give growth to `take`, as the engine gives it, until every sample has finished; see
+        `follow`.
 
-        Raises RequestError if the engine refuses the request, EngineError if a sample failed, and
-        RefusedError if the request ran out of time.
+        Raises RequestError if the engine refuses the request, EngineError if a sample failed,
+        RefusedError if the request ran out of time, and what `take` raises.
         """
-        async for update in self._stream:
-            if update.num_cached_tokens is not None:
-                self._scheduled(update.num_cached_tokens)
-            for piece in update.prompt_logprobs:
-                end = piece.start + len(piece.entries)
-                self.prompt_logprobs[piece.start : end] = piece.entries
-            found = self._take_samples(update)
-            if found:
-                yield found
+
+        def take_update(update: RequestUpdate) -> None:
+            if deltas := self._take_update(update):
+                take(deltas)
+
+        await follow(self._stream, take_update, outlet)
         if self._expiry is not None:
             raise self._expiry
 
@@ -132,25 +132,35 @@ class Generation:
         """What ended a sample that did not finish by itself."""
         return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
 
-    def _take_samples(self, update: RequestUpdate) -> list[SampleDelta]:
-        num_tokens = sum(len(news.token_ids) for news in update.samples)
-        if num_tokens:
-            self._count_tokens(num_tokens, max(len(news.token_ids) for news in update.samples))
+    def _take_update(self, update: RequestUpdate) -> list[SampleDelta]:
+        if update.num_cached_tokens is not None:
+            self._scheduled(update.num_cached_tokens)
+        for piece in update.prompt_logprobs:
+            end = piece.start + len(piece.entries)
+            self.prompt_logprobs[piece.start : end] = piece.entries
         found: list[SampleDelta] = []
+        num_tokens = num_steps = 0
         for news in update.samples:
+            num_new = len(news.token_ids)
+            num_tokens += num_new
+            num_steps = max(num_steps, num_new)
             sample = self._samples[news.index]
             if sample.ending is None:
                 found.append(self._take(sample, news))
+        if num_tokens:
+            self._count_tokens(num_tokens, num_steps)
         return found
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
         finish = news.finish
         is_stop = finish is not None and finish.reason is FinishReason.STOP
         text, stopped, num_kept = sample.renderer.append(news.token_ids, is_stop)
-        if finish is not None and stopped is None:
+        self.num_tokens += num_kept
+        if finish is None and stopped is None:
+            return SampleDelta(news.index, text, news.token_ids, news.logprobs)
+        if stopped is None:
             text += sample.renderer.finish()
             stopped = sample.renderer.stopped
-        self.num_tokens += num_kept
         delta = SampleDelta(news.index, text, news.token_ids[:num_kept], news.logprobs[:num_kept])
         if stopped is not None:
             delta.finish_reason, delta.stop_reason = "stop", stopped
@@ -193,7 +203,7 @@ class Generation:
 
     def _count_tokens(self, num_tokens: int, num_steps: int) -> None:
         timeline = self._timeline
-        if self.num_tokens == 0:
+        if self._last_token_s is None:
             self._place.leave()
             self._timer.cancel()
             self._expire_at_total()

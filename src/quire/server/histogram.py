@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+
+import msgspec
 
 __all__ = ["LATENCY_BOUNDS", "SHORT_BOUNDS", "TOKEN_BOUNDS", "Histogram"]
 
@@ -24,20 +25,25 @@ TOKEN_BOUNDS = tuple(float(step * 10**power) for power in range(6) for step in (
 """Numbers of tokens, and other counts."""
 
 
-class Histogram:
+class Histogram(msgspec.Struct):
     """counts: per bucket (bounds[i - 1], bounds[i]], and one above the last bound."""
 
-    __slots__ = ("bounds", "counts", "total")
+    bounds: tuple[float, ...]
+    counts: list[int] = []
+    total: float = 0.0
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value`, or several equal ones."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def add(self, other: Histogram) -> None:
+        """Count what another one of the same bounds has counted."""
+        self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, values up to it), as Prometheus wants them, "+Inf" last."""

@@ -1,4 +1,5 @@
-"""HTTP/1.1 connections with the bounds that uvicorn's own lack: on headers, and on slow clients."""
+"""HTTP/1.1 connections with the bounds that uvicorn's own lack: on headers, and on slow clients.
+And a short way for the bodies of streams."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ from typing import Any, cast
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.errors import ErrorReply
 from quire.server.limits import Limits
 
-__all__ = ["limited_protocol"]
+__all__ = ["STREAM_BODY", "StreamBody", "limited_protocol"]
+
+STREAM_BODY = "quire.stream_body"
+"""Key of the `StreamBody` of a request in its `scope["extensions"]`."""
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -22,6 +26,32 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
         bounds = limits
 
     return LimitedProtocol
+
+
+class StreamBody:
+    """The body of a response whose head was sent through ASGI without a length: pieces of it go to
+    the connection without a message per piece, and without a change of tasks."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client takes less than it is sent."""
+        return self._flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait while `is_full`; a client that leaves ends that."""
+        await self._flow.drain()
+
+    def write(self, data: bytes) -> None:
+        """One chunk (RFC 9112, 7.1). Nothing happens if the client has left."""
+        if data and not self._cycle.disconnected:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _too_many_connections(limits: Limits) -> ASGIApp:
@@ -81,6 +111,9 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and cycle.scope is self.scope:  # None for a request to upgrade
+            cast("Any", self.scope)["extensions"] = {STREAM_BODY: StreamBody(cycle)}
 
     def on_message_complete(self) -> None:
         self._in_body = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any, cast
+
+import msgspec
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.histogram import LATENCY_BOUNDS, SHORT_BOUNDS, TOKEN_BOUNDS, Histogram
@@ -11,34 +13,49 @@ from quire.server.timeline import Timeline
 __all__ = ["ServerMetrics"]
 
 
-class ServerMetrics:
-    """Counters and histograms since the server started; for one event loop."""
+def _histogram(bounds: tuple[float, ...]) -> Histogram:
+    return msgspec.field(default_factory=lambda: Histogram(bounds))
 
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.generation_tokens = 0
-        self.finished: Counter[str] = Counter()
-        self.http: Counter[tuple[str, str, str]] = Counter()
-        self.http_seconds: dict[str, Histogram] = {}
-        self.num_open_requests = 0
-        self.time_to_first_token = Histogram(SHORT_BOUNDS)
-        self.inter_token_latency = Histogram(SHORT_BOUNDS)
-        self.request_tpot = Histogram(SHORT_BOUNDS)
-        self.e2e_latency = Histogram(LATENCY_BOUNDS)
-        self.render_time = Histogram(SHORT_BOUNDS)
-        self.queue_time = Histogram(LATENCY_BOUNDS)
-        self.prefill_time = Histogram(LATENCY_BOUNDS)
-        self.decode_time = Histogram(LATENCY_BOUNDS)
-        self.inference_time = Histogram(LATENCY_BOUNDS)
-        self.request_prompt_tokens = Histogram(TOKEN_BOUNDS)
-        self.request_generation_tokens = Histogram(TOKEN_BOUNDS)
-        self.request_max_tokens = Histogram(TOKEN_BOUNDS)
-        self.request_n = Histogram(TOKEN_BOUNDS)
+
+class ServerMetrics(msgspec.Struct):
+    """Counters and histograms since the server started; for one event loop. http: requests by
+    handler, method and kind of status. num_open_requests: of the moment."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_open_requests: int = 0
+    finished: dict[str, int] = {}
+    http: dict[tuple[str, str, str], int] = {}
+    http_seconds: dict[str, Histogram] = {}
+    time_to_first_token: Histogram = _histogram(SHORT_BOUNDS)
+    inter_token_latency: Histogram = _histogram(SHORT_BOUNDS)
+    request_tpot: Histogram = _histogram(SHORT_BOUNDS)
+    e2e_latency: Histogram = _histogram(LATENCY_BOUNDS)
+    render_time: Histogram = _histogram(SHORT_BOUNDS)
+    queue_time: Histogram = _histogram(LATENCY_BOUNDS)
+    prefill_time: Histogram = _histogram(LATENCY_BOUNDS)
+    decode_time: Histogram = _histogram(LATENCY_BOUNDS)
+    inference_time: Histogram = _histogram(LATENCY_BOUNDS)
+    request_prompt_tokens: Histogram = _histogram(TOKEN_BOUNDS)
+    request_generation_tokens: Histogram = _histogram(TOKEN_BOUNDS)
+    request_max_tokens: Histogram = _histogram(TOKEN_BOUNDS)
+    request_n: Histogram = _histogram(TOKEN_BOUNDS)
+
+    def add(self, other: ServerMetrics) -> None:
+        """Count what another front has counted."""
+        for name in self.__struct_fields__:
+            own, its = getattr(self, name), getattr(other, name)
+            if isinstance(own, Histogram):
+                own.add(its)
+            elif isinstance(own, dict):
+                _add_entries(cast("dict[Any, Any]", own), its)
+            else:
+                setattr(self, name, own + its)
 
     def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """One HTTP request. handler: the template of its route, or "none"."""
-        self.http[handler, method, f"{status // 100}xx"] += 1
+        key = (handler, method, f"{status // 100}xx")
+        self.http[key] = self.http.get(key, 0) + 1
         histogram = self.http_seconds.get(handler)
         if histogram is None:
             histogram = self.http_seconds[handler] = Histogram(LATENCY_BOUNDS)
@@ -56,7 +73,7 @@ class ServerMetrics:
 
     def count_finish(self, reason: str) -> None:
         """One sample ended."""
-        self.finished[reason] += 1
+        self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def count_generation(self, timeline: Timeline, params: SamplingParams, num_tokens: int) -> None:
         """One prompt and its samples ended, however they did."""
@@ -88,3 +105,11 @@ class ServerMetrics:
         self.prompt_tokens += num_tokens
         self.request_prompt_tokens.observe(num_tokens)
         self.render_time.observe(render_s)
+
+
+def _add_entries(own: dict[Any, Any], its: dict[Any, Any]) -> None:
+    for key, value in its.items():
+        if isinstance(value, Histogram):
+            own.setdefault(key, Histogram(value.bounds)).add(value)
+        else:
+            own[key] = own.get(key, 0) + value

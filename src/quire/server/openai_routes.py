@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from quire.server.answer import encode
@@ -20,7 +21,7 @@ from quire.server.sampling import chat_params, completion_params
 from quire.server.services import Services
 from quire.server.timeline import Timeline
 
-__all__ = ["JSON", "openai_router"]
+__all__ = ["JSON", "generating_routes", "openai_router"]
 
 JSON = "application/json"
 
@@ -76,6 +77,15 @@ def openai_router(services: Services) -> APIRouter:
     return router
 
 
+def generating_routes(router: APIRouter) -> list[APIRoute]:
+    """Those of `openai_router` that take most of the load."""
+    return [
+        route
+        for route in router.routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    ]
+
+
 async def _respond(
     services: Services,
     request: Request,
@@ -84,9 +94,9 @@ async def _respond(
 ) -> Response:
     if body.stream:
 
-        async def produce(sink: EventSink) -> None:
+        async def produce(sink: EventSink) -> bytes:
             with services.recorded(request, body) as timeline:
-                await new_answer(timeline).stream(sink)
+                return await new_answer(timeline).stream(sink)
 
         return EventStream(produce, services.settings.limits.sse_keep_alive_s)
     with services.recorded(request, body) as timeline:

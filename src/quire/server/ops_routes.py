@@ -68,11 +68,11 @@ def _add_readings(router: APIRouter, services: Services) -> None:
     @router.get("/load")
     async def load() -> Response:
         """Requests that are open, and of these the ones that wait for the engine."""
-        metrics, waiting = services.metrics, services.waiting
+        total = services.total()
         found = {
-            "server_load": metrics.num_open_requests,
-            "waiting_requests": waiting.num_requests,
-            "waiting_tokens": waiting.num_tokens,
+            "server_load": total.metrics.num_open_requests,
+            "waiting_requests": total.num_waiting_requests,
+            "waiting_tokens": total.num_waiting_tokens,
         }
         return Response(encode(found), media_type=JSON)
 

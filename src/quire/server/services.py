@@ -12,6 +12,7 @@ from quire.errors import EngineError
 from quire.server.backend import Backend, Ready
 from quire.server.body import BodyReader
 from quire.server.errors import RefusedError
+from quire.server.front_board import FrontBoard, FrontReading
 from quire.server.generation import GenerationService
 from quire.server.job import Job
 from quire.server.logprobs import LogprobsBudget
@@ -34,13 +35,17 @@ _NEVER_LOGGED = (
 class Services:
     """What the routes work with."""
 
-    def __init__(self, settings: ServerSettings, backend: Backend) -> None:
+    def __init__(
+        self, settings: ServerSettings, backend: Backend, board: FrontBoard | None, front: int
+    ) -> None:
+        """board: None for a front without others; front: its number on the board."""
         limits = settings.limits
+        self._board, self._front = board, front
         self.settings = settings
         self.backend = backend
         self.metrics = ServerMetrics()
         self.timelines = TimelineLog(settings.num_kept_timelines)
-        self.waiting = WaitingRoom(limits)
+        self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
         self.bodies = BodyReader(limits)
         self.prompts = PromptRenderer(
             limits,
@@ -91,6 +96,22 @@ class Services:
         finally:
             timeline.finished_s = timeline.now()
             self.timelines.add(timeline)
+
+    def show(self) -> None:
+        """Put this front's reading where the other ones find it, once it serves."""
+        if self._board is not None and self.backend.model is not None:
+            self._board.write(self._front, self._reading())
+
+    def total(self) -> FrontReading:
+        """Of all fronts; of others up to a tick old."""
+        own = self._reading()
+        return own if self._board is None else self._board.total(own, self._front)
+
+    def _reading(self) -> FrontReading:
+        waiting = self.waiting
+        return FrontReading(
+            self.metrics, waiting.num_requests, waiting.num_tokens, dict(waiting.refused)
+        )
 
     def _as_told(self, error: BaseException) -> BaseException:
         """An engine that ends because the server does is no fault of the server."""

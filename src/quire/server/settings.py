@@ -52,12 +52,14 @@ class ServerSettings:
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
     log_stats_interval: float = _setting(10.0, "seconds between two lines of figures")
     shutdown_timeout: float = _setting(30.0, "seconds that SIGTERM leaves to open requests")
+    api_server_count: int = _setting(1, "front processes that share the port and one engine")
     render_threads: int = _setting(2, "threads for chat templates and tokenizing")
     num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
 
     def __post_init__(self) -> None:
         _check_range("port", self.port, 0, 65535)
+        _check_range("api_server_count", self.api_server_count, 1, 64)
         _check_range("render_threads", self.render_threads, 1, 64)
         _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)
         if not self.shutdown_timeout >= 0 or not self.log_stats_interval > 0:

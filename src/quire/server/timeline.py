@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ class Timeline:
     """Times in seconds since arrival; None for what has not happened (yet).
 
     rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first
-    step was planned. first_token, finished: as they say. chunks: (time, tokens) of what the engine
-    gave. In a request of several prompts: of the first that got there, and of all together.
+    step was planned. first_token, finished: as they say. chunk_times, chunk_sizes: when the engine
+    gave how many tokens. In a request of several prompts: of the first that got there, and of all
+    together.
     tenant: whose request it was, as `Gate` names the caller's key; not shown.
     """
 
@@ -39,7 +41,8 @@ class Timeline:
     finish_reason: str | None = None
     error: str | None = None
     num_chunks: int = 0
-    chunks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    chunk_times: array[float] = field(default_factory=lambda: array("d"))
+    chunk_sizes: array[int] = field(default_factory=lambda: array("L"))
     _start: float = 0.0
 
     def __post_init__(self) -> None:
@@ -51,12 +54,13 @@ class Timeline:
 
     def add_chunk(self, num_tokens: int) -> float:
         """The engine gave tokens: now, in seconds since arrival."""
-        now = self.now()
+        now = self.clock() - self._start
         if self.first_token_s is None:
             self.first_token_s = now
         self.num_chunks += 1
-        if len(self.chunks) < MAX_CHUNKS:
-            self.chunks.append((now, num_tokens))
+        if self.num_chunks <= MAX_CHUNKS:
+            self.chunk_times.append(now)
+            self.chunk_sizes.append(num_tokens)
         return now
 
     def as_dict(self) -> dict[str, object]:
@@ -77,7 +81,10 @@ class Timeline:
             finish_reason=self.finish_reason,
             error=self.error,
             num_chunks=self.num_chunks,
-            chunks=[[round(1000 * when, 3), num] for when, num in self.chunks],
+            chunks=[
+                [round(1000 * when, 3), num]
+                for when, num in zip(self.chunk_times, self.chunk_sizes, strict=True)
+            ],
         )
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from math import ceil
 
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
@@ -54,8 +55,16 @@ class WaitingRoom:
     let in who would wait far longer than `max_queue_s`.
     """
 
-    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        num_fronts: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """num_fronts: processes that share the bounds; each has an equal part of them."""
         self._limits = limits
+        self._num_fronts = num_fronts
         self._clock = clock
         self._num_requests = 0
         self._num_tokens = 0
@@ -92,7 +101,7 @@ class WaitingRoom:
 
     def check(self) -> None:
         """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""
-        highest = self._limits.queue_requests(self._max_num_seqs)
+        highest = ceil(self._limits.queue_requests(self._max_num_seqs) / self._num_fronts)
         if self._num_requests >= highest:
             raise self._full("requests", highest, "max_queue_requests")
 
@@ -105,7 +114,8 @@ class WaitingRoom:
 
     def add_tokens(self, num_tokens: int, party: Party) -> None:
         """A lone party is always let in: whether it can be served is the engine's to say."""
-        highest = self._limits.queue_tokens(self._max_model_len, self._rate)
+        all_fronts = self._limits.queue_tokens(self._max_model_len, self._rate)
+        highest = ceil(all_fronts / self._num_fronts)
         of_others = self._num_tokens - party.num_tokens
         is_alone = self._num_requests == party.num_requests
         if not is_alone and of_others + num_tokens > highest:

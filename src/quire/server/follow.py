@@ -1,0 +1,97 @@
+"""From the engine's client to a response, in one call per step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from quire.engine.async_client import RequestUpdate, UpdateStream
+
+__all__ = ["NeverFull", "Outlet", "follow"]
+
+
+class Outlet(Protocol):
+    """Where what a stream gave is written."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    async def flush(self) -> None:
+        """Send what has been written, and wait for room."""
+        ...
+
+
+class NeverFull:
+    """The outlet of answers that are collected here."""
+
+    is_full = False
+
+    async def flush(self) -> None:
+        return
+
+
+async def follow(
+    stream: UpdateStream, take: Callable[[RequestUpdate], None], outlet: Outlet
+) -> None:
+    """Give every update to `take`, until the stream is over; raises what `take` raises.
+
+    `take` runs within the call that brings the news: hundreds of streams that get a token each cost
+    no change of tasks. Only while `outlet` is full does this task wait for it; updates wait in the
+    stream meanwhile, and merge.
+    """
+    await _Follower(stream, take, outlet).run()
+
+
+class _Follower:
+    def __init__(
+        self, stream: UpdateStream, take: Callable[[RequestUpdate], None], outlet: Outlet
+    ) -> None:
+        self._stream = stream
+        self._take = take
+        self._outlet = outlet
+        self._is_taking = False
+        self._error: Exception | None = None
+        self._halted = asyncio.Event()
+
+    async def run(self) -> None:
+        stream = self._stream
+        stream.listen(self._on_news)
+        try:
+            while True:
+                await self._outlet.flush()
+                self._halted.clear()
+                has_taken = self._take_news()
+                if self._error is not None:
+                    raise self._error
+                if has_taken:
+                    continue
+                if stream.is_over:
+                    return
+                await self._halted.wait()
+        finally:
+            stream.listen(None)
+
+    def _on_news(self) -> None:
+        """Take what there is; wake the task for what only it can do."""
+        if self._outlet.is_full:
+            self._halted.set()
+            return
+        self._take_news()
+        if self._error is not None or self._stream.is_over or self._outlet.is_full:
+            self._halted.set()
+
+    def _take_news(self) -> bool:
+        """Whether there was any."""
+        has_taken = False
+        if self._is_taking or self._error is not None:
+            return has_taken  # `take` has ended a sample: the loop that called it goes on with that
+        self._is_taking = True
+        try:
+            while (update := self._stream.take_update()) is not None:
+                has_taken = True
+                self._take(update)
+        except Exception as error:  # noqa: BLE001  raised by `run`
+            self._error = error
+        self._is_taking = False
+        return has_taken

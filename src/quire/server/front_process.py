@@ -1,0 +1,127 @@
+"""One of several fronts as a process: `python -m quire.server.front_process`, started by `Fronts`.
+
+What it shall do comes on its standard input as a `FrontLaunch`. That pipe stays open: a byte more
+means that the server drains, its end that this process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from quire.config.settings import EngineSettings
+from quire.engine.launch import read_message
+from quire.engine.process_client import ProcessEngineClient
+from quire.engine.supervisor import SettingValue
+from quire.errors import ConfigError
+from quire.protocol.codec import Codec
+from quire.server.app import create_app
+from quire.server.backend import Backend
+from quire.server.front_board import FrontBoard, FrontReading
+from quire.server.http_server import HttpServer, log_to_stderr, new_loop, uvicorn_config
+from quire.server.metrics import ServerMetrics
+from quire.server.served_model import load_served_model
+from quire.server.settings import ServerSettings
+from quire.server.stopping import until
+
+__all__ = ["BAD_CONFIG", "FrontLaunch"]
+
+logger = logging.getLogger("quire.server")
+
+BAD_CONFIG = 2
+"""Exit status: another start with these settings fails as well."""
+
+
+class FrontLaunch(msgspec.Struct, frozen=True):
+    """front: number of this process and of its engine client; no other one had it. listener: open
+    descriptor of the listening socket. directory: of the engine core. engine: of `EngineSettings`,
+    by name."""
+
+    front: int
+    listener: int
+    directory: str
+    engine: dict[str, SettingValue]
+    server: ServerSettings
+
+
+def main() -> int:
+    """Serve until told to stop; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # for the owner, which tells when to drain
+    log_to_stderr()
+    try:
+        launch = read_message(sys.stdin.fileno(), Codec[FrontLaunch](FrontLaunch))
+        with (
+            socket.socket(fileno=launch.listener) as listener,
+            asyncio.Runner(loop_factory=new_loop) as runner,
+        ):
+            runner.run(_Front(launch).run(listener))
+    except ConfigError as error:
+        logger.error("a front process cannot start: %s", error)
+        return BAD_CONFIG
+    return 0
+
+
+class _Front:
+    def __init__(self, launch: FrontLaunch) -> None:
+        self._launch = launch
+        self._board = FrontBoard(Path(launch.directory))
+        self._backend = Backend()
+        app = create_app(launch.server, self._backend, board=self._board, front=launch.front)
+        self._http = HttpServer(uvicorn_config(app, launch.server))
+        self._draining = asyncio.Event()
+        self._ending = asyncio.Event()
+
+    async def run(self, listener: socket.socket) -> None:
+        launch = self._launch
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._on_input)
+        client = ProcessEngineClient(Path(launch.directory), client_id=launch.front)
+        self._backend.serve(client)
+        serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        loading = asyncio.create_task(self._load())
+        try:
+            tasks = {serving: "The HTTP server ended by itself.", loading: ""}
+            await until(self._draining, tasks)
+            await self._drain(client)
+        finally:
+            loading.cancel()
+            await client.close()  # what is still open fails, with a message
+            self._http.should_exit = True
+            await serving
+
+    async def _load(self) -> None:
+        engine = EngineSettings.from_options(self._launch.engine)
+        model = await asyncio.to_thread(load_served_model, engine, self._launch.server)
+        if model.seed is not None:  # fronts that drew the same seeds would repeat each other
+            model = replace(model, seed=model.seed + self._launch.front)
+        self._backend.set_model(model)
+        self._board.write(self._launch.front, FrontReading(ServerMetrics()))
+        gc.collect()
+        gc.freeze()
+
+    async def _drain(self, client: ProcessEngineClient) -> None:
+        draining = asyncio.create_task(client.drain(self._launch.server.shutdown_timeout))
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait((draining, ending), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, ending):
+            task.cancel()
+
+    def _on_input(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._ending.set()
+        self._backend.drain()
+        self._draining.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

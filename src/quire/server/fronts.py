@@ -1,0 +1,142 @@
+"""Several front processes on one port: the side of their owner, which supervises them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quire.engine.launch import launch_bytes
+from quire.engine.supervisor import RestartPolicy, SettingValue
+from quire.errors import ConfigError, EngineError
+from quire.server.front_board import FrontBoard
+from quire.server.front_process import BAD_CONFIG, FrontLaunch
+from quire.server.settings import ServerSettings
+
+__all__ = ["Fronts"]
+
+logger = logging.getLogger("quire.server")
+
+FRONT_COMMAND = (sys.executable, "-m", "quire.server.front_process")
+LAST_S = 10.0
+"""How long a front that was told to end may take to."""
+STEADY_S = 60.0
+"""A front that ran for so long is replaced at once when it ends."""
+
+
+class Fronts:
+    """`api_server_count` processes, each replaced when it dies; the core frees what it had open.
+
+    A new process has a new number, since handles in the core are never used again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        listeners: Sequence[socket.socket],
+        engine: Mapping[str, SettingValue],
+        server: ServerSettings,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        """directory: of the engine core. listeners: one for each process."""
+        self.board = FrontBoard(directory)
+        self._directory = directory
+        self._listeners = listeners
+        self._engine = dict(engine)
+        self._server = server
+        self._policy = policy or RestartPolicy()
+        self._next_number = 1  # 0 is the owner's own client
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Keep the processes running; returns when `stop` has ended them all.
+
+        Raises ConfigError if one cannot start with these settings, and EngineError if one fails
+        again and again.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for listener in self._listeners:
+                    group.create_task(self._keep(listener))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def wait_until_ready(self) -> None:
+        """Until each of the processes has loaded what it needs of the model."""
+        while len(self._processes) < len(self._listeners) or not all(
+            map(self.board.has, self._processes)
+        ):
+            await asyncio.sleep(0.02)
+
+    def drain(self) -> None:
+        """Let them refuse new requests, and end when open ones have, within `shutdown_timeout`."""
+        self._is_stopping = True
+        for process in self._processes.values():
+            assert process.stdin is not None, "spawned with a pipe"
+            process.stdin.write(b"d")
+
+    async def stop(self) -> None:
+        """End them now: open requests fail, with a message."""
+        self._is_stopping = True
+        processes = list(self._processes.values())
+        for process in processes:
+            assert process.stdin is not None, "spawned with a pipe"
+            process.stdin.close()
+        ends = [asyncio.ensure_future(process.wait()) for process in processes]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=LAST_S)
+            if late:
+                logger.warning("%d front processes did not end and are killed", len(late))
+        for process in processes:
+            _kill(process)
+        await asyncio.gather(*ends)
+
+    async def _keep(self, listener: socket.socket) -> None:
+        """One process after the other, on one socket."""
+        num_early_ends = 0
+        while not self._is_stopping:
+            started = time.monotonic()
+            number, process = await self._spawn(listener)
+            try:
+                status = await process.wait()
+            finally:
+                _kill(process)
+                await process.wait()
+                del self._processes[number]
+                self.board.retire(number)
+            if self._is_stopping:
+                return
+            if status == BAD_CONFIG:
+                raise ConfigError("A front process cannot start. The log above says why.")
+            lived_s = time.monotonic() - started
+            num_early_ends = 0 if lived_s > STEADY_S else num_early_ends + 1
+            if num_early_ends > self._policy.max_failed_starts:
+                raise EngineError("Front processes end again and again. The log above says why.")
+            logger.error("front process %d ended (status %d) and is replaced", number, status)
+            await asyncio.sleep(self._policy.delay(max(0, num_early_ends - 1)))
+
+    async def _spawn(self, listener: socket.socket) -> tuple[int, asyncio.subprocess.Process]:
+        number, self._next_number = self._next_number, self._next_number + 1
+        descriptor = listener.fileno()
+        process = await asyncio.create_subprocess_exec(
+            *FRONT_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
+        )
+        self._processes[number] = process
+        launch = FrontLaunch(number, descriptor, str(self._directory), self._engine, self._server)
+        assert process.stdin is not None, "spawned with a pipe"
+        process.stdin.write(launch_bytes(launch))
+        with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
+            await process.stdin.drain()
+        return number, process
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()

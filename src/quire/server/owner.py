@@ -1,0 +1,115 @@
+"""One run with several front processes: their owner has the engine core, and serves no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from quire.config.settings import EngineSettings
+from quire.engine.async_client import AsyncEngineClient
+from quire.engine.host import EngineHost, host_engine
+from quire.engine.supervisor import EngineSupervisor
+from quire.protocol.status import EngineState
+from quire.server.boot_screen import BootScreen
+from quire.server.fronts import LAST_S, Fronts
+from quire.server.served_model import core_settings, served_names
+from quire.server.settings import ServerSettings
+from quire.server.stats_line import StatsLine
+from quire.server.stopping import StopSignals, until
+
+__all__ = ["Owner"]
+
+logger = logging.getLogger("quire.server")
+
+TICK_S = 1.0
+
+
+class Owner:
+    """From the first line of the boot screen to the end of the last process."""
+
+    def __init__(
+        self,
+        engine: EngineSettings,
+        server: ServerSettings,
+        make_supervisor: Callable[..., EngineSupervisor],
+    ) -> None:
+        """make_supervisor: as for `host_engine`."""
+        self._make_supervisor = make_supervisor
+        self._engine = engine
+        self._settings = server
+        self._screen = BootScreen(sys.stderr, server)
+        self._signals = StopSignals()
+
+    async def run(self, listeners: Sequence[socket.socket]) -> None:
+        self._signals.install()
+        self._screen.opened()
+        settings = core_settings(self._engine)
+        async with host_engine(settings, make_supervisor=self._make_supervisor) as host:
+            # The line of figures is the owner's: it is one for all.
+            of_fronts = replace(self._settings, disable_log_stats=True)
+            fronts = Fronts(host.directory, listeners, settings, of_fronts)
+            supervision = asyncio.create_task(fronts.run())
+            try:
+                await self._serve(host, fronts, supervision)
+                for listener in listeners:
+                    listener.close()  # or what connects to one that has no front would wait
+                await self._drain(fronts, supervision)
+            finally:
+                await fronts.stop()
+                supervision.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await supervision
+
+    async def _serve(
+        self, host: EngineHost, fronts: Fronts, supervision: asyncio.Task[None]
+    ) -> None:
+        starting = asyncio.create_task(self._start(host.client, fronts))
+        ticking = asyncio.create_task(self._tick(host.client, fronts))
+        try:
+            await until(
+                self._signals.first,
+                {
+                    starting: "",
+                    ticking: "",
+                    supervision: "The front processes ended by themselves.",
+                    host.supervision: "The engine ended for good. The log above says why.",
+                },
+            )
+        finally:
+            starting.cancel()
+            ticking.cancel()
+
+    async def _start(self, client: AsyncEngineClient, fronts: Fronts) -> None:
+        status = client.status
+        while status.state is not EngineState.READY:
+            self._screen.show(status)
+            status = await client.wait_for_change(status)
+        self._screen.show(status)
+        await fronts.wait_until_ready()
+        names, root = served_names(self._engine, self._settings)
+        self._screen.ready(status, names[0], root)
+
+    async def _tick(self, client: AsyncEngineClient, fronts: Fronts) -> None:
+        """Log a line of figures now and then."""
+        if self._settings.disable_log_stats:
+            return
+        line = StatsLine(self._settings.log_stats_interval)
+        while True:
+            await asyncio.sleep(TICK_S)
+            line.tick(client.stats, fronts.board.total().metrics)
+
+    async def _drain(self, fronts: Fronts, supervision: asyncio.Task[None]) -> None:
+        logger.info("Shutting down: open requests may end. A second signal ends them.")
+        fronts.drain()
+        forced = asyncio.create_task(self._signals.second.wait())
+        await asyncio.wait(
+            (supervision, forced),
+            timeout=self._settings.shutdown_timeout + LAST_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        forced.cancel()

@@ -1,0 +1,51 @@
+"""When a server ends: by signals, or because something of it did."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.errors import EngineError
+
+__all__ = ["StopSignals", "until"]
+
+
+class StopSignals:
+    """SIGINT and SIGTERM: the first one asks to drain, the second one to end at once."""
+
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self._on_first = on_first
+
+    def install(self) -> None:
+        """In the running event loop."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.first.is_set():
+            self.second.set()
+        elif self._on_first is not None:
+            self._on_first()
+        self.first.set()
+
+
+async def until(event: asyncio.Event, tasks: Mapping[asyncio.Task[Any], str]) -> None:
+    """Until `event` is set. Raises what a task raises, and EngineError with its text if a task ends
+    that has one."""
+    stopping = asyncio.create_task(event.wait())
+    waited: set[asyncio.Task[Any]] = {stopping, *tasks}
+    try:
+        while not stopping.done():
+            done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                return
+            for task in done:
+                task.result()
+                if tasks[task]:
+                    raise EngineError(tasks[task])
+    finally:
+        stopping.cancel()

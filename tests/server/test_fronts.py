@@ -1,0 +1,194 @@
+"""Several front processes on one port and one engine core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.errors import ConfigError
+from quire.server.errors import RefusedError
+from quire.server.front_board import FrontBoard, FrontReading
+from quire.server.histogram import LATENCY_BOUNDS
+from quire.server.limits import Limits
+from quire.server.listening import listening
+from quire.server.metrics import ServerMetrics
+from quire.server.settings import ServerSettings
+from quire.server.waiting import Party, WaitingRoom
+from tests.server.test_operations import samples
+from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving, wait_for
+
+TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=")
+MANY = 16
+"""So many connections all go to the same one of two fronts once in 2^15 runs."""
+
+
+def wait_until_up(server: Serving) -> str:
+    """The address, when all fronts serve."""
+    wait_for(lambda: "startup complete" in server.text, "all fronts", 90)
+    return server.wait_until_ready()
+
+
+def fronts_of(server: Serving) -> set[int]:
+    """Process ids."""
+    found = set()
+    for child in children(server.process.pid):
+        with contextlib.suppress(FileNotFoundError):
+            if b"front_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(int(child))
+    return found
+
+
+def front_behind(port: int, client_port: int, fronts: set[int]) -> int:
+    """Which front has accepted a connection."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, *rest = line.split()
+        if (int(local[-4:], 16), int(remote[-4:], 16)) == (port, client_port):
+            link = f"socket:[{rest[6]}]"
+            for front in fronts:
+                for descriptor in Path(f"/proc/{front}/fd").iterdir():
+                    with contextlib.suppress(FileNotFoundError):
+                        if os.readlink(descriptor) == link:
+                            return front
+    raise AssertionError("nobody has the connection")
+
+
+@contextlib.contextmanager
+def streams_on_both(url: str, fronts: set[int]) -> Any:
+    """(front, lines) of open streams, until each front has one."""
+    port = int(url.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        found: list[tuple[int, Any]] = []
+        while len({front for front, _ in found}) < 2 and len(found) < MANY:
+            stream = stack.enter_context(
+                httpx.stream("POST", f"{url}{CHAT}", json=LONG, timeout=60)
+            )
+            lines = stream.iter_lines()
+            next(lines)
+            _, client_port = stream.extensions["network_stream"].get_extra_info("client_addr")
+            found.append((front_behind(port, client_port, fronts), lines))
+        assert {front for front, _ in found} == fronts
+        yield found
+
+
+def last_line(lines: Any) -> str:
+    """Of a stream; "cut" if the connection ended before it did."""
+    last = ""
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        for line in lines:
+            last = line or last
+        return last
+    return "cut"
+
+
+def totals(url: str) -> dict[str, float]:
+    return samples(httpx.get(f"{url}/metrics").text)
+
+
+def wait_until_counted(url: str, name: str, value: float) -> None:
+    wait_for(lambda: totals(url)[name] == value, f"{name} of {value}", 10)
+
+
+def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
+    asked = {**LONG, "stream": False, "max_tokens": 3}
+    with serving(short_tmp, code=TWO_FRONTS) as server:
+        url = wait_until_up(server)
+        first = fronts_of(server)
+        assert len(first) == 2 and len(children(server.process.pid)) == 3
+        for _ in range(MANY):
+            assert httpx.post(f"{url}{CHAT}", json=asked).status_code == 200
+        for _ in range(4):  # whichever front answers
+            wait_until_counted(url, "vllm:request_success_total", MANY)
+        with streams_on_both(url, first) as streams:
+            victim = streams[-1][0]  # whose stream has just begun
+            os.kill(victim, signal.SIGKILL)
+            ends = [(front == victim, last_line(lines)) for front, lines in streams]
+        assert set(ends) == {(True, "cut"), (False, "data: [DONE]")}
+        wait_for(lambda: len(fronts_of(server) - {victim}) == 2, "another front")
+        wait_until_counted(url, "vllm:kv_cache_usage_perc", 0)
+        assert totals(url)["vllm:num_requests_running"] == 0
+        assert totals(url)["vllm:request_success_total"] >= MANY
+        for _ in range(MANY):
+            assert httpx.post(f"{url}{CHAT}", json=asked, timeout=30).status_code == 200
+
+        second = fronts_of(server)
+        with streams_on_both(url, second) as streams:
+            server.process.send_signal(signal.SIGTERM)
+            assert wait_for(lambda: refusal(url), "refusal") == 503
+            assert {last_line(lines) for _, lines in streams} == {"data: [DONE]"}
+        assert server.end() == 0
+    assert not any(Path(f"/proc/{front}").exists() for front in first | second)
+    assert list(short_tmp.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    assert server.text.count("Uvicorn running on " + url) == 1
+
+
+def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:
+    with serving(short_tmp, code=TWO_FRONTS) as server:
+        wait_until_up(server)
+        processes = [Path(f"/proc/{child}") for child in children(server.process.pid)]
+        server.process.kill()
+        wait_for(lambda: not any(path.exists() for path in processes), "end of all", 15)
+
+
+def test_a_model_that_is_not_there_is_a_failure(short_tmp: Path) -> None:
+    code = TWO_FRONTS.replace("max_model_len=512", "model='/no/such/model'")
+    with serving(short_tmp, code=code) as server:
+        assert server.end() == 1
+    assert "ConfigError" in server.text and "/no/such/model" in server.text
+    assert list(short_tmp.iterdir()) == []
+
+
+def reading(finished: int, waiting: int) -> FrontReading:
+    metrics = ServerMetrics()
+    for _ in range(finished):
+        metrics.count_finish("stop")
+        metrics.count_http("/x", "GET", 200, 0.003)
+    metrics.num_open_requests = waiting
+    return FrontReading(metrics, waiting, 10 * waiting, {"tokens": finished})
+
+
+def test_counters_of_a_front_outlive_it_and_gauges_do_not(tmp_path: Path) -> None:
+    board = FrontBoard(tmp_path)
+    board.write(1, reading(2, 1))
+    board.write(2, reading(3, 4))
+    own = reading(5, 0)
+    total = board.total(own, 1)  # the file of front 1 is older than `own`
+    assert total.metrics.finished == {"stop": 8} and total.refused == {"tokens": 8}
+    assert (total.num_waiting_requests, total.num_waiting_tokens) == (4, 40)
+    assert total.metrics.http == {("/x", "GET", "2xx"): 8}
+    seconds = total.metrics.http_seconds["/x"]
+    assert sum(seconds.counts) == 8 and seconds.total == pytest.approx(0.024)
+    assert seconds.bounds == LATENCY_BOUNDS
+    assert own.metrics.finished == {"stop": 5} and sum(own.metrics.http_seconds["/x"].counts) == 5
+    board.retire(2)
+    board.retire(7)  # one that never wrote
+    after = board.total()
+    assert after.metrics.finished == {"stop": 5}
+    assert (after.num_waiting_requests, after.metrics.num_open_requests) == (1, 1)
+
+
+def test_each_front_has_its_part_of_the_queue() -> None:
+    room = WaitingRoom(Limits(max_queue_requests=5, max_queue_tokens=100), num_fronts=2)
+    places = [room.enter(Party()) for _ in range(3)]
+    with pytest.raises(RefusedError, match="3 requests wait"):
+        room.enter(Party())
+    places[0].hold(50)
+    with pytest.raises(RefusedError, match="50 tokens wait"):
+        places[1].hold(1)
+
+
+def test_a_port_in_use_is_found_although_fronts_share_it() -> None:
+    with listening(ServerSettings(port=0, api_server_count=3)) as sockets:
+        ports = {listener.getsockname()[1] for listener in sockets}
+        assert len(sockets) == 3 and len(ports) == 1
+        taken = ServerSettings(port=ports.pop(), api_server_count=2)
+        with pytest.raises(ConfigError, match="Cannot listen"), listening(taken):
+            pass
