@@ -27,7 +27,6 @@ SEQS_PER_CORE = 32
 
 MIN_SEQS, MAX_SEQS = 16, 256
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
-SMALL_MODEL_PARAMETERS = 16_000_000
 
 CORE_FLOPS = 80e9
 """Order of what one core reaches in a matrix product, multiplications and additions per second."""
@@ -95,7 +94,7 @@ def resolve(
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     num_seqs, seqs_reason = _choose_seqs(settings, platform)
     step_tokens, tokens_reason = _choose_step_tokens(settings, spec, platform, num_seqs)
-    threads, threads_reason = _choose_threads(settings, spec, platform)
+    threads, threads_reason = _choose_threads(settings, platform)
     layout = KVLayout(
         groups=group_layers(spec.windows),
         block_size=block_size,
@@ -186,17 +185,12 @@ def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decisio
     return Decision("quantization", settings.quantization, "; ".join(dict.fromkeys(reasons)))
 
 
-def _choose_threads(
-    settings: EngineSettings, spec: ModelSpec, platform: Platform
-) -> tuple[int, str]:
-    """num_threads and why. In a small model an operation is over in microseconds: a second thread
-    gains half and more on an idle machine, but loses a fifth when another program, such as a
-    server's front, takes its core (benchmarks/results/threads_cpu.json).
-    """
+def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
+    """num_threads and why. Small models too take all cores: beside a busy program a second thread
+    loses a little (benchmarks/results/threads_cpu.json), but beside a server's front it gains
+    (benchmarks/results/serving.json)."""
     if settings.num_threads is not None:
         return settings.num_threads, "as asked"
-    if spec.num_parameters < SMALL_MODEL_PARAMETERS:
-        return 1, "so small a model gains little from more, and loses beside other programs"
     return platform.cpu.num_cores, "one per usable core"
 
 

@@ -66,7 +66,7 @@ def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
 
 def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
     _check_limits(body, limits)
-    beam_rules(body, limits)
+    beam_rules(body, limits.max_beam_width)
     if body.stream_options is not None and not body.stream:
         raise RefusedError(
             "stream_options is given, but stream is not true. Set stream, or leave it out.",
