@@ -2,6 +2,7 @@
 
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
@@ -26,6 +27,7 @@ __all__ = [
     "PromptLogprobs",
     "RowFailure",
     "SamplingParams",
+    "SchedulingParams",
     "SequenceFinish",
     "StepPlan",
     "StepResult",

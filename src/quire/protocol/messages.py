@@ -32,7 +32,7 @@ __all__ = [
     "client_of",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Both sides must have the same; it grows with every change of a message."""
 
 HANDLES_PER_CLIENT = 2**40

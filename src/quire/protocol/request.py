@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
 
 __all__ = ["EMPTY_HANDLES", "EngineOutput", "EngineRequest", "FinishReason", "SequenceFinish"]
@@ -24,6 +25,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,13 @@ class EngineRequest:
     arrival_time: float = 0.0
     salt: str = ""
     first_sample: int = 0
+    scheduling: SchedulingParams = field(default_factory=SchedulingParams)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors."""
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors
+    and missed deadlines."""
 
     handle: int
     reason: FinishReason

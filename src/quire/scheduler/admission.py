@@ -5,8 +5,9 @@ from __future__ import annotations
 from quire.config.kv_layout import KVLayout
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
+from quire.scheduler.sequence import is_stop
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "check_resumable"]
 
 
 class Admission:
@@ -79,3 +80,20 @@ class Admission:
             else:
                 high = middle - 1
         return low
+
+
+def check_resumable(request: EngineRequest, max_total: int) -> None:
+    """RequestError if the output with which a request comes leaves nothing to generate."""
+    output = request.output_token_ids
+    if len(output) and request.params.n > 1:
+        raise RequestError(f"a request that resumes has one sequence, not n = {request.params.n}")
+    if len(request.prompt_token_ids) + len(output) >= max_total:
+        raise RequestError(
+            f"the request comes with {len(output)} output tokens and may have "
+            f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
+        )
+    if len(output) and is_stop(request, int(output[-1]), len(output)):
+        raise RequestError(
+            f"the request comes with output that ends in its stop token {int(output[-1])}: "
+            "nothing is left to generate"
+        )

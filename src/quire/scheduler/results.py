@@ -9,23 +9,18 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.kv_cache import KVManager
-from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import StepResult
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.roster import Roster
-from quire.scheduler.sequence import GroupState, Sequence
+from quire.scheduler.sequence import GroupState, Sequence, is_stop
 from quire.scheduler.table import SequenceTable
 
-__all__ = ["ResultIntake", "is_stop"]
+__all__ = ["ResultIntake"]
 
 Slots = npt.NDArray[np.int64]
-
-
-def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
-    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
-    return token in request.stop_token_ids and num_output >= request.params.min_tokens
 
 
 class ResultIntake:

@@ -11,6 +11,7 @@ from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.policy import Policy
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -20,8 +21,8 @@ __all__ = ["Roster"]
 class Roster:
     """The life of every group: queued, running, preempted and queued again, ended.
 
-    waiting, running: sorted by key. branching: running groups with samples still to branch off.
-    groups: by handle of each live sequence.
+    waiting: the policy holds these. running: sorted by key. branching: running groups with samples
+    still to branch off. groups: by handle of each live sequence.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Roster:
         kv: KVManager,
         builder: PlanBuilder,
         outputs: OutputCollector,
+        waiting: Policy,
     ) -> None:
         self._table = table
         self._kv = kv
         self._builder = builder
         self._outputs = outputs
-        self.waiting: list[SequenceGroup] = []
+        self.waiting = waiting
         self.running: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
@@ -54,7 +56,7 @@ class Roster:
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
-        bisect.insort(self.waiting, group, key=lambda g: g.key)
+        self.waiting.add(group)
 
     def start_running(self, group: SequenceGroup) -> None:
         """A waiting group has got its slots and blocks."""
@@ -108,20 +110,18 @@ class Roster:
             self._remove(group)
             group.state = GroupState.FINISHED
 
-    def fail(self, group: SequenceGroup, message: str) -> None:
+    def fail(
+        self, group: SequenceGroup, message: str, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
         """End all sequences of a group with an error."""
         base = group.request.first_handle
         for sample in group.unborn:
-            self._close_unborn(group, sample, message)
+            del self.groups[base + sample]
+            self._outputs.finish(SequenceFinish(base + sample, reason, message=message))
         group.unborn = ()
         for sequence in list(group.sequences):
             handle = base + sequence.sample_index
-            self.finish(sequence, SequenceFinish(handle, FinishReason.ERROR, message=message))
-
-    def _close_unborn(self, group: SequenceGroup, sample: int, message: str) -> None:
-        handle = group.request.first_handle + sample
-        del self.groups[handle]
-        self._outputs.finish(SequenceFinish(handle, FinishReason.ERROR, message=message))
+            self.finish(sequence, SequenceFinish(handle, reason, message=message))
 
     def _remove(self, group: SequenceGroup) -> None:
         if group.state is GroupState.WAITING:
@@ -143,7 +143,7 @@ class Roster:
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])
             self._vacate(sequence)
         group.state = GroupState.WAITING
-        bisect.insort(self.waiting, group, key=lambda g: g.key)
+        self.waiting.add(group)
         self.preempted_total += 1
 
     def check_invariants(self) -> None:
@@ -151,11 +151,13 @@ class Roster:
         held = {s.slot for group in self.running for s in group.sequences}
         if held != set(np.flatnonzero(self._table.live).tolist()):
             raise EngineError(f"slots {sorted(held)} are held but other slots are live")
-        for queue in (self.running, self.waiting):
-            keys = [group.key for group in queue]
-            if keys != sorted(keys):
-                raise EngineError("a queue is out of order")
+        keys = [group.key for group in self.running]
+        if keys != sorted(keys):
+            raise EngineError("the running groups are out of order")
+        waiting = {id(group) for group in self.groups.values() if group.state is GroupState.WAITING}
+        if waiting != {id(group) for group in self.waiting} or len(waiting) != len(self.waiting):
+            raise EngineError(f"{len(waiting)} groups wait but the policy holds others")
         if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (self._kv.pool.num_used or self.running or self.waiting):
+        if not self.groups and (self._kv.pool.num_used or self.running or len(self.waiting)):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 
-__all__ = ["GroupState", "Sequence", "SequenceGroup"]
+__all__ = ["GroupState", "Sequence", "SequenceGroup", "is_stop"]
 
 
 class GroupState(enum.Enum):
@@ -44,7 +44,7 @@ class SequenceGroup:
 
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
-    output of one sequence at most. key: from the policy.
+    output of one sequence at most. key, account: from the policy; see `Policy`.
     """
 
     request: EngineRequest
@@ -54,6 +54,7 @@ class SequenceGroup:
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     unborn: tuple[int, ...] = ()
     key: tuple[float, int] = (0.0, 0)
+    account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
 
@@ -61,3 +62,8 @@ class SequenceGroup:
     def num_slots(self) -> int:
         """Slots that the group takes, those of samples still to branch off included."""
         return len(self.sequences) + len(self.unborn)
+
+
+def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
+    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+    return token in request.stop_token_ids and num_output >= request.params.min_tokens
