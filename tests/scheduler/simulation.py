@@ -22,11 +22,19 @@ from quire.protocol import (
     EngineRequest,
     FinishReason,
     SamplingParams,
+    SchedulingParams,
     SequenceFinish,
     StepPlan,
     StepResult,
 )
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import (
+    Admission,
+    Policy,
+    PolicySettings,
+    PrefillLimits,
+    Scheduler,
+    make_policy,
+)
 from quire.scheduler.sequence import GroupState
 
 VOCAB = 30
@@ -47,6 +55,8 @@ class Setup:
     poison: int | None = None
     readers_fail: bool = False
     enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
 
 
 @dataclass
@@ -61,6 +71,7 @@ class Client:
     seed: int
     sample_index: int
     first_handle: int
+    deadline_s: float | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
 
@@ -75,6 +86,10 @@ def expected_tokens(
 class Simulation:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.policy: Policy = make_policy(
+            setup.policy,
+            PolicySettings(setup.max_num_batched_tokens, staging_size=3, ageing_s=4.0),
+        )
         groups = tuple(KVGroup((i,), window) for i, window in enumerate(setup.windows))
         layout = KVLayout(groups, setup.block_size, 1, 1, 4)
         self.kv = KVManager(
@@ -87,7 +102,7 @@ class Simulation:
         self.scheduler = Scheduler(
             kv=self.kv,
             hasher=BlockHasher(setup.block_size, b"test"),
-            policy=Fcfs(),
+            policy=self.policy,
             admission=Admission(
                 layout,
                 setup.num_blocks,
@@ -99,6 +114,7 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
+            prefill_limits=setup.prefill_limits,
         )
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),
@@ -132,6 +148,7 @@ class Simulation:
         resume_at: int = 0,
         lateness: float = 0.0,
         prompt_logprobs: int | None = None,
+        scheduling: SchedulingParams | None = None,
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
         prompt = tuple(prompt)
@@ -153,6 +170,7 @@ class Simulation:
             output_token_ids=np.array(output, np.int32),
             arrival_time=self.now - lateness,
             salt=salt,
+            scheduling=scheduling or SchedulingParams(),
         )
         try:
             self.scheduler.add(request)
@@ -164,7 +182,16 @@ class Simulation:
         limit = self.scheduler._roster.groups[first].max_total_tokens - len(prompt)
         for sample in range(n):
             self.clients[first + sample] = Client(
-                prompt, output, limit, stop, min_tokens, seed, sample, first, list(output)
+                prompt,
+                output,
+                limit,
+                stop,
+                min_tokens,
+                seed,
+                sample,
+                first,
+                request.scheduling.deadline_s,
+                list(output),
             )
         return list(range(first, first + n))
 
@@ -199,6 +226,7 @@ class Simulation:
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
             for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
         }
+        self.now += 0.1
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
@@ -271,9 +299,19 @@ class Simulation:
             self.standing[row.slot] = 0
         self.standing[plan.delta_slot] = plan.delta_tokens
         assert 0 < self.standing.sum() <= self.setup.max_num_batched_tokens
+        self._check_prefill_limits()
         for fork in plan.forks:
             self.standing[fork.dst] = self.standing[fork.src]
         assert int(self.scheduler._table.live.sum()) <= self.setup.max_num_seqs
+
+    def _check_prefill_limits(self) -> None:
+        limits, table = self.setup.prefill_limits, self.scheduler._table
+        assert self.standing.max() <= limits.long_prefill_token_threshold
+        is_partial = table.live & (table.num_total - table.num_computed > 1)
+        is_long = table.num_total > limits.long_prefill_token_threshold
+        if not self.scheduler.stats().preempted_total:
+            assert is_partial.sum() <= limits.max_num_partial_prefills
+            assert (is_partial & is_long).sum() <= limits.max_long_partial_prefills
 
     def _take(self, output: EngineOutput) -> None:
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
@@ -323,6 +361,10 @@ class Simulation:
         whole, is_poisoned = self._expected(client)
         assert whole[: len(tokens)] == tokens, f"{handle}: {tokens} is not a prefix of {whole}"
         if finish.reason is FinishReason.ABORT:
+            return
+        if finish.reason is FinishReason.DEADLINE:
+            assert client.deadline_s is not None
+            assert not tokens, "a request was dropped although it had begun"
             return
         if finish.reason is FinishReason.ERROR:
             if handle in self.lost:

@@ -92,7 +92,8 @@ class TokenBudget:
     def num_partial(self, wanted: Slots) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
         many of them are long."""
-        left = self.todo() > wanted
+        todo = self.todo()
+        left = (todo > 1) & (todo > wanted)
         is_long = self._table.num_total > self.limits.long_prefill_token_threshold
         return int(left.sum()), int((left & is_long).sum())
 
@@ -125,31 +126,42 @@ class StepTokens:
         return min(offered, self._budget.limits.long_prefill_token_threshold)
 
     def may_start(self, group: SequenceGroup) -> bool:
-        """Whether the limits on partly computed prompts let the group begin."""
+        """Whether the limits on partly computed prompts let the group begin. What is cached of its
+        prompt is not known yet and counts as left to compute."""
         limits = self._budget.limits
         if not limits.bounds_partial or group.was_admitted:
             return True
         num_tokens = len(group.sequences[0].token_ids)
-        if num_tokens <= self.offered_to(group):
-            return True
-        num_partial, num_long = self._budget.num_partial(self._wanted)
-        is_long = num_tokens > limits.long_prefill_token_threshold
-        if is_long and num_long >= limits.max_long_partial_prefills:
-            return False
-        return num_partial < limits.max_num_partial_prefills
+        given = min(num_tokens, self.offered_to(group))
+        is_partial = given < num_tokens
+        is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
+        partial, long = self._budget.num_partial(self._wanted)
+        partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
+        return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
+            long_then + is_long <= max(limits.max_long_partial_prefills, long)
+        )
 
     def admit(self, chunks: list[tuple[int, int]]) -> None:
         """A group has entered: (slot, tokens) of each sequence. What it was offered of running
-        prompts is taken from the last ones; the blocks that they got meanwhile they keep."""
-        for slot, count in chunks:
-            self._wanted[slot] = count
-            self._left -= count
+        prompts is taken from them; the blocks that they got meanwhile they keep."""
+        count = sum(tokens for _, tokens in chunks)
+        self._wanted = self._without(count - self._left)
+        self._left = max(self._left - count, 0)
+        for slot, tokens in chunks:
+            self._wanted[slot] = tokens
+
+    def _without(self, count: int) -> Slots:
+        """What is wanted by slot when `count` tokens are taken from the last running prompts."""
+        wanted = self._wanted
+        if count > 0:
+            wanted = wanted.copy()
         for _, slot in reversed(self._prompts):
-            if self._left >= 0:
+            if count <= 0:
                 break
-            taken = min(-self._left, int(self._wanted[slot]))
-            self._wanted[slot] -= taken
-            self._left += taken
+            taken = min(count, int(wanted[slot]))
+            wanted[slot] -= taken
+            count -= taken
+        return wanted
 
     def chosen(self) -> tuple[Slots, Slots]:
         """Slots that compute, and tokens for each, at least one."""
