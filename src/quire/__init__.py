@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.protocol.outputs import CompletionOutput, Logprob, RequestOutput
     from quire.protocol.sampling_params import SamplingParams
+    from quire.protocol.scheduling_params import SchedulingParams
 
 __all__ = [
     "LLM",
@@ -22,6 +23,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SchedulingParams",
     "__version__",
 ]
 
@@ -33,6 +35,7 @@ _HOMES = {
     "Logprob": "quire.protocol.outputs",
     "RequestOutput": "quire.protocol.outputs",
     "SamplingParams": "quire.protocol.sampling_params",
+    "SchedulingParams": "quire.protocol.scheduling_params",
     "ConfigError": "quire.errors",
     "EngineError": "quire.errors",
     "QuireError": "quire.errors",

@@ -15,6 +15,7 @@ from quire.engine.build import Engine, build_engine
 from quire.errors import EngineError, RequestError
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
 from quire.rendering.progress import GenerationProgress
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("quire")
 
 Message = Mapping[str, Any]
 ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
+SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 
 
 class LLM:
@@ -56,18 +58,23 @@ class LLM:
         sampling_params: ParamsArgument = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs come in the order of the prompts.
 
         prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of them.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
+        priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
+        and deadlines, tenants and weights. Each is one for all, or one per prompt.
 
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
         """
         items, is_single = _as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
-        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
 
     def chat(
         self,
@@ -75,6 +82,8 @@ class LLM:
         sampling_params: ParamsArgument = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -96,10 +105,15 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        scheduling_params: SchedulingParams | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt and yield its growing output after every step that changed it.
 
@@ -111,7 +125,7 @@ class LLM:
         handles = range(self._next_handle, self._next_handle + params.n)
         shown = (0, False)
         try:
-            output = self._add(rendered, params)
+            output = self._add(rendered, params, scheduling_params or SchedulingParams())
             # Other calls, made while this one pauses, also let its output grow.
             while shown != (now := _extent(output)) or not output.finished:
                 if now == shown:
@@ -127,6 +141,7 @@ class LLM:
         self,
         rendered: Sequence[RenderedPrompt | RequestError],
         sampling_params: ParamsArgument,
+        scheduling: Sequence[SchedulingParams],
         use_tqdm: bool,
         *,
         is_single: bool,
@@ -135,7 +150,8 @@ class LLM:
         first_handle = self._next_handle
         with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
             try:
-                outputs = [self._admit(*pair) for pair in zip(rendered, params, strict=True)]
+                asked = zip(rendered, params, scheduling, strict=True)
+                outputs = [self._admit(*each) for each in asked]
                 progress.failed(sum(output.finished for output in outputs))
                 running = {output.request_id for output in outputs if not output.finished}
                 while running:
@@ -177,12 +193,15 @@ class LLM:
             self._engine.client.step()
 
     def _admit(
-        self, rendered: RenderedPrompt | RequestError, params: SamplingParams
+        self,
+        rendered: RenderedPrompt | RequestError,
+        params: SamplingParams,
+        scheduling: SchedulingParams,
     ) -> RequestOutput:
         """Add a request; one that is refused becomes an output that says why."""
         if isinstance(rendered, RenderedPrompt):
             try:
-                return self._add(rendered, params)
+                return self._add(rendered, params, scheduling)
             except RequestError as error:
                 refused, prompt = error, rendered
         else:
@@ -196,10 +215,14 @@ class LLM:
             error=str(refused),
         )
 
-    def _add(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
+    def _add(
+        self, prompt: RenderedPrompt, params: SamplingParams, scheduling: SchedulingParams
+    ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
-        request = self._requests.render(request_id, handle, prompt, params, time.monotonic())
+        request = self._requests.render(
+            request_id, handle, prompt, params, time.monotonic(), scheduling
+        )
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)

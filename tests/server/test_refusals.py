@@ -78,7 +78,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"use_beam_search": True}, "beam search"),
     (TEXT, {"logprobs": 21}, "max_logprobs"),
     (TEXT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    (TEXT, {"priority": 1}, "priority"),
+    (TEXT, {"priority": 101}, "max_priority"),
+    (TEXT, {"priority": 1}, "scheduling_policy does not look at priorities"),
+    (TEXT, {"deadline_s": 0}, "deadline_s"),
+    (TEXT, {"deadline_s": -1.5}, "deadline_s"),
 ]
 
 

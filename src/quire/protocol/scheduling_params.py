@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from quire.errors import RequestError
 
-__all__ = ["MAX_PRIORITY", "SchedulingParams"]
+T = TypeVar("T")
+
+__all__ = ["MAX_PRIORITY", "SchedulingParams", "scheduling_for"]
 
 MAX_PRIORITY = 2**31 - 1
 """Keys of policies are float64, which hold such an integer exactly."""
@@ -40,6 +44,37 @@ class SchedulingParams:
             value: float | None = getattr(self, name)
             if value is not None and not (_is_number(value) and 0.0 < value < math.inf):
                 raise RequestError(f"{name} is {value!r}: give a number above 0")
+
+
+def scheduling_for(
+    num_prompts: int,
+    given: SchedulingParams | Sequence[SchedulingParams] | None,
+    priority: int | Sequence[int] | None,
+) -> list[SchedulingParams]:
+    """One for each prompt, from one for all or one per prompt; the same for `priority`, which
+    stands in place of theirs. RequestError if a number does not match."""
+    found = _spread(num_prompts, "scheduling_params", given, SchedulingParams())
+    for each in found:
+        if not isinstance(each, SchedulingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(
+                f"scheduling_params has a {type(each).__name__}: give SchedulingParams objects"
+            )
+    if priority is None:
+        return found
+    levels = _spread(num_prompts, "priority", priority, 0)
+    return [replace(each, priority=level) for each, level in zip(found, levels, strict=True)]
+
+
+def _spread(num_prompts: int, name: str, given: T | Sequence[T] | None, default: T) -> list[T]:
+    if not isinstance(given, Sequence):
+        return [default if given is None else given] * num_prompts
+    values = list(cast("Sequence[T]", given))
+    if len(values) != num_prompts:
+        raise RequestError(
+            f"there are {num_prompts} prompts but {len(values)} {name}: give one for all, or one "
+            "per prompt"
+        )
+    return values
 
 
 def _is_number(value: object) -> bool:

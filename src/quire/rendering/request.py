@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams, check_vocabulary
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -37,6 +38,7 @@ class RequestRenderer:
         prompt: RenderedPrompt,
         params: SamplingParams,
         arrival_time: float,
+        scheduling: SchedulingParams,
     ) -> EngineRequest:
         """Raises RequestError if a parameter names a token outside the vocabulary, or bad words
         cannot be spelled. A request without seed gets one, so that it can be replayed."""
@@ -56,6 +58,7 @@ class RequestRenderer:
             seed=seed & SEED_MASK,
             stop_token_ids=self._stop_token_ids(params),
             arrival_time=arrival_time,
+            scheduling=scheduling,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

@@ -32,6 +32,12 @@ class PrefillLimits:
     max_num_partial_prefills: int = UNLIMITED
     max_long_partial_prefills: int = UNLIMITED
 
+    @classmethod
+    def of(cls, threshold: int | None, partial: int | None, long: int | None) -> PrefillLimits:
+        """The three in order, where None is no limit."""
+        given = (threshold, partial, long)
+        return cls(*(UNLIMITED if value is None else value for value in given))
+
     @property
     def bounds_partial(self) -> bool:
         return min(self.max_num_partial_prefills, self.max_long_partial_prefills) < UNLIMITED

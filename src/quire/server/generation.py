@@ -14,6 +14,7 @@ from quire.engine.model_front import ModelFront
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.backend import Ready, ServedModel
@@ -164,6 +165,10 @@ class Generation:
                 delta.stop_reason = finish.stop_token_id
         elif finish.reason is FinishReason.LENGTH:
             delta.finish_reason = "length"
+        elif finish.reason is FinishReason.DEADLINE:
+            raise RefusedError(
+                f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
+            )
         else:
             self._has_failed = True
             raise self._expiry or EngineError(
@@ -223,6 +228,7 @@ class GenerationService:
         *,
         timeline: Timeline,
         party: Party,
+        scheduling: SchedulingParams,
         truncate: int | None = None,
         salt: str = "",
     ) -> AsyncGenerator[Generation]:
@@ -235,7 +241,9 @@ class GenerationService:
         try:
             prompt = await self._rendered(ready, render, params, timeline, truncate)
             place.hold(len(prompt.token_ids))
-            async with self._added(ready, prompt, params, place, timeline, salt) as generation:
+            async with self._added(
+                ready, prompt, params, scheduling, place, timeline, salt
+            ) as generation:
                 yield generation
         finally:
             place.leave()
@@ -263,6 +271,7 @@ class GenerationService:
         ready: Ready,
         prompt: RenderedPrompt,
         params: SamplingParams,
+        scheduling: SchedulingParams,
         place: Place,
         timeline: Timeline,
         salt: str,
@@ -270,7 +279,7 @@ class GenerationService:
         client = ready.client
         handle = client.reserve_handles(params.n)
         request = self._request_renderer(ready.model).render(
-            timeline.request_id, handle, prompt, params, time.monotonic()
+            timeline.request_id, handle, prompt, params, time.monotonic(), scheduling
         )
         async with await client.add(replace(request, salt=salt)) as stream:
             if timeline.queued_s is None:

@@ -68,6 +68,7 @@ class Services:
             limits=self.settings.limits,
             timeline=timeline,
             tenant=request.state.tenant,
+            weight=request.state.weight,
             always_usage=self.settings.enable_force_include_usage,
         )
 
