@@ -229,3 +229,15 @@ def test_shape_check_agrees_with_a_plain_count(value: Any) -> None:
                 check_shape(body, limits)
         else:
             check_shape(body, limits)
+
+
+def test_a_deadline_that_cannot_be_met_is_503(http: httpx.Client) -> None:
+    """Dropped before anything is computed, as a response and in a stream."""
+    for stream in (False, True):
+        body = {"prompt": "x", "max_tokens": 4, "deadline_s": 1e-9, "stream": stream}
+        reply = http.post("/v1/completions", json=body)
+        assert reply.status_code == 503
+        assert "deadline_s" in reply.json()["error"]["message"]
+        assert float(reply.headers["retry-after"]) > 0
+    body["deadline_s"] = 60
+    assert http.post("/v1/completions", json=body).status_code == 200
