@@ -18,6 +18,7 @@ $python benchmarks/front.py --output $results/front.json
 $python benchmarks/serving.py --output $results/serving.json
 $python benchmarks/scheduler.py --output $results/scheduler.json
 $python benchmarks/kv_waste.py --output $results/kv_waste.json
+$python benchmarks/block_sharing.py --output $results/block_sharing.json
 $python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
 for threads in 1 2; do

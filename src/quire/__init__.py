@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.errors import ConfigError, EngineError, QuireError, RequestError
     from quire.llm import LLM
-    from quire.protocol.outputs import CompletionOutput, Logprob, RequestOutput
+    from quire.protocol.beam_search import BeamSearchParams
+    from quire.protocol.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+    )
     from quire.protocol.sampling_params import SamplingParams
     from quire.protocol.scheduling_params import SchedulingParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "ConfigError",
     "EngineError",
@@ -31,6 +41,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "quire.llm",
+    "BeamSearchOutput": "quire.protocol.outputs",
+    "BeamSearchParams": "quire.protocol.beam_search",
+    "BeamSearchSequence": "quire.protocol.outputs",
     "CompletionOutput": "quire.protocol.outputs",
     "Logprob": "quire.protocol.outputs",
     "RequestOutput": "quire.protocol.outputs",

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -13,10 +14,19 @@ from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.errors import EngineError, RequestError
-from quire.protocol.outputs import RequestOutput
+from quire.protocol.beam_search import BeamRules, BeamSearchParams
+from quire.protocol.outputs import BeamSearchOutput, RequestOutput
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
-from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
+from quire.rendering import (
+    OutputAssembler,
+    Prompt,
+    RenderedPrompt,
+    RequestRenderer,
+    Tokenizer,
+    beam_search_output,
+)
+from quire.rendering.lists import as_list, holds_lists
 from quire.rendering.progress import GenerationProgress
 
 __all__ = ["LLM"]
@@ -71,7 +81,7 @@ class LLM:
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
         """
-        items, is_single = _as_list(prompts)
+        items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
@@ -93,7 +103,7 @@ class LLM:
 
         messages: [{"role": …, "content": …}, …], or a list of such lists. Errors as in `generate`.
         """
-        is_single = not _holds_lists(messages)
+        is_single = not holds_lists(messages)
         conversations = [messages] if is_single else messages
         rendered = [
             self._render_chat(
@@ -107,6 +117,26 @@ class LLM:
         ]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` best continuations that a beam search finds of each prompt, best
+        first. Prompts and errors as in `generate`."""
+        items, is_single = as_list(prompts)
+        rendered = [self._render_prompt(prompt) for prompt in items]
+        rules = params.rules
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        outputs = self._run(
+            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules
+        )
+        return [beam_search_output(output, rules, self.get_tokenizer()) for output in outputs]
 
     def stream(
         self,
@@ -145,13 +175,14 @@ class LLM:
         use_tqdm: bool,
         *,
         is_single: bool,
+        beams: BeamRules | None = None,
     ) -> list[RequestOutput]:
         params = self._params_for(rendered, sampling_params)
         first_handle = self._next_handle
         with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
             try:
                 asked = zip(rendered, params, scheduling, strict=True)
-                outputs = [self._admit(*each) for each in asked]
+                outputs = [self._admit(*each, beams) for each in asked]
                 progress.failed(sum(output.finished for output in outputs))
                 running = {output.request_id for output in outputs if not output.finished}
                 while running:
@@ -197,11 +228,12 @@ class LLM:
         rendered: RenderedPrompt | RequestError,
         params: SamplingParams,
         scheduling: SchedulingParams,
+        beams: BeamRules | None,
     ) -> RequestOutput:
         """Add a request; one that is refused becomes an output that says why."""
         if isinstance(rendered, RenderedPrompt):
             try:
-                return self._add(rendered, params, scheduling)
+                return self._add(rendered, params, scheduling, beams)
             except RequestError as error:
                 refused, prompt = error, rendered
         else:
@@ -216,13 +248,17 @@ class LLM:
         )
 
     def _add(
-        self, prompt: RenderedPrompt, params: SamplingParams, scheduling: SchedulingParams
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        beams: BeamRules | None = None,
     ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
-        request = self._requests.render(
-            request_id, handle, prompt, params, time.monotonic(), scheduling
-        )
+        now = time.monotonic()
+        request = self._requests.render(request_id, handle, prompt, params, now, beams)
+        request = replace(request, scheduling=scheduling)
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)
@@ -300,28 +336,6 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether the argument was a single one. What is no prompt at all is taken
-    for a single one, which rendering then refuses."""
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
-        return [cast("Prompt", prompts)], True
-    items = list(cast("Iterable[Any]", prompts))
-    if not items or isinstance(items[0], str | Mapping) or items[0] is None:
-        return items, False
-    is_number = getattr(items[0], "ndim", None) == 0  # of an array, where it may have a length
-    if hasattr(items[0], "__len__") and not is_number:
-        return items, False
-    return [items], True
-
-
-def _holds_lists(messages: object) -> bool:
-    """Whether these are conversations and not the messages of one."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        return False
-    first = cast("Sequence[object]", messages)[0]
-    return isinstance(first, Sequence) and not isinstance(first, str)
 
 
 def _extent(output: RequestOutput) -> tuple[int, bool]:

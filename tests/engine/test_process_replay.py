@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from quire.engine.open_requests import OpenRequests
 from quire.engine.request_stream import RequestStream
-from quire.protocol import EngineRequest, FinishReason, SamplingParams
+from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
 from quire.protocol.messages import Add, ClientMessage, CoreMessage, Output
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.process_harness import FAKE_MODEL, Collected
 from tests.profiles import machine_settings
+from tests.scheduler.beam_reference import search
 
 
 class Cut:
@@ -35,13 +36,22 @@ class Cut:
         self._next_handle += count
         return self._next_handle - count
 
-    def add(self, prompt: Sequence[int], *, seed: int, n: int, max_tokens: int) -> RequestStream:
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        seed: int,
+        n: int,
+        max_tokens: int,
+        beams: BeamRules | None = None,
+    ) -> RequestStream:
         request = EngineRequest(
             "test",
             self.reserve(n),
             np.array(prompt, np.int32),
             SamplingParams(n=n, max_tokens=max_tokens),
             seed,
+            beams=beams,
         )
         stream = self.client.open(request, self.engine.core.abort)
         self.send(request)
@@ -106,6 +116,19 @@ def test_cut_after_each_step_equals_uncut(cut: int, n: int) -> None:
     found = read(stream)
     assert found.tokens == {i: FAKE_MODEL.expected_tokens(prompt, 20, 5, i) for i in range(n)}
     assert [found.finishes[i].handle for i in range(n)] == list(range(n))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 14, 30])
+def test_a_search_that_is_cut_begins_again(cut: int) -> None:
+    """It gives nothing before its end, so its reader sees no difference."""
+    rules, world = BeamRules(3), Cut()
+    stream = world.add([1, 2, 3], seed=0, n=2, max_tokens=8, beams=rules)
+    for _ in range(cut):
+        world.step()
+    world.die()
+    world.finish()
+    found = search(lambda tokens: FAKE_MODEL.expected_scores(tokens), [1, 2, 3], rules, 8).found
+    assert read(stream).tokens == {i: list(found[i].tokens) for i in range(2)}
 
 
 @machine_settings(60)

@@ -89,6 +89,38 @@ class KVMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.rows)
     @rule(data=st.data())
+    def beam_step(self, data):
+        """Of some rows, some go on twice and some not at all. The step copies at most one block of
+        each group per row that is left, and the blocks of the others come back at once."""
+        model = self.model
+        ready = [
+            slot
+            for slot, row in sorted(model.rows.items())
+            if row.num_computed == len(row.tokens) < MAX_LEN
+        ]
+        if not ready:
+            return
+        going_on = data.draw(st.lists(st.sampled_from(ready), min_size=1, max_size=len(ready)))
+        for slot in set(ready) - set(going_on):
+            model.free(slot)
+        live: list[int] = []
+        for slot in going_on:
+            if slot in live:
+                copy = model.free_slots[0]
+                model.fork(slot, copy)
+                live.append(copy)
+            else:
+                live.append(slot)
+        for number, slot in enumerate(live):
+            model.rows[slot].tokens.append(number % 3)
+        copies = model.kv._updates.copy_dst
+        before = len(copies)
+        if model.grow(dict.fromkeys(live, 1)):
+            assert len(copies) - before <= len(live) * len(model.windows)
+            model.execute()
+
+    @precondition(lambda self: self.model.rows)
+    @rule(data=st.data())
     def free(self, data):
         self.model.free(data.draw(st.sampled_from(sorted(self.model.rows))))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quire.protocol import (
+    BeamRules,
     EngineOutput,
     EngineRequest,
     FinishReason,
@@ -19,6 +20,7 @@ from quire.protocol import (
     SamplingParams,
     SequenceFinish,
     TokenLogprobs,
+    WholeSequence,
 )
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.messages import (
@@ -87,6 +89,13 @@ REQUESTS = st.builds(
     arrival_time=st.floats(0, 1e9),
     salt=st.text(max_size=5),
     first_sample=st.integers(0, 127),
+    beams=st.none()
+    | st.builds(
+        BeamRules,
+        st.integers(1, 9),
+        st.floats(-2, 2),
+        st.sampled_from([True, False, "never"]),
+    ),
 )
 LOGPROBS = st.builds(
     TokenLogprobs,
@@ -115,6 +124,8 @@ OUTPUTS = st.integers(0, 6).flatmap(
                 st.sampled_from(FinishReason),
                 st.none() | st.integers(0, 99),
                 st.text(max_size=9),
+                st.none()
+                | st.builds(WholeSequence, ints(), st.floats(-50, 0), st.tuples(LOGPROBS)),
             )
         ),
     )

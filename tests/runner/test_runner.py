@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 POISON = 77
@@ -70,3 +70,18 @@ def test_samples_of_a_broken_prompt_all_fail(llm: LLM, monkeypatch: pytest.Monke
     assert bad.error is not None
     assert bad.finished
     assert [len(sample.token_ids) for sample in good.outputs] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["nan", "exception"])
+def test_a_broken_beam_fails_its_search_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    expected = llm.beam_search(GOOD, params)
+    poison(llm, monkeypatch, raises=raises)
+    bad, *good = llm.beam_search([[4] * 20 + [POISON], *GOOD], params)
+    assert bad.error is not None
+    assert [s.tokens for output in good for s in output.sequences] == [
+        s.tokens for output in expected for s in output.sequences
+    ]
+    assert llm.engine.client.stats().num_used_blocks == 0

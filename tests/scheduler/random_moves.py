@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from quire.config.scheduling import SCHEDULING_POLICIES
-from quire.protocol import SchedulingParams
+from quire.protocol import BeamRules, SchedulingParams
 from quire.scheduler import PrefillLimits
 from quire.scheduler.token_budget import UNLIMITED
 from tests.scheduler.simulation import POISON_OUTSIDE, VOCAB, Setup, Simulation
@@ -67,10 +67,18 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
     setup = simulation.setup
     max_tokens = rng.choice((None, 1, 2, 5, 12, 30))
     stop = frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 3, 7))))
+    n, beams = rng.choice((1, 1, 1, 2, 3, 5)), None
+    if rng.random() < 0.25:
+        beams = BeamRules(
+            n + rng.choice((0, 0, 1)),
+            rng.choice((0.0, 1.0, 1.5, -1.0)),
+            rng.choice((True, False, "never")),
+        )
     return simulation.add(
         random_prompt(rng, setup),
         max_tokens=max_tokens,
-        n=rng.choice((1, 1, 1, 2, 3, 5)),
+        n=n,
+        beams=beams,
         seed=rng.randrange(2),
         stop=stop,
         min_tokens=rng.choice((0, 0, min(3, max_tokens or 3))),

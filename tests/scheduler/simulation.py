@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from quire.errors import RequestError
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import (
+    BeamRules,
     EngineOutput,
     EngineRequest,
     FinishReason,
@@ -36,6 +37,7 @@ from quire.scheduler import (
     make_policy,
 )
 from quire.scheduler.sequence import GroupState
+from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30
 POISON_OUTSIDE = VOCAB + 1
@@ -72,6 +74,7 @@ class Client:
     sample_index: int
     first_handle: int
     deadline_s: float | None = None
+    beams: BeamRules | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
 
@@ -81,6 +84,24 @@ def expected_tokens(
     windows: tuple[int | None, ...], prompt: tuple[int, ...], count: int, seed: int, sample: int
 ) -> tuple[int, ...]:
     return tuple(FakeModel(windows, VOCAB).expected_tokens(prompt, count, seed, sample))
+
+
+@lru_cache(maxsize=200000)
+def expected_scores(windows: tuple[int | None, ...], tokens: tuple[int, ...]) -> np.ndarray:
+    return FakeModel(windows, VOCAB).expected_scores(tokens)
+
+
+@lru_cache(maxsize=5000)
+def expected_beams(
+    windows: tuple[int | None, ...],
+    prompt: tuple[int, ...],
+    rules: BeamRules,
+    max_tokens: int,
+    stop: frozenset[int],
+    min_tokens: int,
+) -> Outcome:
+    scores = partial(expected_scores, windows)
+    return search(scores, prompt, rules, max_tokens, stop, min_tokens)
 
 
 class Simulation:
@@ -149,12 +170,14 @@ class Simulation:
         lateness: float = 0.0,
         prompt_logprobs: int | None = None,
         scheduling: SchedulingParams | None = None,
+        logprobs: int | None = None,
+        beams: BeamRules | None = None,
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
-        if n > 1 or max_tokens is None:
+        if n > 1 or max_tokens is None or beams is not None:
             resume_at = 0
         whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
         output = whole[: min(resume_at, len(whole) - 1)]
@@ -163,7 +186,11 @@ class Simulation:
             first_handle=first,
             prompt_token_ids=np.array(prompt, np.int32),
             params=SamplingParams(
-                max_tokens=max_tokens, n=n, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
+                max_tokens=max_tokens,
+                n=n,
+                min_tokens=min_tokens,
+                prompt_logprobs=prompt_logprobs,
+                logprobs=logprobs,
             ),
             seed=seed,
             stop_token_ids=stop,
@@ -171,6 +198,7 @@ class Simulation:
             arrival_time=self.now - lateness,
             salt=salt,
             scheduling=scheduling or SchedulingParams(),
+            beams=beams,
         )
         try:
             self.scheduler.add(request)
@@ -191,6 +219,7 @@ class Simulation:
                 sample,
                 first,
                 request.scheduling.deadline_s,
+                beams,
                 list(output),
             )
         return list(range(first, first + n))
@@ -268,7 +297,7 @@ class Simulation:
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
         work = sum(
-            len(client.prompt) + client.max_tokens
+            (len(client.prompt) + client.max_tokens) * (client.beams.width if client.beams else 1)
             for client in self.clients.values()
             if client.finish is None
         )
@@ -358,13 +387,16 @@ class Simulation:
     def _check_client(self, handle: int, client: Client) -> None:
         tokens, finish = tuple(client.tokens), client.finish
         assert finish is not None, f"sequence {handle} never ended"
-        whole, is_poisoned = self._expected(client)
-        assert whole[: len(tokens)] == tokens, f"{handle}: {tokens} is not a prefix of {whole}"
-        if finish.reason is FinishReason.ABORT:
-            return
         if finish.reason is FinishReason.DEADLINE:
             assert client.deadline_s is not None
             assert not tokens, "a request was dropped although it had begun"
+            return
+        if client.beams is not None:
+            self._check_beams(handle, client, finish)
+            return
+        whole, is_poisoned = self._expected(client)
+        assert whole[: len(tokens)] == tokens, f"{handle}: {tokens} is not a prefix of {whole}"
+        if finish.reason is FinishReason.ABORT:
             return
         if finish.reason is FinishReason.ERROR:
             if handle in self.lost:
@@ -374,6 +406,32 @@ class Simulation:
             return
         assert not is_poisoned, f"{handle} should have failed"
         assert tokens == whole
+        is_stop = tokens[-1] in client.stop and len(tokens) >= client.min_tokens
+        assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+        assert finish.stop_token_id == (tokens[-1] if is_stop else None)
+
+    def _check_beams(self, handle: int, client: Client, finish: SequenceFinish) -> None:
+        assert not client.tokens, "a beam was given before its search ended"
+        assert client.beams is not None
+        expected = expected_beams(
+            self.setup.windows,
+            client.prompt,
+            client.beams,
+            client.max_tokens,
+            client.stop,
+            client.min_tokens,
+        )
+        is_poisoned = self.setup.poison in {*client.prompt, *expected.computed}
+        if finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
+            is_innocent = finish.reason is FinishReason.ERROR and handle not in self.lost
+            assert is_poisoned or not is_innocent, "an innocent failed"
+            assert finish.whole is None
+            return
+        assert not is_poisoned, f"{handle} should have failed"
+        assert finish.whole is not None
+        found = expected.found[client.sample_index]
+        tokens = tuple(finish.whole.token_ids.tolist())
+        assert (tokens, finish.whole.cum_logprob) == (found.tokens, found.cum_logprob)
         is_stop = tokens[-1] in client.stop and len(tokens) >= client.min_tokens
         assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
         assert finish.stop_token_id == (tokens[-1] if is_stop else None)

@@ -106,7 +106,7 @@ class CoreLoop:
         self._progress.begin_step()
         output = self._core.step(time.monotonic())
         self._step_seconds += self._progress.end_step()
-        num_tokens = len(output.token_ids)
+        num_tokens = output.num_tokens
         self._counts["generation_tokens_total"] += num_tokens
         self._step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         if num_tokens or output.finished or output.num_cached_tokens or output.prompt_logprobs:

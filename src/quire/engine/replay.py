@@ -27,10 +27,13 @@ the ones that were in flight beside it, and lets the next one follow."""
 def resume_requests(stream: RequestStream, first_handle: int) -> list[EngineRequest]:
     """The requests that continue an unfinished one, over the handles from `first_handle` on.
 
-    Before the first token that is the request itself. After it each sample resumes on its own; by
+    Before the first token that is the request itself, and so is a beam search, which gives nothing
+    before its end. After it each sample resumes on its own; by
     then the log-probabilities of the prompt have all been given.
     """
     request = replace(stream.request, first_handle=first_handle)
+    if request.beams is not None:
+        return [request]
     if not stream.num_tokens and len(stream.unfinished()) == len(stream.samples):
         return [request]
     prompt_logprobs = None if stream.num_tokens else request.params.prompt_logprobs

@@ -82,6 +82,9 @@ class RequestStream:
     def finish(self, index: int, finish: SequenceFinish) -> None:
         sample = self.samples[index]
         if sample.finish is None:
+            if finish.whole is not None:
+                sample.token_ids += finish.whole.token_ids.tolist()
+                sample.logprobs += finish.whole.logprobs
             sample.finish = finish
             self._num_unfinished -= 1
             self._wake()

@@ -12,7 +12,15 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.step import EnterRow, RowFailure, StepPlan, StepResult
+from quire.protocol.step import (
+    EMPTY_INTS,
+    EnterRow,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TokenCandidates,
+    TokenLogprobs,
+)
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
@@ -68,14 +76,29 @@ class FakeModel:
         with np.errstate(over="ignore"):
             second: list[int] = []
             while len(tokens) < len(prompt) + num_tokens:
-                first = self.first_layer(np.array(tokens, np.int32), np.arange(len(tokens)))
-                groups = [first] * len(self.windows)
-                while len(second) < len(tokens):
-                    second.append(self.read(groups, len(second)))
-                deep = [np.array(second, np.uint64)] * len(self.windows)
-                hidden = self.read(deep, len(tokens) - 1)
+                hidden = self._hidden_of(tokens, second)
                 tokens.append(self.draw(hidden, seed, sample_index))
         return tokens[len(prompt) :]
+
+    def expected_scores(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+        """`scores` of what may follow `tokens`, computed from the tokens alone."""
+        with np.errstate(over="ignore"):
+            return self.scores(self._hidden_of(tokens, []))
+
+    def scores(self, hidden: int) -> npt.NDArray[np.float64]:
+        """What stands for the log-probabilities [V] after a read of layer 2: from 0 to -4, in
+        multiples of 2**-18, so that their sums have no rounding."""
+        words = _mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(hidden), 8)
+        return (words % np.uint64(2**20)).astype(np.float64) / -(2.0**18)
+
+    def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
+        """What layer 2 reads at the last token. second: the K/V of layer 2 so far, to be grown."""
+        first = self.first_layer(np.array(tokens, np.int32), np.arange(len(tokens)))
+        groups = [first] * len(self.windows)
+        while len(second) < len(tokens):
+            second.append(self.read(groups, len(second)))
+        deep = [np.array(second, np.uint64)] * len(self.windows)
+        return self.read(deep, len(tokens) - 1)
 
 
 class FakeExecutor:
@@ -138,12 +161,18 @@ class FakeExecutor:
         for row in plan.enter:
             self._streams[row.slot] = row
             self._sample_index[row.slot] = row.sample_index
+        for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
+            self._streams[int(dst)] = self._streams[int(src)]
         rows = self._rows.scheduled()
         hidden, failures = self._forward(rows)
         self._rows.commit_computed(rows)
+        asked = [slot for slot in hidden if self._streams[slot].num_candidates]
+        candidates = {slot: self._candidates_of(slot, hidden.pop(slot)) for slot in asked}
         slots, tokens = self._sample(plan, hidden, failures)
         self._rows.append(slots, tokens)
-        return StepResult(plan.step_id, slots.astype(np.int32), tokens, failed=tuple(failures))
+        return StepResult(
+            plan.step_id, slots.astype(np.int32), tokens, candidates, failed=tuple(failures)
+        )
 
     def _forward(self, rows: ScheduledRows) -> tuple[dict[int, int], list[RowFailure]]:
         """What layer 2 reads at the last token of each row that samples."""
@@ -221,6 +250,18 @@ class FakeExecutor:
             for slot in slots.tolist()
         ]
         return slots, np.array(tokens, np.int32)
+
+    def _candidates_of(self, slot: int, hidden: int) -> TokenCandidates:
+        row, scores = self._streams[slot], self._model.scores(hidden)
+        best = np.argsort(-scores, kind="stable")[: row.num_candidates]
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if row.params.logprobs is not None:
+            none = np.zeros(0, np.float32)
+            logprobs = tuple(
+                TokenLogprobs(token, float(scores[token]), rank, EMPTY_INTS, none)
+                for rank, token in enumerate(best.tolist(), start=1)
+            )
+        return TokenCandidates(best.astype(np.int32), scores[best], logprobs)
 
     def _write(self, layer: int, slot: int, start: int, values: Words) -> None:
         positions = np.arange(start, start + len(values))

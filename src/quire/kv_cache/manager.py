@@ -324,6 +324,12 @@ class KVManager:
 
     # --- truths --------------------------------------------------------------------------------
 
+    @property
+    def num_table_entries(self) -> int:
+        """Blocks that all tables name together; more than are in use where sequences share."""
+        held = int(self._num_blocks.sum()) * len(self._windows)
+        return held - sum(int(first.sum()) for first in self._first)
+
     def num_held_blocks(self, slot: int) -> int:
         return sum(int(self._num_blocks[slot] - first[slot]) for first in self._first)
 

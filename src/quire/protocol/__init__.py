@@ -1,6 +1,13 @@
 """Messages that cross a boundary. Frozen, and free of torch."""
 
-from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.beam_search import BeamRules, BeamSearchParams
+from quire.protocol.request import (
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SequenceFinish,
+    WholeSequence,
+)
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import (
@@ -12,11 +19,14 @@ from quire.protocol.step import (
     RowFailure,
     StepPlan,
     StepResult,
+    TokenCandidates,
     TokenLogprobs,
 )
 
 __all__ = [
     "EMPTY_INTS",
+    "BeamRules",
+    "BeamSearchParams",
     "EngineOutput",
     "EngineRequest",
     "EnterRow",
@@ -31,5 +41,7 @@ __all__ = [
     "SequenceFinish",
     "StepPlan",
     "StepResult",
+    "TokenCandidates",
     "TokenLogprobs",
+    "WholeSequence",
 ]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +64,31 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A sequence that a beam search found.
+
+    tokens, text: of the prompt and the output, as in vLLM; the stop token is a token, and special
+        tokens have no text. cum_logprob: sum over the output tokens. score: that, normalised by the
+        length penalty; sequences stand in its order. logprobs: one entry per output token, if
+        asked.
+    """
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    score: float
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best sequences for one prompt, best first. error: why there are none."""
+
+    sequences: list[BeamSearchSequence]
     error: str | None = None

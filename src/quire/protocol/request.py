@@ -8,11 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from quire.protocol.beam_search import BeamRules
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
 
-__all__ = ["EMPTY_HANDLES", "EngineOutput", "EngineRequest", "FinishReason", "SequenceFinish"]
+__all__ = [
+    "EMPTY_HANDLES",
+    "EngineOutput",
+    "EngineRequest",
+    "FinishReason",
+    "SequenceFinish",
+    "WholeSequence",
+]
 
 
 EMPTY_HANDLES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
@@ -40,6 +48,8 @@ class EngineRequest:
         itself. An index has the same random stream, whichever samples run beside it.
     seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
     salt: tenants with different salts never share cached blocks.
+    beams: if set, the samples are the best sequences that a beam search finds, best first, and each
+        comes whole with its finish.
     """
 
     request_id: str
@@ -52,18 +62,30 @@ class EngineRequest:
     arrival_time: float = 0.0
     salt: str = ""
     first_sample: int = 0
+    beams: BeamRules | None = None
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
 
 
 @dataclass(frozen=True, slots=True)
+class WholeSequence:
+    """An output that comes in one piece. token_ids: int32, after the prompt. cum_logprob: the sum
+    of what the search went by. logprobs: one per token, if asked; else empty."""
+
+    token_ids: IntArray
+    cum_logprob: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors
-    and missed deadlines."""
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors and
+    missed deadlines; `whole` if its tokens were not given as they came."""
 
     handle: int
     reason: FinishReason
     stop_token_id: int | None = None
     message: str = ""
+    whole: WholeSequence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,8 @@ class EngineOutput:
         pieces, and a piece may come again after a preemption.
     num_cached_tokens: by handle, once, when its first step is planned: of sample 0, and of every
         sample that does not branch off from another one.
-    finished: sequences that ended with this step (their last token is in `token_ids`).
+    finished: sequences that ended with this step (their last token is in `token_ids`, or they are
+        whole).
     """
 
     handles: npt.NDArray[np.int64]
@@ -84,3 +107,9 @@ class EngineOutput:
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     finished: tuple[SequenceFinish, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """New ones, those of whole sequences included."""
+        whole = (f.whole for f in self.finished if f.whole is not None)
+        return len(self.token_ids) + sum(len(sequence.token_ids) for sequence in whole)

@@ -1,7 +1,8 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → copy blocks → enter → table updates → deltas → forward → fork → sample.
+in this order: leave → copy blocks → enter → fork at the start, append → table updates → deltas →
+forward → fork → sample.
 All block copies read their sources before any destination is written, and no block is both source
 and destination in one plan.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "RowFailure",
     "StepPlan",
     "StepResult",
+    "TokenCandidates",
     "TokenLogprobs",
     "no_ints",
 ]
@@ -57,6 +59,8 @@ class EnterRow:
         before the group's window is 0 and never read.
     seed: 64-bit seed of the request; a draw depends on (seed, sample_index, position, token id).
     stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
+    num_candidates: 0 if the row draws its next token; else it gives so many of the most likely ones
+        instead, and waits for the plan side to choose.
     """
 
     slot: int
@@ -68,6 +72,7 @@ class EnterRow:
     seed: int
     sample_index: int
     stop_token_ids: frozenset[int] = frozenset()
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class StepPlan:
     enter: rows that come in.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
+    start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst` becomes
+        a copy of row `src`, and computes nothing until a delta says so.
+    append_slot, append_token: [number of tokens], after these forks: the next token of the row is
+        the one that the plan side chose.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
     forks: rows that branch off after the forward.
     """
@@ -102,6 +111,10 @@ class StepPlan:
     copy_src: IntArray = field(default_factory=no_ints)
     copy_dst: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
+    start_fork_src: IntArray = field(default_factory=no_ints)
+    start_fork_dst: IntArray = field(default_factory=no_ints)
+    append_slot: IntArray = field(default_factory=no_ints)
+    append_token: IntArray = field(default_factory=no_ints)
     table_group: IntArray = field(default_factory=no_ints)
     table_slot: IntArray = field(default_factory=no_ints)
     table_index: IntArray = field(default_factory=no_ints)
@@ -127,6 +140,20 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCandidates:
+    """What may follow a row whose next token the plan side chooses.
+
+    token_ids: int32 [C], best first. scores: float64 [C]: the model's log-probability, at the
+        request's temperature, plus what the request's edits change the logit by; -inf is a ban.
+    logprobs: of each candidate, for rows that asked; else empty.
+    """
+
+    token_ids: IntArray
+    scores: npt.NDArray[np.float64]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Log-probabilities of prompt tokens `start … start + len(entries) - 1`; start is at least 1,
     since nothing predicts the first token."""
@@ -148,6 +175,7 @@ class StepResult:
     """What one step computed.
 
     slots, token_ids: int32 [N], the rows that sampled and what they drew; forked rows included.
+    candidates: by slot, of the rows that give candidates instead of drawing.
     logprobs: by slot, for rows that asked.
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
@@ -157,6 +185,7 @@ class StepResult:
     step_id: int
     slots: IntArray
     token_ids: IntArray
+    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: tuple[RowFailure, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.protocol.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
+from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish, WholeSequence
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
 from quire.rendering.output import OutputRenderer
@@ -149,6 +149,8 @@ class OutputAssembler:
         if sequence is None:
             return
         completion, request = sequence.completion, sequence.request
+        if finish.whole is not None:
+            self._take_whole(sequence, finish.whole, finish.reason is FinishReason.STOP)
         if sequence.renderer.finish():
             completion.text = sequence.renderer.text
         completion.finish_reason = finish.reason.value
@@ -161,6 +163,15 @@ class OutputAssembler:
             request.output.error = finish.message
         self._close(finish.handle, sequence)
         update.requests[request.output.request_id] = request.output
+
+    def _take_whole(self, sequence: _Sequence, whole: WholeSequence, is_stop: bool) -> None:
+        completion = sequence.completion
+        completion.token_ids = whole.token_ids.tolist()
+        completion.cumulative_logprob = whole.cum_logprob
+        sequence.renderer.append(completion.token_ids, is_stop)
+        completion.text = sequence.renderer.text
+        if completion.logprobs is not None:
+            completion.logprobs = [self._position(entry) for entry in whole.logprobs]
 
     def _close(self, handle: int, sequence: _Sequence) -> None:
         del self._sequences[handle]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from quire.protocol.beam_search import BeamRules, check_beam_sampling
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams, check_vocabulary
-from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -38,10 +38,13 @@ class RequestRenderer:
         prompt: RenderedPrompt,
         params: SamplingParams,
         arrival_time: float,
-        scheduling: SchedulingParams,
+        beams: BeamRules | None = None,
     ) -> EngineRequest:
-        """Raises RequestError if a parameter names a token outside the vocabulary, or bad words
-        cannot be spelled. A request without seed gets one, so that it can be replayed."""
+        """Raises RequestError if a parameter names a token outside the vocabulary, bad words cannot
+        be spelled, or `params` have something that no search by `beams` has. A request without seed
+        gets one, so that it can be replayed."""
+        if beams is not None:
+            check_beam_sampling(params, beams, self._renderer.vocab_size)
         tokenizer = self._renderer.tokenizer
         if params.bad_words and params.bad_words_token_ids is None and tokenizer is not None:
             spelled = self._spell(tokenizer, params.bad_words)
@@ -58,7 +61,7 @@ class RequestRenderer:
             seed=seed & SEED_MASK,
             stop_token_ids=self._stop_token_ids(params),
             arrival_time=arrival_time,
-            scheduling=scheduling,
+            beams=beams,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

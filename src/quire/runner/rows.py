@@ -49,10 +49,14 @@ class RowTable:
         self.failed = np.zeros(max_num_seqs, np.bool_)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take over a plan's difference, forks excepted: they follow the forward."""
+        """Take over a plan's difference, `forks` excepted: they follow the forward."""
         self.standing[plan.leave] = 0
         for row in plan.enter:
             self._enter(row)
+        for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
+            self.fork(int(src), int(dst))
+            self.standing[dst] = 0
+        self.append(plan.append_slot.astype(np.int64), plan.append_token)
         for group, table in enumerate(self.tables):
             of_group = plan.table_group == group
             table[plan.table_slot[of_group], plan.table_index[of_group]] = plan.table_block[
@@ -104,7 +108,7 @@ class RowTable:
         self.num_computed[rows.slots] += rows.num_tokens
 
     def append(self, slots: Slots, token_ids: IntArray) -> None:
-        """Rows `slots` [N] drew `token_ids` [N]."""
+        """The next tokens of rows `slots` [N] are `token_ids` [N]."""
         self.token_ids[slots, self.num_tokens[slots]] = token_ids
         self.num_tokens[slots] += 1
 

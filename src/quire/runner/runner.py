@@ -17,11 +17,20 @@ from quire.protocol.step import (
     RowFailure,
     StepPlan,
     StepResult,
+    TokenCandidates,
     TokenLogprobs,
 )
 from quire.runner.inputs import InputBuilder, ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows
-from quire.sampling import NO_TOKEN, Draw, SampleOutput, Sampler, SamplingState, prompt_logprobs
+from quire.sampling import (
+    NO_TOKEN,
+    Draw,
+    SampleOutput,
+    Sampler,
+    SamplingState,
+    find_candidates,
+    prompt_logprobs,
+)
 
 __all__ = ["ModelRunner"]
 
@@ -96,13 +105,21 @@ class ModelRunner:
         for row in plan.enter:
             try:
                 self._sampling.enter(
-                    row.slot, row.params, row.seed, row.sample_index, row.stop_token_ids
+                    row.slot,
+                    row.params,
+                    row.seed,
+                    row.sample_index,
+                    row.stop_token_ids,
+                    row.num_candidates,
                 )
             except QuireError as error:
                 refused.append(RowFailure(row.slot, str(error)))
                 self._rows.failed[row.slot] = True
             if row.params.prompt_logprobs is not None:
                 self._prompt_logprobs[row.slot] = row.params.prompt_logprobs
+        for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
+            sample_index = int(self._sampling.sample_index[src])
+            self._sampling.fork(int(src), int(dst), sample_index)
         return refused
 
     def _forward(self, rows: ScheduledRows) -> _Forward:
@@ -170,10 +187,17 @@ class ModelRunner:
     def _sample(self, step_id: int, forward: _Forward, sources: dict[int, int]) -> StepResult:
         slots = np.fromiter(sources, np.int64, len(sources))
         if not len(slots):
-            return self._result(step_id, slots, np.zeros(0, np.int32), {}, forward)
+            return self._result(step_id, slots, np.zeros(0, np.int32), {}, {}, forward)
         logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
         if len(slots) != len(logits):
             logits = logits[torch.tensor(list(sources.values()))]
+        candidates: dict[int, TokenCandidates] = {}
+        draws = self._sampling.num_candidates[slots] == 0
+        if not draws.all():
+            candidates = self._find_candidates(
+                logits[torch.from_numpy(~draws)], slots[~draws], forward
+            )
+            logits, slots = logits[torch.from_numpy(draws)], slots[draws]
         output = self._draw(logits, slots)
         if output.failed:
             forward.failed += output.failed
@@ -181,8 +205,17 @@ class ModelRunner:
             self._rows.failed[failed] = True
         drawn = output.token_ids != NO_TOKEN
         return self._result(
-            step_id, slots[drawn], output.token_ids[drawn], output.logprobs, forward
+            step_id, slots[drawn], output.token_ids[drawn], candidates, output.logprobs, forward
         )
+
+    def _find_candidates(
+        self, logits: torch.Tensor, slots: npt.NDArray[np.int64], forward: _Forward
+    ) -> dict[int, TokenCandidates]:
+        """Of the rows whose next token the plan side chooses, by slot."""
+        output = find_candidates(logits, slots, self._sampling, self._rows)
+        forward.failed += output.failed
+        self._rows.failed[[failure.slot for failure in output.failed]] = True
+        return output.candidates
 
     def _draw(self, logits: torch.Tensor, slots: npt.NDArray[np.int64]) -> SampleOutput:
         """Sample rows [N, V]; on an exception, in halves, so that only the row at fault fails."""
@@ -208,6 +241,7 @@ class ModelRunner:
         step_id: int,
         slots: npt.NDArray[np.int64],
         token_ids: npt.NDArray[np.int32],
+        candidates: dict[int, TokenCandidates],
         logprobs: dict[int, TokenLogprobs],
         forward: _Forward,
     ) -> StepResult:
@@ -216,6 +250,7 @@ class ModelRunner:
             step_id=step_id,
             slots=slots.astype(np.int32),
             token_ids=token_ids,
+            candidates=candidates,
             logprobs=logprobs,
             prompt_logprobs=forward.prompt_logprobs,
             failed=tuple(forward.failed),

@@ -1,16 +1,19 @@
 """Sampling: from logits to tokens, the same ones in any batch."""
 
+from quire.sampling.candidates import CandidateOutput, find_candidates
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
 from quire.sampling.sampler import NO_TOKEN, Draw, SampleOutput, Sampler, TokenHistory
 from quire.sampling.state import SamplingState
 
 __all__ = [
     "NO_TOKEN",
+    "CandidateOutput",
     "Draw",
     "SampleOutput",
     "Sampler",
     "SamplingState",
     "TokenHistory",
+    "find_candidates",
     "prompt_logprobs",
     "token_logprobs",
 ]

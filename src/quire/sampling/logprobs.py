@@ -7,6 +7,7 @@ the model thinks, whatever the request does to it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from quire.errors import EngineError
 from quire.ops.draw.ranking import LogitArray, best_ids
 from quire.protocol.step import TokenLogprobs
 
-__all__ = ["prompt_logprobs", "token_logprobs"]
+__all__ = ["log_sum_exp", "logprobs_of", "prompt_logprobs", "token_logprobs"]
 
 
 def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
@@ -25,18 +26,32 @@ def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
     row: raw logits [V] whose largest is finite. token_id: the token that is there.
     k: how many of the most likely to list; -1 for all. Equal logits are ranked by token id.
     """
-    normalizer = _log_sum_exp(row)
+    return logprobs_of(row, (token_id,), k)[0]
+
+
+def logprobs_of(row: LogitArray, token_ids: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
+    """Of each of several tokens that may be at one position; row and k as in `token_logprobs`."""
+    normalizer = log_sum_exp(row)
+    top_ids = best_ids(row, row.size if k < 0 else k)
+    top = (row[top_ids].astype(np.float64) - normalizer).astype(np.float32)
+    listed = top_ids.astype(np.int32)
+    return tuple(
+        TokenLogprobs(
+            token_id=int(token_id),
+            logprob=float(row[token_id]) - normalizer,
+            rank=_rank(row, token_id),
+            top_ids=listed,
+            top_logprobs=top,
+        )
+        for token_id in token_ids
+    )
+
+
+def _rank(row: LogitArray, token_id: int) -> int:
+    """1 for the most likely token."""
     logit = row[token_id]
     better = np.count_nonzero(row > logit) + np.count_nonzero(row[:token_id] == logit)
-    top_ids = best_ids(row, row.size if k < 0 else k)
-    top = row[top_ids].astype(np.float64) - normalizer
-    return TokenLogprobs(
-        token_id=int(token_id),
-        logprob=float(logit) - normalizer,
-        rank=1 + int(better),
-        top_ids=top_ids.astype(np.int32),
-        top_logprobs=top.astype(np.float32),
-    )
+    return 1 + int(better)
 
 
 def prompt_logprobs(
@@ -61,7 +76,8 @@ def prompt_logprobs(
     return tuple(found)
 
 
-def _log_sum_exp(row: LogitArray) -> float:
+def log_sum_exp(row: LogitArray) -> float:
+    """Of logits [V] whose largest is finite, in float64."""
     largest = row.max()
     weights = np.subtract(row, largest)
     np.exp(weights, out=weights)

@@ -18,7 +18,7 @@ from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
-__all__ = ["NO_TOKEN", "Draw", "SampleOutput", "Sampler", "TokenHistory"]
+__all__ = ["NO_TOKEN", "Draw", "SampleOutput", "Sampler", "TokenHistory", "check_finite"]
 
 NO_TOKEN = -1
 
@@ -48,6 +48,15 @@ class SampleOutput:
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     failed: tuple[RowFailure, ...] = ()
+
+
+def check_finite(largest: float, position: int) -> None:
+    """EngineError unless the largest logit for an absolute position is a finite number."""
+    if not math.isfinite(largest):
+        raise EngineError(
+            f"the model's logits for position {position} are not finite ({largest}). "
+            "Send the request again; if it stays so, check the model's files and data type."
+        )
 
 
 class Sampler:
@@ -100,13 +109,10 @@ class Sampler:
 
     def _fail_broken_rows(self, batch: _Batch) -> None:
         for index in np.flatnonzero(~np.isfinite(batch.largest)).tolist():
-            position = int(batch.positions[index])
-            message = (
-                f"the model's logits for position {position} are not finite "
-                f"({batch.largest[index]}). Send the request again; if it stays so, check the "
-                "model's files and data type."
-            )
-            batch.fail(index, EngineError(message))
+            try:
+                check_finite(float(batch.largest[index]), int(batch.positions[index]))
+            except EngineError as error:
+                batch.fail(index, error)
 
     def _edit(
         self,

@@ -23,8 +23,8 @@ class SamplingState:
 
     Columns, all [num_slots]: occupied, greedy, edited (has `edits`), simple (greedy, not edited, no
     logprobs) bool; temperature, top_p, min_p float64; top_k int64, 0 is off; seed uint64;
-    sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all. A slot that is
-    left has the values that it was born with.
+    sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all; num_candidates
+    int64, 0 for rows that draw. A slot that is left has the values that it was born with.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
@@ -40,6 +40,7 @@ class SamplingState:
         self.seed = np.zeros(num_slots, np.uint64)
         self.sample_index = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.num_candidates = np.zeros(num_slots, np.int64)
         self.edits: dict[int, RowEdits] = {}
 
     def enter(
@@ -49,11 +50,13 @@ class SamplingState:
         seed: int,
         sample_index: int,
         stop_token_ids: Collection[int] = (),
+        num_candidates: int = 0,
     ) -> None:
         """A row takes `slot`.
 
         seed: any integer; its lower 64 bits count. stop_token_ids: what ends the sequence beside
             `params.stop_token_ids`; banned while the output is shorter than `params.min_tokens`.
+        num_candidates: of the most likely tokens that the row gives in place of drawing one.
         Raises RequestError if a token id is outside the vocabulary, EngineError if the slot is
         taken; then nothing has changed.
         """
@@ -74,6 +77,7 @@ class SamplingState:
         self.seed[slot] = seed & 0xFFFFFFFFFFFFFFFF
         self.sample_index[slot] = sample_index
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.num_candidates[slot] = num_candidates
         self.simple[slot] = params.is_greedy and edits is None and params.logprobs is None
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
@@ -111,8 +115,9 @@ class SamplingState:
             self.seed,
             self.sample_index,
             self.num_logprobs,
+            self.num_candidates,
         )
 
 
-_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS)
+_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0)
 """What `_columns` hold in a free slot, in their order."""

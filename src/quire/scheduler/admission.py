@@ -7,7 +7,7 @@ from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
 from quire.scheduler.sequence import is_stop
 
-__all__ = ["Admission", "check_resumable"]
+__all__ = ["Admission"]
 
 
 class Admission:
@@ -32,7 +32,9 @@ class Admission:
         self._max_model_len = max_model_len
 
     def max_total_tokens(self, request: EngineRequest) -> int:
-        """Prompt plus output tokens at most. RequestError if the engine can never hold them."""
+        """Prompt plus output tokens at most. RequestError if the engine can never hold them, in as
+        many sequences as must run together."""
+        num_together = self._num_together(request)
         num_prompt = len(request.prompt_token_ids)
         if num_prompt == 0:
             raise RequestError("the prompt is empty (0 tokens): give at least one token")
@@ -45,22 +47,39 @@ class Admission:
         wanted = request.params.max_tokens
         total = self._max_model_len
         if wanted is None:
-            total = min(total, self._largest_fit() + 1)
+            total = min(total, self._largest_fit(num_together) + 1)
         elif num_prompt + wanted < total:
             total = num_prompt + wanted
-        if total <= num_prompt or self._worst_case(total) > self._num_blocks:
+        if total <= num_prompt or num_together * self._worst_case(total) > self._num_blocks:
+            beams, width = "", ""
+            if num_together > 1:
+                beams, width = f" in each of its {num_together} beams", "lower the beam width, "
             raise RequestError(
                 f"the request may need K/V for {max(total, num_prompt + 1) - 1} tokens "
-                f"({num_prompt} of the prompt), but all {self._num_blocks} blocks together hold "
-                f"{self._largest_fit()}: lower max_tokens, shorten the prompt or give the cache "
-                "more memory"
+                f"({num_prompt} of the prompt){beams}, but all {self._num_blocks} blocks together "
+                f"hold {self._largest_fit(num_together)}{beams}: {width}lower max_tokens, shorten "
+                "the prompt or give the cache more memory"
             )
+        _check_resumable(request, total)
         return total
+
+    def _num_together(self, request: EngineRequest) -> int:
+        """Sequences that have to hold their K/V at the same time. Beams do; samples need not."""
+        if request.beams is None:
+            return 1
+        if request.beams.width > self._max_num_seqs:
+            raise RequestError(
+                f"the beam width is {request.beams.width}, but the engine computes "
+                f"{self._max_num_seqs} sequences at a time: lower it or raise max_num_seqs"
+            )
+        return request.beams.width
 
     def split(self, request: EngineRequest, max_total_tokens: int) -> list[tuple[int, ...]]:
         """Sample indices, by group."""
         n = request.params.n
         samples = range(request.first_sample, request.first_sample + n)
+        if request.beams is not None:
+            return [tuple(samples)]
         fits = n * self._worst_case(max_total_tokens) <= self._num_blocks
         if n <= self._max_num_seqs and fits:
             return [tuple(samples)]
@@ -70,21 +89,25 @@ class Admission:
         """Blocks of one sequence; the last token's K/V are never needed."""
         return self._layout.blocks_for(total - 1, self._max_step_tokens)
 
-    def _largest_fit(self) -> int:
-        """The most tokens whose K/V fit the pool, by bisection: `blocks_for` is monotonic."""
+    def _largest_fit(self, num_together: int) -> int:
+        """The most tokens whose K/V fit the pool so many times, by bisection: `blocks_for` is
+        monotonic."""
+        share = self._num_blocks // num_together
         low, high = 0, self._max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            if self._layout.blocks_for(middle, self._max_step_tokens) <= self._num_blocks:
+            if self._layout.blocks_for(middle, self._max_step_tokens) <= share:
                 low = middle
             else:
                 high = middle - 1
         return low
 
 
-def check_resumable(request: EngineRequest, max_total: int) -> None:
-    """RequestError if the output with which a request comes leaves nothing to generate."""
+def _check_resumable(request: EngineRequest, max_total: int) -> None:
+    """A request that comes with output has something left to generate. RequestError if not."""
     output = request.output_token_ids
+    if request.beams is not None and (len(output) or request.first_sample):
+        raise RequestError("a beam search starts with its prompt: it cannot resume with output")
     if len(output) and request.params.n > 1:
         raise RequestError(f"a request that resumes has one sequence, not n = {request.params.n}")
     if len(request.prompt_token_ids) + len(output) >= max_total:

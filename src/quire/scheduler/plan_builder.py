@@ -45,13 +45,19 @@ class PlanBuilder:
         self._leave: list[int] = []
         self._enter: list[tuple[Sequence, int]] = []
         self._forks: list[ForkRow] = []
+        self._start_forks: list[tuple[int, int]] = []
+        self._chosen: dict[int, int] = {}  # tokens, by slot
 
     def leave(self, slot: int) -> None:
+        """The sequence in `slot` is gone, and what was meant for it with it."""
         self._leave.append(slot)
+        self._start_forks = [fork for fork in self._start_forks if slot not in fork]
+        self._chosen.pop(slot, None)
 
     def leave_all(self) -> None:
         """Empty every slot, since steps were lost and with them what they said of leaving rows."""
         self._leave = list(range(len(self._table.standing)))
+        self._start_forks, self._chosen = [], {}
 
     def enter(self, sequence: Sequence, num_computed: int) -> None:
         """`num_computed` tokens of the sequence come from the prefix cache."""
@@ -59,6 +65,14 @@ class PlanBuilder:
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
         self._forks.append(ForkRow(src, dst, sample_index))
+
+    def start_fork(self, src: int, dst: int) -> None:
+        """Row `dst` is a copy of `src` as it is before this step's tokens are appended."""
+        self._start_forks.append((src, dst))
+
+    def append(self, slots: npt.NDArray[np.int64], tokens: IntArray) -> None:
+        """Tokens [N] that the plan side has chosen for rows [N]."""
+        self._chosen.update(zip(slots.tolist(), tokens.tolist(), strict=True))
 
     def build(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> StepPlan:
         """The plan in which `slots` compute `tokens` each and all other rows none."""
@@ -76,6 +90,10 @@ class PlanBuilder:
             copy_src=_ints(updates.copy_src),
             copy_dst=_ints(updates.copy_dst),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
+            start_fork_src=_ints([src for src, _ in self._start_forks]),
+            start_fork_dst=_ints([dst for _, dst in self._start_forks]),
+            append_slot=_ints(list(self._chosen)),
+            append_token=_ints(list(self._chosen.values())),
             table_group=_ints(updates.group),
             table_slot=_ints(updates.slot),
             table_index=_ints(updates.index),
@@ -86,6 +104,7 @@ class PlanBuilder:
         )
         self._next_step_id += 1
         self._leave, self._enter, self._forks = [], [], []
+        self._start_forks, self._chosen = [], {}
         return plan
 
     def _updates_of_rows_that_stay(self) -> TableUpdates:
@@ -95,7 +114,7 @@ class PlanBuilder:
         return self._kv.drain()
 
     def _enter_row(self, sequence: Sequence, num_computed: int) -> EnterRow:
-        request = sequence.group.request
+        request, beams = sequence.group.request, sequence.group.beams
         return EnterRow(
             slot=sequence.slot,
             token_ids=self._table.known_tokens(sequence.slot).copy(),
@@ -106,4 +125,5 @@ class PlanBuilder:
             seed=request.seed,
             sample_index=sequence.sample_index,
             stop_token_ids=request.stop_token_ids,
+            num_candidates=0 if beams is None else beams.num_candidates,
         )

@@ -11,6 +11,7 @@ from quire.errors import EngineError
 from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import StepResult
+from quire.scheduler.beams import BeamIntake
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight
 from quire.scheduler.prefix import PrefixCache
@@ -33,12 +34,14 @@ class ResultIntake:
         prefixes: PrefixCache,
         roster: Roster,
         outputs: OutputCollector,
+        beams: BeamIntake,
     ) -> None:
         self._table = table
         self._kv = kv
         self._prefixes = prefixes
         self._roster = roster
         self._outputs = outputs
+        self._beams = beams
         self._in_flight: deque[InFlight] = deque()
 
     def expect(self, step: InFlight) -> None:
@@ -61,6 +64,9 @@ class ResultIntake:
             self._append_departed(step, result, ~alive)
             slots, tokens = slots[alive], tokens[alive]
         self._append(slots, tokens)
+        for slot, candidates in result.candidates.items():
+            if step.generation[slot] == self._table.generation[slot]:
+                self._beams.take(self._table.at(slot), candidates)
 
     def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
         table = self._table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -21,8 +22,8 @@ __all__ = ["Roster"]
 class Roster:
     """The life of every group: queued, running, preempted and queued again, ended.
 
-    waiting: the policy holds these. running: sorted by key. branching: running groups with samples
-    still to branch off. groups: by handle of each live sequence.
+    waiting: the policy holds these. running: sorted by key. branching: running groups that may
+    branch. groups: by handle of each live sequence.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class Roster:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that are neither taken nor kept for samples still to branch off."""
-        reserved = sum(len(group.unborn) for group in self.branching)
+        """Slots that are neither taken nor kept for sequences still to branch off."""
+        reserved = sum(group.num_slots - len(group.sequences) for group in self.branching)
         return self._table.num_free - reserved
 
     def queue(self, group: SequenceGroup) -> None:
         """Take in a new group. EngineError if one of its handles is in use."""
         base = group.request.first_handle
-        for sample in (*(s.sample_index for s in group.sequences), *group.unborn):
+        for sample in group.live_samples:
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
@@ -63,7 +64,7 @@ class Roster:
         self.waiting.remove(group)
         bisect.insort(self.running, group, key=lambda g: g.key)
         group.state = GroupState.RUNNING
-        if group.unborn:
+        if group.may_branch:
             self.branching.append(group)
 
     def abort(self, handle: int) -> None:
@@ -73,6 +74,13 @@ class Roster:
             return
         sample = handle - group.request.first_handle
         finish = SequenceFinish(handle, FinishReason.ABORT)
+        if group.beams is not None:
+            group.beams.wanted.remove(sample)
+            if group.beams.wanted:
+                self._report(finish)
+            else:
+                self.end_group(group, [finish])
+            return
         if sample in group.unborn:
             group.unborn = tuple(i for i in group.unborn if i != sample)
             self._close(group, finish)
@@ -95,17 +103,28 @@ class Roster:
 
     def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
         """End one sequence and take back what it holds."""
-        group = sequence.group
+        self.drop(sequence)
+        self._close(sequence.group, finish)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take back what one sequence holds; its group goes on."""
         if sequence.slot >= 0:
             self._vacate(sequence)
         sequence.num_pending = 0
-        group.sequences.remove(sequence)
-        self._close(group, finish)
+        sequence.group.sequences.remove(sequence)
+
+    def end_group(self, group: SequenceGroup, finishes: Iterable[SequenceFinish]) -> None:
+        """End all sequences of a group at once; `finishes` are the last words on its samples."""
+        for sequence in list(group.sequences):
+            self.drop(sequence)
+        for finish in finishes:
+            self._report(finish)
+        self._remove(group)
+        group.state = GroupState.FINISHED
 
     def _close(self, group: SequenceGroup, finish: SequenceFinish) -> None:
         """Report the end of one sequence, and drop its group when it was the last."""
-        del self.groups[finish.handle]
-        self._outputs.finish(finish)
+        self._report(finish)
         if not group.sequences:
             self._remove(group)
             group.state = GroupState.FINISHED
@@ -115,13 +134,15 @@ class Roster:
     ) -> None:
         """End all sequences of a group with an error."""
         base = group.request.first_handle
-        for sample in group.unborn:
-            del self.groups[base + sample]
-            self._outputs.finish(SequenceFinish(base + sample, reason, message=message))
+        finishes = [
+            SequenceFinish(base + sample, reason, message=message) for sample in group.live_samples
+        ]
         group.unborn = ()
-        for sequence in list(group.sequences):
-            handle = base + sequence.sample_index
-            self.finish(sequence, SequenceFinish(handle, reason, message=message))
+        self.end_group(group, finishes)
+
+    def _report(self, finish: SequenceFinish) -> None:
+        del self.groups[finish.handle]
+        self._outputs.finish(finish)
 
     def _remove(self, group: SequenceGroup) -> None:
         if group.state is GroupState.WAITING:
@@ -142,6 +163,8 @@ class Roster:
             slot = sequence.slot
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])
             self._vacate(sequence)
+        if group.beams is not None:
+            group.beams.candidates.clear()  # each row will give its own again
         group.state = GroupState.WAITING
         self.waiting.add(group)
         self.preempted_total += 1

@@ -11,7 +11,9 @@ from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
 from quire.protocol.step import StepPlan, StepResult
-from quire.scheduler.admission import Admission, check_resumable
+from quire.scheduler.admission import Admission
+from quire.scheduler.beams import BeamIntake, new_beam_group
+from quire.scheduler.branching import branch_off
 from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
@@ -34,13 +36,18 @@ not cause a preemption in the next step (the value is that of vLLM's watermark).
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading of the scheduler; counts since start where the name says `total`."""
+    """A reading of the scheduler; counts since start where the name says `total`.
+
+    num_table_entries: blocks that the block tables name; 1 - num_used_blocks / num_table_entries is
+        what sharing saves (PagedAttention, section 6.3).
+    """
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    num_table_entries: int
     num_tokens_in_used_blocks: int
     preempted_total: int
     prompt_tokens_total: int
@@ -82,7 +89,10 @@ class Scheduler:
         self._roster = Roster(self._table, kv, self._builder, self._outputs, policy)
         self._speed = PrefillSpeed()
         self._deadlines = Deadlines(self._speed, self._prefixes.num_uncached)
-        self._intake = ResultIntake(self._table, kv, self._prefixes, self._roster, self._outputs)
+        beams = BeamIntake(self._table, kv, self._builder, self._roster)
+        self._intake = ResultIntake(
+            self._table, kv, self._prefixes, self._roster, self._outputs, beams
+        )
         self._num_groups_added = 0
         self._prompt_tokens_total = 0
         self._cached_tokens_total = 0
@@ -93,7 +103,6 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
-        check_resumable(request, max_total)
         self._check_priority(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
@@ -103,7 +112,10 @@ class Scheduler:
             self._num_groups_added += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))
-            group.unborn = tuple(unborn)
+            if request.beams is None:
+                group.unborn = tuple(unborn)
+            else:
+                group.beams = new_beam_group(request, request.beams, max_total)
             self._roster.queue(group)
             self._deadlines.watch(group)
 
@@ -255,10 +267,10 @@ class Scheduler:
         table.num_computed[slots] += tokens
         self._prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
-        table.num_total[reached] += 1
+        table.num_total[reached] += table.draws[reached]
         for group in self._roster.branching:
             self._fork_unborn(group)
-        self._roster.branching = [group for group in self._roster.branching if group.unborn]
+        self._roster.branching = [group for group in self._roster.branching if group.may_branch]
 
     def _fork_unborn(self, group: SequenceGroup) -> None:
         table = self._table
@@ -267,13 +279,10 @@ class Scheduler:
         if table.num_total[src] == table.num_known[src]:
             return  # its prompt is not computed yet
         for sample in group.unborn:
-            tokens = table.known_tokens(src).copy()
-            sequence = Sequence(group, sample, tokens, list(source.names))
-            dst = table.enter(sequence, int(table.num_computed[src]))
-            table.num_total[dst] += 1
+            sequence = branch_off(source, sample, table, self._kv)
+            table.num_total[sequence.slot] += 1
             group.sequences.append(sequence)
-            self._kv.fork(src, dst)
-            self._builder.fork(src, dst, sample)
+            self._builder.fork(src, sequence.slot, sample)
         group.unborn = ()
 
     # --- results --------------------------------------------------------------------------------
@@ -319,6 +328,7 @@ class Scheduler:
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
+            num_table_entries=self._kv.num_table_entries,
             num_tokens_in_used_blocks=int(self._table.num_computed[self._table.live].sum()),
             preempted_total=self._roster.preempted_total,
             prompt_tokens_total=self._prompt_tokens_total,

@@ -6,9 +6,15 @@ import enum
 from dataclasses import dataclass, field
 
 from quire.protocol.request import EngineRequest
-from quire.protocol.step import IntArray
+from quire.protocol.step import IntArray, TokenCandidates
+from quire.scheduler.beam_search import BeamSearch
 
-__all__ = ["GroupState", "Sequence", "SequenceGroup", "is_stop"]
+__all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup", "is_stop"]
+
+
+def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
+    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+    return token in request.stop_token_ids and num_output >= request.params.min_tokens
 
 
 class GroupState(enum.Enum):
@@ -39,12 +45,30 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
+class BeamGroup:
+    """What a group has whose sequences are the live beams of a search, in the search's order.
+
+    num_candidates: that each row is asked for. wanted: ranks of the sequences found that a client
+    waits for; their handles are the group's. candidates: those that have come since the last token.
+    """
+
+    search: BeamSearch
+    width: int
+    num_candidates: int
+    wanted: list[int]
+    candidates: dict[Sequence, TokenCandidates] = field(
+        default_factory=dict[Sequence, TokenCandidates]
+    )
+
+
+@dataclass(slots=True, eq=False)
 class SequenceGroup:
     """The sequences of one request: scheduled, preempted and resumed together.
 
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
-    output of one sequence at most. key, account: from the policy; see `Policy`.
+    output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
+    beams.
     """
 
     request: EngineRequest
@@ -57,13 +81,23 @@ class SequenceGroup:
     account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
+    beams: BeamGroup | None = None
 
     @property
     def num_slots(self) -> int:
-        """Slots that the group takes, those of samples still to branch off included."""
+        """Slots that the group takes, those of sequences still to branch off included."""
+        if self.beams is not None:
+            return self.beams.width
         return len(self.sequences) + len(self.unborn)
 
+    @property
+    def may_branch(self) -> bool:
+        """Whether sequences may still branch off, in slots that are kept for them."""
+        return bool(self.unborn) or self.beams is not None
 
-def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
-    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
-    return token in request.stop_token_ids and num_output >= request.params.min_tokens
+    @property
+    def live_samples(self) -> tuple[int, ...]:
+        """Indices of the samples whose ends have not been reported."""
+        if self.beams is not None:
+            return tuple(self.beams.wanted)
+        return (*(sequence.sample_index for sequence in self.sequences), *self.unborn)

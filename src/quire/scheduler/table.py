@@ -22,8 +22,9 @@ class SequenceTable:
     num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
     num_computed: tokens whose K/V are in the cache once all planned steps have run. The values of
     the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side was
-    told. account: that of the group. generation: rises when a slot changes hands, so that late
-    results find no stranger.
+    told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
+    the plan side chooses it. generation: rises when a slot changes hands, so that late results
+    find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -38,6 +39,7 @@ class SequenceTable:
         self.handle = np.zeros(max_num_seqs, np.int64)
         self.account = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
+        self.draws = np.ones(max_num_seqs, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
@@ -63,6 +65,7 @@ class SequenceTable:
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
+        self.draws[slot] = group.beams is None
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
         sequence.slot = slot
@@ -87,6 +90,12 @@ class SequenceTable:
         self.more_stops.pop(slot, None)
         self._free.append(slot)
         return slot
+
+    def append(self, slots: Slots, tokens: IntArray) -> None:
+        """The plan side has chosen the next tokens [N] of `slots` [N]."""
+        self.token_ids[slots, self.num_known[slots]] = tokens
+        self.num_known[slots] += 1
+        self.num_total[slots] += 1
 
     def known_tokens(self, slot: int) -> IntArray:
         """View of the tokens of a slot whose values have arrived."""

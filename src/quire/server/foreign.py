@@ -28,8 +28,6 @@ _NONE: tuple[Any, ...] = ()
 
 NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "audio": (_MEDIA, _NONE),
-    "best_of": ("only n samples are drawn; choose among them", (1,)),
-    "early_stopping": ("there is no beam search", (False,)),
     "echo": ("an answer repeats nothing of the chat; completions have it", (False,)),
     "ec_transfer_params": ("there is no disaggregated encoder", _NONE),
     "frequency_penalty_decay": ("there is no such penalty", _NONE),
@@ -43,7 +41,6 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "guided_whitespace_pattern": (_STRUCTURE, _NONE),
     "include_reasoning": ("reasoning is not told from the answer", (True,)),
     "kv_transfer_params": ("there is no disaggregated prefill", _NONE),
-    "length_penalty": ("there is no beam search", (1, 1.0)),
     "logprob_token_ids": ("log-probabilities are of the most likely tokens", ([],)),
     "logits_processors": ("code is never taken from requests", ([],)),
     "media_io_kwargs": (_MEDIA, ({},)),
@@ -62,7 +59,6 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "thinking_token_budget": ("reasoning is not told from the answer", _NONE),
     "tool_choice": (_TOOLS, ("none",)),
     "tools": (_TOOLS, _NONE),
-    "use_beam_search": ("there is no beam search", (False,)),
     "verbosity": ("the model has no such switch", ("medium",)),
     "vllm_xargs": ("there are no request plug-ins", ({},)),
     "web_search_options": ("the server searches nothing", _NONE),

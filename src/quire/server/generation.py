@@ -12,6 +12,7 @@ from typing import Literal
 from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError
+from quire.protocol.beam_search import BeamRules
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -70,7 +71,9 @@ class Generation:
         place: Place,
         timeline: Timeline,
         metrics: ServerMetrics,
+        beams: BeamRules | None = None,
     ) -> None:
+        """beams: if the samples are those that a search finds, which come at its end."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -84,6 +87,7 @@ class Generation:
         self._place = place
         self._timeline = timeline
         self._metrics = metrics
+        self._beams = beams
         self._samples = [
             _Sample(front.renderer.output_of(prompt.token_ids, params)) for _ in range(params.n)
         ]
@@ -183,6 +187,9 @@ class Generation:
         if timeline.scheduled_s is None:
             timeline.scheduled_s = timeline.now()
         self._timer.cancel()
+        if self._beams is not None:
+            self._expire_at_total()
+            return
         self._timer = self._expire_after(
             limits.first_token_timeout_s - timeline.now(),
             f"No token came within {limits.first_token_timeout_s:g} s (first_token_timeout_s). "
@@ -194,13 +201,16 @@ class Generation:
         if self.num_tokens == 0:
             self._place.leave()
             self._timer.cancel()
-            self._timer = self._expire_after(
-                self._limits.total_timeout_s - timeline.now(),
-                f"The answer was not complete after {self._limits.total_timeout_s:g} s "
-                "(total_timeout_s). Lower max_tokens.",
-            )
+            self._expire_at_total()
         previous, self._last_token_s = self._last_token_s, timeline.add_chunk(num_tokens)
         self._metrics.count_tokens(self._last_token_s, previous, num_tokens, num_steps)
+
+    def _expire_at_total(self) -> None:
+        self._timer = self._expire_after(
+            self._limits.total_timeout_s - self._timeline.now(),
+            f"The answer was not complete after {self._limits.total_timeout_s:g} s "
+            "(total_timeout_s). Lower max_tokens.",
+        )
 
     def _expire_after(self, seconds: float, message: str) -> asyncio.TimerHandle:
         def expire() -> None:
@@ -231,6 +241,7 @@ class GenerationService:
         scheduling: SchedulingParams,
         truncate: int | None = None,
         salt: str = "",
+        beams: BeamRules | None = None,
     ) -> AsyncGenerator[Generation]:
         """Render and add one prompt, and abort what is unfinished of it on leaving.
 
@@ -241,9 +252,8 @@ class GenerationService:
         try:
             prompt = await self._rendered(ready, render, params, timeline, truncate)
             place.hold(len(prompt.token_ids))
-            async with self._added(
-                ready, prompt, params, scheduling, place, timeline, salt
-            ) as generation:
+            added = self._added(ready, prompt, params, scheduling, place, timeline, salt, beams)
+            async with added as generation:
                 yield generation
         finally:
             place.leave()
@@ -275,13 +285,14 @@ class GenerationService:
         place: Place,
         timeline: Timeline,
         salt: str,
+        beams: BeamRules | None,
     ) -> AsyncGenerator[Generation]:
         client = ready.client
         handle = client.reserve_handles(params.n)
         request = self._request_renderer(ready.model).render(
-            timeline.request_id, handle, prompt, params, time.monotonic(), scheduling
+            timeline.request_id, handle, prompt, params, time.monotonic(), beams
         )
-        async with await client.add(replace(request, salt=salt)) as stream:
+        async with await client.add(replace(request, salt=salt, scheduling=scheduling)) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()
             generation = Generation(
@@ -293,6 +304,7 @@ class GenerationService:
                 place=place,
                 timeline=timeline,
                 metrics=self._metrics,
+                beams=beams,
             )
             try:
                 yield generation

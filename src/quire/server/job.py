@@ -10,6 +10,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.answer import AnswerHead
 from quire.server.backend import Ready
+from quire.server.beams import beam_rules
 from quire.server.generation import Generation, GenerationService, Render
 from quire.server.limits import Limits
 from quire.server.logprobs import LogprobsWriter
@@ -68,6 +69,7 @@ class Job:
             truncate=body.truncate_prompt_tokens,
             salt=self._salt(body),
             scheduling=self._scheduling(body),
+            beams=beam_rules(body, self.limits),
         )
 
     def _scheduling(self, body: GenerationRequest) -> SchedulingParams:

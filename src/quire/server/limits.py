@@ -43,6 +43,7 @@ class Limits:
 
     # What one request may ask.
     max_n: int = _limit(16, "samples per prompt (at most 128)")
+    max_beam_width: int = _limit(8, "beams of one search (best_of, or else n; at most 128)")
     max_sequences: int = _limit(256, "prompts x n of one completion request")
     max_logprobs: int = _limit(20, "top_logprobs, logprobs and prompt_logprobs")
     max_logprobs_bytes: int = _limit(32 * 2**20, "bytes of log-probabilities in one response")
@@ -83,6 +84,10 @@ class Limits:
                 )
         if self.max_n > 128:
             raise ConfigError(f"max_n is {self.max_n}: the engine takes at most 128 samples.")
+        if self.max_beam_width > 128:
+            raise ConfigError(
+                f"max_beam_width is {self.max_beam_width}: the engine takes at most 128 beams."
+            )
         if self.max_logprobs > 1024:
             raise ConfigError(
                 f"max_logprobs is {self.max_logprobs}: the engine gives at most 1,024."

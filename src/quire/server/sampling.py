@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 
 from quire.protocol.sampling_params import SamplingParams
+from quire.server.beams import beam_rules, defaults_of
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -27,7 +28,7 @@ def completion_params(
 ) -> SamplingParams:
     """Parameters of a completion. `echo` with logprobs asks for those of the prompt too, and
     max_tokens 0 becomes 1: the engine computes the prompt to sample, and the token is dropped."""
-    given = _shared(body, limits)
+    given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
@@ -44,7 +45,7 @@ def chat_params(
     body: ChatRequest, defaults: Mapping[str, object], limits: Limits
 ) -> SamplingParams:
     """Parameters of a chat. Without max_tokens the answer may fill the context."""
-    given = _shared(body, limits)
+    given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = _chat_logprobs(body, limits)
     given["max_tokens"] = (
         body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -65,6 +66,7 @@ def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
 
 def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
     _check_limits(body, limits)
+    beam_rules(body, limits)
     if body.stream_options is not None and not body.stream:
         raise RefusedError(
             "stream_options is given, but stream is not true. Set stream, or leave it out.",

@@ -1,0 +1,33 @@
+"""What a beam search found, in the shape that its callers know."""
+
+from __future__ import annotations
+
+from quire.protocol.beam_search import BeamRules
+from quire.protocol.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from quire.rendering.tokenizer import Tokenizer
+
+__all__ = ["beam_search_output"]
+
+
+def beam_search_output(
+    output: RequestOutput, rules: BeamRules, tokenizer: Tokenizer | None
+) -> BeamSearchOutput:
+    """From a request that has ended; without a tokenizer texts are empty."""
+    if output.error is not None:
+        return BeamSearchOutput([], output.error)
+    sequences: list[BeamSearchSequence] = []
+    for found in output.outputs:
+        tokens = [*output.prompt_token_ids, *found.token_ids]
+        cum_logprob = found.cumulative_logprob or 0.0
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                text="" if tokenizer is None else tokenizer.decode(tokens),
+                cum_logprob=cum_logprob,
+                score=rules.score(cum_logprob, len(found.token_ids)),
+                logprobs=found.logprobs,
+                finish_reason=found.finish_reason,
+                stop_reason=found.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences)

@@ -1,0 +1,141 @@
+"""The rules of beam search, without rows and blocks: which beams go on, and what is found.
+
+They are those of `transformers` (`generate(num_beams=…)`), and so are the scores. Of all
+continuations of all beams, in the order of their summed log-probabilities, those that end are kept
+if they are among the first `width`, and the first `width` that do not end go on. A row offers its
+best `width` + number of stop tokens continuations: at most so many of its own stand before the last
+one that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+
+from quire.protocol.beam_search import BeamRules
+from quire.protocol.step import IntArray, TokenCandidates, TokenLogprobs
+
+__all__ = ["Beam", "BeamSearch", "Continuation", "FoundSequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """Log-probabilities of a beam's tokens, last one first; beams that branched off share them."""
+
+    last: TokenLogprobs
+    before: Trail | None
+
+    def unwind(self) -> tuple[TokenLogprobs, ...]:
+        """In the order of the tokens."""
+        entries: list[TokenLogprobs] = []
+        here: Trail | None = self
+        while here is not None:
+            entries.append(here.last)
+            here = here.before
+        return tuple(reversed(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """cum_logprob: sum over the output tokens. trail: if log-probabilities were asked for."""
+
+    cum_logprob: float = 0.0
+    trail: Trail | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Beam number `parent` goes on as `beam`, by `token_id`."""
+
+    parent: int
+    token_id: int
+    beam: Beam
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSequence:
+    """output: its tokens after the prompt. stop_token_id: what ended it; None is its length."""
+
+    output: IntArray
+    beam: Beam
+    score: float
+    stop_token_id: int | None
+
+
+class BeamSearch:
+    """One search. max_tokens: of the output. is_stop(token, num_output): whether `token` ends an
+    output of `num_output` tokens, itself counted."""
+
+    def __init__(
+        self, rules: BeamRules, max_tokens: int, is_stop: Callable[[int, int], bool]
+    ) -> None:
+        self._rules = rules
+        self._max_tokens = max_tokens
+        self._is_stop = is_stop
+        self.live = [Beam()]
+        self.found: list[FoundSequence] = []
+        self.is_done = False
+
+    def advance(
+        self, candidates: Sequence[TokenCandidates], outputs: Sequence[IntArray]
+    ) -> list[Continuation]:
+        """One token further: the beams that are live now, best first; none once `is_done`.
+
+        candidates: of each live beam, in their order. outputs: their tokens after the prompt.
+        """
+        width, num_output = self._rules.width, len(outputs[0]) + 1
+        going_on: list[Continuation] = []
+        for rank, step in enumerate(self._in_order(candidates)):
+            is_stop = self._is_stop(step.token_id, num_output)
+            if not is_stop and num_output < self._max_tokens:
+                going_on.append(step)
+            elif rank < width:
+                self._keep(step, outputs[step.parent], is_stop=is_stop)
+            if rank >= width - 1 and (len(going_on) == width or num_output == self._max_tokens):
+                break
+        self.found = sorted(self.found, key=attrgetter("score"), reverse=True)[:width]
+        self.live = [step.beam for step in going_on]
+        self.is_done = not going_on or self._is_settled(num_output)
+        return [] if self.is_done else going_on
+
+    def _in_order(self, candidates: Sequence[TokenCandidates]) -> Iterator[Continuation]:
+        """All continuations with a chance, best first; of equal ones the better beam's."""
+        counts = [len(c.token_ids) for c in candidates]
+        parents = np.repeat(np.arange(len(candidates)), counts)
+        places = np.concatenate([np.arange(count) for count in counts])
+        before = np.array([beam.cum_logprob for beam in self.live])
+        totals = before[parents] + np.concatenate([c.scores for c in candidates])
+        order = np.argsort(-totals, kind="stable")
+        order = order[np.isfinite(totals[order])]
+        for i in order.tolist():
+            parent = int(parents[i])
+            yield self._continue(parent, candidates[parent], int(places[i]), float(totals[i]))
+
+    def _continue(
+        self, parent: int, candidates: TokenCandidates, place: int, total: float
+    ) -> Continuation:
+        trail = None
+        if candidates.logprobs:
+            trail = Trail(candidates.logprobs[place], self.live[parent].trail)
+        return Continuation(parent, int(candidates.token_ids[place]), Beam(total, trail))
+
+    def _keep(self, step: Continuation, output: IntArray, *, is_stop: bool) -> None:
+        whole = np.append(output, np.int32(step.token_id))
+        score = self._rules.score(step.beam.cum_logprob, len(whole))
+        stop = step.token_id if is_stop else None
+        self.found.append(FoundSequence(whole, step.beam, score, stop))
+
+    def _is_settled(self, num_output: int) -> bool:
+        """Whether enough is found, and what goes on is not expected to be better."""
+        rules = self._rules
+        if len(self.found) < rules.width:
+            return False
+        if rules.early_stopping is True:
+            return True
+        length = num_output
+        if rules.early_stopping == "never" and rules.length_penalty > 0:
+            length = self._max_tokens
+        return rules.score(self.live[0].cum_logprob, length) <= self.found[-1].score
