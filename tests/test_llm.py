@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
-from quire import LLM, ConfigError, EngineError, RequestError, SamplingParams
+from quire import LLM, ConfigError, EngineError, RequestError, SamplingParams, SchedulingParams
 from quire.bundled import bundled_model_path
+from quire.scheduler import KeyedPolicy, SequenceGroup
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -435,3 +437,51 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_import_loads_no_torch() -> None:
     code = "import sys; from quire import LLM; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class TestScheduling:
+    LATE = SchedulingParams(deadline_s=1e-9)
+
+    def test_a_prompt_that_is_too_late_fails_alone(self, llm: LLM) -> None:
+        params = [SchedulingParams(), self.LATE, SchedulingParams(deadline_s=600.0)]
+        outputs = llm.generate(["a", "b", "c"], GREEDY, scheduling_params=params)
+        assert [bool(output.error) for output in outputs] == [False, True, False]
+        assert "deadline_s" in str(outputs[1].error)
+        assert outputs[1].outputs[0].finish_reason == "deadline"
+        with pytest.raises(RequestError, match="deadline_s"):
+            llm.generate("b", GREEDY, scheduling_params=self.LATE)
+
+    def test_priority_is_refused_by_fcfs(self, llm: LLM) -> None:
+        assert llm.generate("a", GREEDY, priority=0)[0].error is None
+        with pytest.raises(RequestError, match="does not look at priorities"):
+            llm.generate("a", GREEDY, priority=1)
+
+    def test_numbers_must_match(self, llm: LLM) -> None:
+        with pytest.raises(RequestError, match="2 prompts but 3 priority"):
+            llm.generate(["a", "b"], GREEDY, priority=[1, 2, 3])
+        with pytest.raises(RequestError, match="2 prompts but 1 scheduling_params"):
+            llm.generate(["a", "b"], GREEDY, scheduling_params=[SchedulingParams()])
+        with pytest.raises(RequestError, match="give SchedulingParams objects"):
+            llm.generate("a", GREEDY, scheduling_params={"priority": 1})
+
+    def test_a_policy_of_ones_own_sees_priorities(self) -> None:
+        RecordingPolicy.seen.clear()
+        name = f"{__name__}:RecordingPolicy"
+        with LLM(quiet=True, num_kv_blocks=64, max_model_len=256, scheduling_policy=name) as own:
+            texts = [output.outputs[0].text for output in own.generate(["a"] * 3, GREEDY)]
+            own.generate(["a", "b"], GREEDY, priority=[7, -2])
+        assert RecordingPolicy.seen == [0, 0, 0, 7, -2]
+        assert len(set(texts)) == 1
+
+    def test_a_policy_that_does_not_exist_is_told(self) -> None:
+        with pytest.raises(ConfigError, match="fcfs, priority, srtf, two_level, fair"):
+            LLM(quiet=True, scheduling_policy="no_such_module:Policy")
+
+
+class RecordingPolicy(KeyedPolicy):
+    uses_priority = True
+    seen: ClassVar[list[int]] = []
+
+    def key(self, group: SequenceGroup) -> tuple[float, int]:
+        self.seen.append(group.request.scheduling.priority)
+        return (0.0, group.number)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from quire.protocol.sampling_params import SamplingParams
+    from quire.protocol.scheduling_params import SchedulingParams
 
 __all__ = [
     "LLM",
@@ -32,6 +33,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SchedulingParams",
     "__version__",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "Logprob": "quire.protocol.outputs",
     "RequestOutput": "quire.protocol.outputs",
     "SamplingParams": "quire.protocol.sampling_params",
+    "SchedulingParams": "quire.protocol.scheduling_params",
     "ConfigError": "quire.errors",
     "EngineError": "quire.errors",
     "QuireError": "quire.errors",

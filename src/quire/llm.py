@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
     OutputAssembler,
     Prompt,
@@ -24,6 +26,7 @@ from quire.rendering import (
     Tokenizer,
     beam_search_output,
 )
+from quire.rendering.lists import as_list, holds_lists
 from quire.rendering.progress import GenerationProgress
 
 __all__ = ["LLM"]
@@ -32,6 +35,7 @@ logger = logging.getLogger("quire")
 
 Message = Mapping[str, Any]
 ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
+SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 
 
 class LLM:
@@ -64,18 +68,23 @@ class LLM:
         sampling_params: ParamsArgument = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs come in the order of the prompts.
 
         prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of them.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
+        priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
+        and deadlines, tenants and weights. Each is one for all, or one per prompt.
 
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
         """
-        items, is_single = _as_list(prompts)
+        items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
-        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
 
     def chat(
         self,
@@ -83,6 +92,8 @@ class LLM:
         sampling_params: ParamsArgument = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -92,7 +103,7 @@ class LLM:
 
         messages: [{"role": …, "content": …}, …], or a list of such lists. Errors as in `generate`.
         """
-        is_single = not _holds_lists(messages)
+        is_single = not holds_lists(messages)
         conversations = [messages] if is_single else messages
         rendered = [
             self._render_chat(
@@ -104,7 +115,8 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(rendered, sampling_params, use_tqdm, is_single=is_single)
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
 
     def beam_search(
         self,
@@ -112,17 +124,26 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations that a beam search finds of each prompt, best
         first. Prompts and errors as in `generate`."""
-        items, is_single = _as_list(prompts)
+        items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         rules = params.rules
-        outputs = self._run(rendered, params.sampling, use_tqdm, is_single=is_single, beams=rules)
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        outputs = self._run(
+            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules
+        )
         return [beam_search_output(output, rules, self.get_tokenizer()) for output in outputs]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        scheduling_params: SchedulingParams | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt and yield its growing output after every step that changed it.
 
@@ -134,7 +155,7 @@ class LLM:
         handles = range(self._next_handle, self._next_handle + params.n)
         shown = (0, False)
         try:
-            output = self._add(rendered, params)
+            output = self._add(rendered, params, scheduling_params or SchedulingParams())
             # Other calls, made while this one pauses, also let its output grow.
             while shown != (now := _extent(output)) or not output.finished:
                 if now == shown:
@@ -150,6 +171,7 @@ class LLM:
         self,
         rendered: Sequence[RenderedPrompt | RequestError],
         sampling_params: ParamsArgument,
+        scheduling: Sequence[SchedulingParams],
         use_tqdm: bool,
         *,
         is_single: bool,
@@ -159,7 +181,8 @@ class LLM:
         first_handle = self._next_handle
         with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
             try:
-                outputs = [self._admit(*pair, beams) for pair in zip(rendered, params, strict=True)]
+                asked = zip(rendered, params, scheduling, strict=True)
+                outputs = [self._admit(*each, beams) for each in asked]
                 progress.failed(sum(output.finished for output in outputs))
                 running = {output.request_id for output in outputs if not output.finished}
                 while running:
@@ -204,12 +227,13 @@ class LLM:
         self,
         rendered: RenderedPrompt | RequestError,
         params: SamplingParams,
+        scheduling: SchedulingParams,
         beams: BeamRules | None,
     ) -> RequestOutput:
         """Add a request; one that is refused becomes an output that says why."""
         if isinstance(rendered, RenderedPrompt):
             try:
-                return self._add(rendered, params, beams)
+                return self._add(rendered, params, scheduling, beams)
             except RequestError as error:
                 refused, prompt = error, rendered
         else:
@@ -224,12 +248,17 @@ class LLM:
         )
 
     def _add(
-        self, prompt: RenderedPrompt, params: SamplingParams, beams: BeamRules | None = None
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        beams: BeamRules | None = None,
     ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
         now = time.monotonic()
         request = self._requests.render(request_id, handle, prompt, params, now, beams)
+        request = replace(request, scheduling=scheduling)
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)
@@ -307,28 +336,6 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether the argument was a single one. What is no prompt at all is taken
-    for a single one, which rendering then refuses."""
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
-        return [cast("Prompt", prompts)], True
-    items = list(cast("Iterable[Any]", prompts))
-    if not items or isinstance(items[0], str | Mapping) or items[0] is None:
-        return items, False
-    is_number = getattr(items[0], "ndim", None) == 0  # of an array, where it may have a length
-    if hasattr(items[0], "__len__") and not is_number:
-        return items, False
-    return [items], True
-
-
-def _holds_lists(messages: object) -> bool:
-    """Whether these are conversations and not the messages of one."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        return False
-    first = cast("Sequence[object]", messages)[0]
-    return isinstance(first, Sequence) and not isinstance(first, str)
 
 
 def _extent(output: RequestOutput) -> tuple[int, bool]:

@@ -118,6 +118,9 @@ def test_no_such_model_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
         (["--port", "70000"], "port is 70000"),
         (["--host", "0.0.0.0"], "--api-key"),
         (["--prot", "1"], "did you mean --port?"),
+        (["--scheduling-policy", "best"], "one of: fcfs, priority, srtf, two_level, fair"),
+        (["--api-key", "a" * 16, "--api-key-weights", "2"], "--scheduling-policy fair"),
+        (["--api-key-weights", "2"], "1 api_key_weights for 0 API keys"),
         (["--max-n", "0"], "max_n is 0"),
     ],
 )

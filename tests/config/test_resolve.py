@@ -24,7 +24,9 @@ def reason(plan: Resolved, name: str) -> str:
 def test_nothing_is_left_open() -> None:
     plan = resolve(EngineSettings(), make_spec(), None, make_platform())
     open_values = {f.name for f in fields(plan.settings) if getattr(plan.settings, f.name) is None}
-    assert open_values <= {"attention_backend", "quantization"}  # None is an answer in both
+    unlimited = {name for name in open_values if name.endswith(("_threshold", "_prefills"))}
+    # None is an answer in all of these
+    assert open_values == unlimited | {"attention_backend", "quantization"}
     assert all(decision.reason for decision in plan.decisions)
 
 
@@ -223,3 +225,22 @@ def test_a_plan_fits_the_machine_and_its_context_fits_the_plan(
     if asked is None:
         assert chosen.max_model_len <= max_context
         assert plan == resolve(wanted, spec, None, platform)
+
+
+@pytest.mark.parametrize(
+    ("given", "threshold"),
+    [
+        ({}, None),
+        ({"long_prefill_token_threshold": 0}, None),
+        ({"long_prefill_token_threshold": 300}, 300),
+        ({"max_num_partial_prefills": 1}, None),
+        ({"max_num_partial_prefills": 4}, 40),
+        ({"max_long_partial_prefills": 1}, 40),
+        ({"max_num_partial_prefills": 4, "long_prefill_token_threshold": 64}, 64),
+    ],
+)
+def test_prompts_side_by_side_share_steps(given: dict[str, int], threshold: int | None) -> None:
+    """4 % of the context, as vLLM chooses; without it the first prompt would take whole steps."""
+    settings = EngineSettings(max_model_len=1000, **given)
+    plan = resolve(settings, make_spec(), None, make_platform())
+    assert plan.settings.long_prefill_token_threshold == threshold

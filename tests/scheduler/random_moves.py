@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from quire.protocol import BeamRules
+from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.protocol import BeamRules, SchedulingParams
+from quire.scheduler import PrefillLimits
+from quire.scheduler.token_budget import UNLIMITED
 from tests.scheduler.simulation import POISON_OUTSIDE, VOCAB, Setup, Simulation
 
 WINDOWS: tuple[tuple[int | None, ...], ...] = (
@@ -19,7 +22,8 @@ WINDOWS: tuple[tuple[int | None, ...], ...] = (
 )
 
 
-def random_setup(rng: random.Random) -> Setup:
+def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
+    """policy: any one if None."""
     windows = rng.choice(WINDOWS)
     max_num_seqs = rng.randint(1, 6)
     setup = Setup(
@@ -33,6 +37,12 @@ def random_setup(rng: random.Random) -> Setup:
         poison=None if windows == (1,) else rng.choice((None, None, POISON_OUTSIDE, 3)),
         readers_fail=rng.random() < 0.5,
         enable_prefix_caching=rng.random() < 0.9,
+        policy=policy or rng.choice(SCHEDULING_POLICIES),
+        prefill_limits=PrefillLimits(
+            rng.choice((1, 3, 8, UNLIMITED, UNLIMITED)),
+            rng.choice((1, 2, UNLIMITED, UNLIMITED)),
+            rng.choice((1, UNLIMITED, UNLIMITED)),
+        ),
     )
     tokens = rng.choice((8, 16, 30, 60, 200))
     num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
@@ -76,6 +86,12 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
         resume_at=rng.choice((0, 0, 0, 1, 4)),
         lateness=rng.choice((0.0, 0.0, 0.0, 2.5, 10.0)),
         prompt_logprobs=rng.choice((None, None, None, 0)),
+        scheduling=SchedulingParams(
+            priority=rng.choice((-2, 0, 3)) if simulation.policy.uses_priority else 0,
+            deadline_s=rng.choice((*[None] * 8, 0.5, 4.0)),
+            tenant=rng.choice(("", "a", "b")),
+            weight=rng.choice((0.5, 1.0, 3.0)),
+        ),
     )
 
 
@@ -98,9 +114,9 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         simulation.apply()
 
 
-def run_random(seed: int, num_moves: int) -> Simulation:
+def run_random(seed: int, num_moves: int, policy: str | None = None) -> Simulation:
     rng = random.Random(seed)
-    simulation = Simulation(random_setup(rng))
+    simulation = Simulation(random_setup(rng, policy))
     for _ in range(num_moves):
         random_move(rng, simulation)
     simulation.drain()

@@ -23,11 +23,19 @@ from quire.protocol import (
     EngineRequest,
     FinishReason,
     SamplingParams,
+    SchedulingParams,
     SequenceFinish,
     StepPlan,
     StepResult,
 )
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import (
+    Admission,
+    Policy,
+    PolicySettings,
+    PrefillLimits,
+    Scheduler,
+    make_policy,
+)
 from quire.scheduler.sequence import GroupState
 from tests.scheduler.beam_reference import Outcome, search
 
@@ -49,6 +57,8 @@ class Setup:
     poison: int | None = None
     readers_fail: bool = False
     enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
 
 
 @dataclass
@@ -63,6 +73,7 @@ class Client:
     seed: int
     sample_index: int
     first_handle: int
+    deadline_s: float | None = None
     beams: BeamRules | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
@@ -96,6 +107,10 @@ def expected_beams(
 class Simulation:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.policy: Policy = make_policy(
+            setup.policy,
+            PolicySettings(setup.max_num_batched_tokens, staging_size=3, ageing_s=4.0),
+        )
         groups = tuple(KVGroup((i,), window) for i, window in enumerate(setup.windows))
         layout = KVLayout(groups, setup.block_size, 1, 1, 4)
         self.kv = KVManager(
@@ -108,7 +123,7 @@ class Simulation:
         self.scheduler = Scheduler(
             kv=self.kv,
             hasher=BlockHasher(setup.block_size, b"test"),
-            policy=Fcfs(),
+            policy=self.policy,
             admission=Admission(
                 layout,
                 setup.num_blocks,
@@ -120,6 +135,7 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
+            prefill_limits=setup.prefill_limits,
         )
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),
@@ -153,6 +169,7 @@ class Simulation:
         resume_at: int = 0,
         lateness: float = 0.0,
         prompt_logprobs: int | None = None,
+        scheduling: SchedulingParams | None = None,
         logprobs: int | None = None,
         beams: BeamRules | None = None,
     ) -> list[int]:
@@ -180,6 +197,7 @@ class Simulation:
             output_token_ids=np.array(output, np.int32),
             arrival_time=self.now - lateness,
             salt=salt,
+            scheduling=scheduling or SchedulingParams(),
             beams=beams,
         )
         try:
@@ -200,6 +218,7 @@ class Simulation:
                 seed,
                 sample,
                 first,
+                request.scheduling.deadline_s,
                 beams,
                 list(output),
             )
@@ -236,6 +255,7 @@ class Simulation:
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
             for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
         }
+        self.now += 0.1
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
@@ -308,9 +328,19 @@ class Simulation:
             self.standing[row.slot] = 0
         self.standing[plan.delta_slot] = plan.delta_tokens
         assert 0 < self.standing.sum() <= self.setup.max_num_batched_tokens
+        self._check_prefill_limits()
         for fork in plan.forks:
             self.standing[fork.dst] = self.standing[fork.src]
         assert int(self.scheduler._table.live.sum()) <= self.setup.max_num_seqs
+
+    def _check_prefill_limits(self) -> None:
+        limits, table = self.setup.prefill_limits, self.scheduler._table
+        assert self.standing.max() <= limits.long_prefill_token_threshold
+        is_partial = table.live & (table.num_total - table.num_computed > 1)
+        is_long = table.num_total > limits.long_prefill_token_threshold
+        if not self.scheduler.stats().preempted_total:
+            assert is_partial.sum() <= limits.max_num_partial_prefills
+            assert (is_partial & is_long).sum() <= limits.max_long_partial_prefills
 
     def _take(self, output: EngineOutput) -> None:
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
@@ -357,6 +387,10 @@ class Simulation:
     def _check_client(self, handle: int, client: Client) -> None:
         tokens, finish = tuple(client.tokens), client.finish
         assert finish is not None, f"sequence {handle} never ended"
+        if finish.reason is FinishReason.DEADLINE:
+            assert client.deadline_s is not None
+            assert not tokens, "a request was dropped although it had begun"
+            return
         if client.beams is not None:
             self._check_beams(handle, client, finish)
             return

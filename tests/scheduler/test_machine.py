@@ -27,9 +27,11 @@ SEEDS = st.integers(0, 2**32)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    POLICY: str | None = None  # any
+
     @initialize(seed=SEEDS)
     def build(self, seed):
-        self.simulation = Simulation(random_setup(random.Random(seed)))
+        self.simulation = Simulation(random_setup(random.Random(seed), self.POLICY))
 
     @rule(seed=SEEDS)
     def add(self, seed):

@@ -24,6 +24,7 @@ BODY = {"prompt": "The same long prompt for everybody. " * 4, "max_tokens": 2}
 def guarded(front: ModelFront) -> Iterator[RunningServer]:
     settings = ServerSettings(
         api_key=KEYS,
+        api_key_weights=(1.0, 2.5),
         disable_access_log=True,
         limits=Limits(max_requests_per_key=2, header_timeout_s=0.3, max_header_bytes=4096),
     )
@@ -160,3 +161,19 @@ def test_listening_to_the_world_wants_a_key() -> None:
     assert ServerSettings(host="0.0.0.0", insecure_no_auth=True)
     with pytest.raises(ConfigError, match="at least 16"):
         ServerSettings(api_key=("short",))
+
+
+def test_keys_are_tenants_with_weights(guarded: RunningServer) -> None:
+    """What the policy `fair` is told, and the key itself never."""
+    for key, weight in zip(KEYS, (1.0, 2.5), strict=True):
+        httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers={"x-api-key": key})
+        asked = guarded.client.added[-1].scheduling
+        assert asked.weight == weight
+        assert asked.tenant and key not in asked.tenant
+    assert len({request.scheduling.tenant for request in guarded.client.added[-2:]}) == 2
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0), (1.0, 0.0), (1.0, float("nan"))])
+def test_weights_are_one_for_each_key_and_above_zero(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="api_key_weight"):
+        ServerSettings(api_key=KEYS, api_key_weights=weights)

@@ -87,7 +87,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": ["a"] * 40, "use_beam_search": True, "best_of": 8}, "max_sequences"),
     (TEXT, {"logprobs": 21}, "max_logprobs"),
     (TEXT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    (TEXT, {"priority": 1}, "priority"),
+    (TEXT, {"priority": 101}, "max_priority"),
+    (TEXT, {"priority": 1}, "scheduling_policy does not look at priorities"),
+    (TEXT, {"deadline_s": 0}, "deadline_s"),
+    (TEXT, {"deadline_s": -1.5}, "deadline_s"),
 ]
 
 
@@ -302,3 +305,15 @@ def test_the_check_of_a_large_body_gives_way(body: bytes) -> None:
 
     asyncio.run(work())
     assert num_turns >= len(body) // (WINDOW_BYTES + 1)
+
+
+def test_a_deadline_that_cannot_be_met_is_503(http: httpx.Client) -> None:
+    """Dropped before anything is computed, as a response and in a stream."""
+    for stream in (False, True):
+        body = {"prompt": "x", "max_tokens": 4, "deadline_s": 1e-9, "stream": stream}
+        reply = http.post("/v1/completions", json=body)
+        assert reply.status_code == 503
+        assert "deadline_s" in reply.json()["error"]["message"]
+        assert float(reply.headers["retry-after"]) > 0
+    body["deadline_s"] = 60
+    assert http.post("/v1/completions", json=body).status_code == 200

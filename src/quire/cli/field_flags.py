@@ -54,7 +54,8 @@ def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
     stated = f" ({item.default})" if is_stated else ""
     common["help"] = (rules["help"] + stated).replace("%", "%%")
     if kind.startswith("tuple"):
-        return {**common, "nargs": "+", "metavar": "VALUE"}
+        of = {"type": float} if "float" in kind else {}
+        return {**common, **of, "nargs": "+", "metavar": "VALUE"}
     if kind in _NUMBERS and "kind" not in rules:
         common["type"] = _NUMBERS[kind]
     metavar = kind.upper()

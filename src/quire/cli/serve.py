@@ -8,6 +8,7 @@ from quire.cli.engine_flags import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 from quire.cli.server_flags import add_server_flags, read_server_settings
 from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,6 +24,11 @@ def run(options: argparse.Namespace) -> int:
     ConfigError if the model or the server cannot start."""
     settings = EngineSettings.from_options(given_settings(options))
     server_settings = read_server_settings(options)
+    if server_settings.api_key_weights and settings.scheduling_policy != "fair":
+        raise ConfigError(
+            f"--api-key-weights are for --scheduling-policy fair, not for "
+            f"{settings.scheduling_policy}. Choose it, or leave them out."
+        )
     from quire.server import run_server
 
     return run_server(settings, server_settings)

@@ -59,6 +59,11 @@ class ResolvedSettings:
     enable_prefix_caching: bool
     depth: int
     scheduling_policy: str
+    staging_queue_size: int
+    priority_ageing_s: float
+    long_prefill_token_threshold: int | None
+    max_num_partial_prefills: int | None
+    max_long_partial_prefills: int | None
     seed: int
     attention_backend: str | None
     enforce_eager: bool
@@ -142,6 +147,11 @@ def resolve(
         enable_prefix_caching=settings.enable_prefix_caching,
         depth=settings.depth,
         scheduling_policy=settings.scheduling_policy,
+        staging_queue_size=settings.staging_queue_size,
+        priority_ageing_s=settings.priority_ageing_s,
+        long_prefill_token_threshold=_choose_threshold(settings, context),
+        max_num_partial_prefills=settings.max_num_partial_prefills,
+        max_long_partial_prefills=settings.max_long_partial_prefills,
         seed=settings.seed,
         attention_backend=settings.attention_backend,
         enforce_eager=settings.enforce_eager,
@@ -209,6 +219,15 @@ def _choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str
     if tokens is not None and tokens < seqs:
         return tokens, "one for each of max_num_batched_tokens"
     return seqs, f"more rows at once would only slow each other on {platform.cpu.num_cores} cores"
+
+
+def _choose_threshold(settings: EngineSettings, context: int) -> int | None:
+    """long_prefill_token_threshold; None: a prompt takes what a step has room for. Prompts that are
+    to be computed side by side need one, and vLLM's choice is 4 % of the context."""
+    if settings.long_prefill_token_threshold:
+        return settings.long_prefill_token_threshold
+    is_wanted = (settings.max_num_partial_prefills or 1) > 1 or settings.max_long_partial_prefills
+    return max(1, context * 4 // 100) if is_wanted else None
 
 
 def _choose_step_tokens(

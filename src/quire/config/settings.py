@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from quire.config.kv_layout import KV_DTYPES
 from quire.config.quantization import QUANTIZATIONS
+from quire.config.scheduling import SCHEDULING_POLICIES, is_policy_name
 from quire.errors import ConfigError
 
 __all__ = [
@@ -44,6 +45,9 @@ FOREIGN: Mapping[str, str] = {
     "async_scheduling": "depth=2 steps are in flight unless you set another depth",
 }
 """Settings of vLLM that have no counterpart, and why none is needed."""
+
+_FLOATS = ("memory_utilization", "priority_ageing_s")
+"""They may be given as integers."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS: Mapping[str, int] = {
@@ -125,7 +129,29 @@ class EngineSettings:
     depth: int = _setting(
         2, "steps in flight; 1 plans a step when the last is done", low=1, high=16
     )
-    scheduling_policy: str = _setting("fcfs", "who goes first", choices=("fcfs",))
+    scheduling_policy: str = _setting(
+        "fcfs",
+        f"who goes first: {', '.join(SCHEDULING_POLICIES)}, or a class of yours as "
+        "package.module:Class",
+    )
+    staging_queue_size: int = _setting(
+        8, "requests among which two_level takes the shortest first", low=1
+    )
+    priority_ageing_s: float = _setting(
+        10.0, "seconds of waiting that make up for one level of priority (priority, two_level)"
+    )
+    long_prefill_token_threshold: int | None = _setting(
+        None,
+        "tokens that one prompt computes in a step at most; 0: what the step has room for",
+        kind="count",
+        low=0,
+    )
+    max_num_partial_prefills: int | None = _setting(
+        None, "prompts that are computed in part at once; above 1 they share steps", low=1
+    )
+    max_long_partial_prefills: int | None = _setting(
+        None, "of these, prompts longer than long_prefill_token_threshold", low=1
+    )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
     enforce_eager: bool = _setting(
@@ -148,6 +174,11 @@ class EngineSettings:
         share = self.memory_utilization
         if share is not None and not 0.0 < share <= 1.0:
             raise _invalid("memory_utilization", share, "a share above 0 and at most 1")
+        if not self.priority_ageing_s > 0.0:
+            raise _invalid("priority_ageing_s", self.priority_ageing_s, "seconds above 0")
+        if not is_policy_name(self.scheduling_policy):
+            allowed = f"one of: {', '.join(SCHEDULING_POLICIES)}, or package.module:Class"
+            raise _invalid("scheduling_policy", self.scheduling_policy, allowed)
         sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
         if len(sized) == 2:
             raise ConfigError(
@@ -216,7 +247,7 @@ def _normalised(item: Field[Any], value: object) -> object:
         except ValueError:
             example = "4GiB" if kind == "bytes" else "4096 or 32k"
             raise _invalid(item.name, value, f"a number such as {example}") from None
-    if item.name == "memory_utilization" and isinstance(value, int):
+    if item.name in _FLOATS and isinstance(value, int):
         return value if isinstance(value, bool) else float(value)
     if item.name in ("model", "tokenizer", "download_dir") and hasattr(value, "__fspath__"):
         return str(value)

@@ -22,7 +22,7 @@ from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import Platform, detect_platform
 from quire.rendering import Renderer
-from quire.scheduler import POLICIES, Admission, Scheduler
+from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 if TYPE_CHECKING:
     from quire.models import LoadFormat
@@ -146,7 +146,12 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
     return Scheduler(
         kv=kv,
         hasher=BlockHasher(layout.block_size, key),
-        policy=POLICIES[chosen.scheduling_policy](),
+        policy=make_policy(
+            chosen.scheduling_policy,
+            PolicySettings(
+                chosen.max_num_batched_tokens, chosen.staging_queue_size, chosen.priority_ageing_s
+            ),
+        ),
         admission=Admission(
             layout,
             chosen.num_kv_blocks,
@@ -158,4 +163,9 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
+        prefill_limits=PrefillLimits.of(
+            chosen.long_prefill_token_threshold,
+            chosen.max_num_partial_prefills,
+            chosen.max_long_partial_prefills,
+        ),
     )

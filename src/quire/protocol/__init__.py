@@ -9,6 +9,7 @@ from quire.protocol.request import (
     WholeSequence,
 )
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
@@ -36,6 +37,7 @@ __all__ = [
     "PromptLogprobs",
     "RowFailure",
     "SamplingParams",
+    "SchedulingParams",
     "SequenceFinish",
     "StepPlan",
     "StepResult",

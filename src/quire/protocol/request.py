@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
 
 __all__ = [
@@ -32,6 +33,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class EngineRequest:
     salt: str = ""
     first_sample: int = 0
     beams: BeamRules | None = None
+    scheduling: SchedulingParams = field(default_factory=SchedulingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,8 @@ class WholeSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors;
-    `whole` if its tokens were not given as they came."""
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors and
+    missed deadlines; `whole` if its tokens were not given as they came."""
 
     handle: int
     reason: FinishReason

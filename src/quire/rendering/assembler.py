@@ -159,7 +159,7 @@ class OutputAssembler:
             completion.stop_reason = sequence.renderer.stopped
         elif finish.stop_token_id is not None and finish.stop_token_id not in self._eos_token_ids:
             completion.stop_reason = finish.stop_token_id
-        if finish.reason is FinishReason.ERROR:
+        if finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
             request.output.error = finish.message
         self._close(finish.handle, sequence)
         update.requests[request.output.request_id] = request.output

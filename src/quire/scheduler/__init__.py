@@ -1,7 +1,21 @@
 """Continuous batching: sequences, queues, budgets, preemption. Never imports torch."""
 
 from quire.scheduler.admission import Admission
-from quire.scheduler.policy import POLICIES, Fcfs, Policy
+from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
+from quire.scheduler.policy import Policy
 from quire.scheduler.scheduler import Scheduler, SchedulerStats
+from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.token_budget import PrefillLimits
 
-__all__ = ["POLICIES", "Admission", "Fcfs", "Policy", "Scheduler", "SchedulerStats"]
+__all__ = [
+    "Admission",
+    "Fcfs",
+    "KeyedPolicy",
+    "Policy",
+    "PolicySettings",
+    "PrefillLimits",
+    "Scheduler",
+    "SchedulerStats",
+    "SequenceGroup",
+    "make_policy",
+]

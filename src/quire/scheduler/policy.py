@@ -1,27 +1,58 @@
-"""Which group goes first. A policy gives every group one key; smaller keys go first."""
+"""Which group goes first: the door between the scheduler and its policy."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.scheduler.sequence import SequenceGroup
 
-__all__ = ["POLICIES", "Fcfs", "Policy"]
+__all__ = ["MayStart", "NumUncached", "Policy"]
+
+MayStart = Callable[[SequenceGroup], bool]
+"""Whether a waiting group may be admitted now; others behind it may go if it may not."""
+
+NumUncached = Callable[[SequenceGroup], int]
+"""Tokens that a waiting group would have to compute, by a look into the prefix cache."""
 
 
+@runtime_checkable
 class Policy(Protocol):
-    """Orders all candidates, running and waiting, by one key that a group keeps for its life."""
+    """Holds the groups that wait, and gives every group a key: smaller ones are served first and
+    preempted last. Keys are unique.
 
-    def key(self, group: SequenceGroup) -> tuple[float, int]:
-        """Smaller is served first and preempted last. Keys are unique."""
+    The key of a group that was never admitted may change with every call of `first`. From its
+    first admission on (`was_admitted`) a group keeps its key for life, preempted or not: so the
+    running group with the smallest key stays that, or gives way to a smaller one, and the engine
+    makes progress if no key has infinitely many below it.
+
+    uses_priority: requests may name a priority. counts_tokens: `count_tokens` is called.
+    """
+
+    uses_priority: bool
+    counts_tokens: bool
+
+    def add(self, group: SequenceGroup) -> None:
+        """A group begins to wait: a new one, or one that was preempted and keeps its key."""
         ...
 
+    def remove(self, group: SequenceGroup) -> None:
+        """A group waits no longer: it has just been admitted, or it has ended."""
+        ...
 
-class Fcfs:
-    """First come, first served: by arrival, ties by the order of `add`."""
+    def first(self, may_start: MayStart, num_uncached: NumUncached) -> SequenceGroup | None:
+        """The waiting group to admit next, with its key as of now; None if none may start."""
+        ...
 
-    def key(self, group: SequenceGroup) -> tuple[float, int]:
-        return (group.request.arrival_time, group.number)
+    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """A step computes `tokens` [N] for groups with these `SequenceGroup.account`s [N]."""
+        ...
 
+    def __len__(self) -> int: ...
 
-POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs}
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        """All groups that wait, in any order."""
+        ...

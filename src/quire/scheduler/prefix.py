@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from quire.kv_cache import BlockHasher, KVManager, PrefixHit
 from quire.protocol.step import IntArray
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["PrefixCache"]
@@ -42,6 +42,14 @@ class PrefixCache:
             return self._kv.lookup([], 0)
         self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
         return self._kv.lookup(sequence.names, len(sequence.token_ids) - 1)
+
+    def num_uncached(self, group: SequenceGroup) -> int:
+        """Tokens that a waiting group would have to compute now."""
+        size = self._kv.block_size
+        return sum(
+            len(sequence.token_ids) - size * self.lookup(sequence).num_blocks
+            for sequence in group.sequences
+        )
 
     def publish(self, slots: Slots) -> None:
         """Publish the full blocks of these slots, each a token's K/V that are planned and known."""

@@ -12,6 +12,7 @@ from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.policy import Policy
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -21,8 +22,8 @@ __all__ = ["Roster"]
 class Roster:
     """The life of every group: queued, running, preempted and queued again, ended.
 
-    waiting, running: sorted by key. branching: running groups that may branch.
-    groups: by handle of each live sequence.
+    waiting: the policy holds these. running: sorted by key. branching: running groups that may
+    branch. groups: by handle of each live sequence.
     """
 
     def __init__(
@@ -31,12 +32,13 @@ class Roster:
         kv: KVManager,
         builder: PlanBuilder,
         outputs: OutputCollector,
+        waiting: Policy,
     ) -> None:
         self._table = table
         self._kv = kv
         self._builder = builder
         self._outputs = outputs
-        self.waiting: list[SequenceGroup] = []
+        self.waiting = waiting
         self.running: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
@@ -55,7 +57,7 @@ class Roster:
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
-        bisect.insort(self.waiting, group, key=lambda g: g.key)
+        self.waiting.add(group)
 
     def start_running(self, group: SequenceGroup) -> None:
         """A waiting group has got its slots and blocks."""
@@ -127,12 +129,13 @@ class Roster:
             self._remove(group)
             group.state = GroupState.FINISHED
 
-    def fail(self, group: SequenceGroup, message: str) -> None:
+    def fail(
+        self, group: SequenceGroup, message: str, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
         """End all sequences of a group with an error."""
         base = group.request.first_handle
         finishes = [
-            SequenceFinish(base + sample, FinishReason.ERROR, message=message)
-            for sample in group.live_samples
+            SequenceFinish(base + sample, reason, message=message) for sample in group.live_samples
         ]
         group.unborn = ()
         self.end_group(group, finishes)
@@ -163,7 +166,7 @@ class Roster:
         if group.beams is not None:
             group.beams.candidates.clear()  # each row will give its own again
         group.state = GroupState.WAITING
-        bisect.insort(self.waiting, group, key=lambda g: g.key)
+        self.waiting.add(group)
         self.preempted_total += 1
 
     def check_invariants(self) -> None:
@@ -171,11 +174,13 @@ class Roster:
         held = {s.slot for group in self.running for s in group.sequences}
         if held != set(np.flatnonzero(self._table.live).tolist()):
             raise EngineError(f"slots {sorted(held)} are held but other slots are live")
-        for queue in (self.running, self.waiting):
-            keys = [group.key for group in queue]
-            if keys != sorted(keys):
-                raise EngineError("a queue is out of order")
+        keys = [group.key for group in self.running]
+        if keys != sorted(keys):
+            raise EngineError("the running groups are out of order")
+        waiting = {id(group) for group in self.groups.values() if group.state is GroupState.WAITING}
+        if waiting != {id(group) for group in self.waiting} or len(waiting) != len(self.waiting):
+            raise EngineError(f"{len(waiting)} groups wait but the policy holds others")
         if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (self._kv.pool.num_used or self.running or self.waiting):
+        if not self.groups and (self._kv.pool.num_used or self.running or len(self.waiting)):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
-from quire.protocol.request import EngineOutput, EngineRequest
+from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
 from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import BeamIntake, new_beam_group
 from quire.scheduler.branching import branch_off
+from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
@@ -21,6 +23,7 @@ from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
+from quire.scheduler.token_budget import PrefillLimits, TokenBudget
 
 __all__ = ["Scheduler", "SchedulerStats"]
 
@@ -56,8 +59,8 @@ class Scheduler:
     """A pure machine: `plan(now)` and `apply(result)`, no I/O, no clock, no randomness.
 
     Every sequence has two scalars, its total and its computed tokens; a step closes part of the
-    gap. Decoding sequences come first, then prompts take what the token budget leaves, running
-    before waiting, each in the order of the policy's key. When blocks run out, the group with the
+    gap. Decoding sequences come first, then prompts take what the token budget leaves, running and
+    waiting ones in the order of the policy's key. When blocks run out, the group with the
     largest key is preempted whole and computed again later; the one with the smallest never is.
     """
 
@@ -72,16 +75,20 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        prefill_limits: PrefillLimits | None = None,
     ) -> None:
         self._kv = kv
         self._policy = policy
         self._admission = admission
-        self._token_budget = max_num_batched_tokens
         self._table = SequenceTable(max_num_seqs, max_model_len)
+        limits = prefill_limits or PrefillLimits()
+        self._budget = TokenBudget(self._table, max_num_batched_tokens, limits)
         self._prefixes = PrefixCache(self._table, kv, hasher, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
-        self._roster = Roster(self._table, kv, self._builder, self._outputs)
+        self._roster = Roster(self._table, kv, self._builder, self._outputs, policy)
+        self._speed = PrefillSpeed()
+        self._deadlines = Deadlines(self._speed, self._prefixes.num_uncached)
         beams = BeamIntake(self._table, kv, self._builder, self._roster)
         self._intake = ResultIntake(
             self._table, kv, self._prefixes, self._roster, self._outputs, beams
@@ -96,6 +103,7 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
+        self._check_priority(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._prefixes.name_prompt(request.salt, tokens)
@@ -108,8 +116,15 @@ class Scheduler:
                 group.unborn = tuple(unborn)
             else:
                 group.beams = new_beam_group(request, request.beams, max_total)
-            group.key = self._policy.key(group)
             self._roster.queue(group)
+            self._deadlines.watch(group)
+
+    def _check_priority(self, request: EngineRequest) -> None:
+        if request.scheduling.priority and not self._policy.uses_priority:
+            raise RequestError(
+                f"priority is {request.scheduling.priority}, but this engine's scheduling_policy "
+                "does not look at priorities: leave it out, or start with priority or two_level"
+            )
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
@@ -119,50 +134,38 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
-        del now  # first come, first served needs no clock; deadlines and ageing will
         table, mark = self._table, self._kv.mark()
-        slots, tokens = self._choose_running()
+        self._speed.tick(now)
+        self._drop_late(self._deadlines.pop_late(now))
+        slots, tokens = self._budget.choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
         if not was_preempted:
-            slots, tokens = self._admit_waiting(slots, tokens)
+            slots, tokens = self._admit_waiting(slots, tokens, now)
         if not len(slots):
             return None
+        self._count(slots, tokens, now)
         starts = table.num_computed.copy()
         self._advance(slots, tokens)
         plan = self._builder.build(slots, tokens)
         step = InFlight(plan.step_id, table.generation.copy(), starts, table.sequences.copy(), mark)
         self._intake.expect(step)
-        self._steps_total += 1
         return plan
 
-    def _choose_running(self) -> tuple[Slots, Slots]:
-        """Tokens for each running sequence that has any left: decodes, then prompts by key."""
-        table = self._table
-        todo = np.where(
-            table.live & (table.num_total < table.max_total),
-            table.num_total - table.num_computed,
-            0,
-        )
-        slots = todo.nonzero()[0]
-        tokens = todo[slots]
-        left = self._token_budget
-        if int(tokens.sum()) <= left:
-            return slots, tokens
-        for part in (tokens == 1).nonzero()[0], (tokens > 1).nonzero()[0]:
-            wanted = int(tokens[part].sum())
-            if wanted > left:
-                left = self._share_out(left, slots, tokens, part.tolist())
-            else:
-                left -= wanted
-        return slots[tokens > 0], tokens[tokens > 0]
+    def _drop_late(self, groups: list[SequenceGroup]) -> None:
+        for group in groups:
+            message = (
+                f"the first token cannot come within {group.request.scheduling.deadline_s:g} s of "
+                "the request's arrival (deadline_s), so its prompt was not computed: send it "
+                "again when the engine has less to do, or allow more time"
+            )
+            self._roster.fail(group, message, FinishReason.DEADLINE)
 
-    def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
-        """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
-        part.sort(key=lambda i: self._table.at(int(slots[i])).group.key)
-        for i in part:
-            tokens[i] = min(int(tokens[i]), left)
-            left -= int(tokens[i])
-        return left
+    def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
+        """Tell those who measure what a step computes."""
+        self._steps_total += 1
+        self._speed.step_planned(now, int(tokens[tokens > 1].sum()))
+        if self._policy.counts_tokens:
+            self._policy.count_tokens(self._table.account[slots], tokens)
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""
@@ -185,26 +188,26 @@ class Scheduler:
         tokens = np.array([chosen[int(slot)] for slot in slots], np.int64)
         return self._kv.grow(slots, starts, starts + tokens)
 
-    def _admit_waiting(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots]:
-        """Admit waiting groups in order until one does not fit; it holds back all after it."""
-        budget = self._token_budget - int(tokens.sum())
-        admitted: list[tuple[int, int]] = []
-        while self._roster.waiting and budget > 0:
-            group = self._roster.waiting[0]
-            chunks = self._try_admit(group, budget)
+    def _admit_waiting(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
+        """Admit waiting groups in order until one does not fit; it holds back all after it. They
+        compute with tokens that are left, or that running prompts after them had been given."""
+        if not len(self._policy) or self._roster.num_free_slots <= 0:
+            return slots, tokens
+        step = self._budget.open(slots, tokens)
+        while group := self._policy.first(step.may_start, self._prefixes.num_uncached):
+            if self._deadlines.is_late(group, now):
+                self._drop_late([group])
+                continue
+            chunks = self._try_admit(group, step.offered_to(group))
             if not chunks:
                 break
             self._roster.start_running(group)
-            budget -= sum(count for _, count in chunks)
-            admitted += [chunk for chunk in chunks if chunk[1]]
-        if not admitted:
-            return slots, tokens
-        new = np.array(admitted, np.int64)
-        return np.concatenate((slots, new[:, 0])), np.concatenate((tokens, new[:, 1]))
+            step.admit(chunks)
+        return step.chosen()
 
     def _try_admit(self, group: SequenceGroup, budget: int) -> list[tuple[int, int]]:
         """(slot, tokens) of each sequence of the group, or nothing at all if it does not fit."""
-        if group.num_slots > self._roster.num_free_slots:
+        if budget <= 0 or group.num_slots > self._roster.num_free_slots:
             return []
         if any(sequence.num_pending for sequence in group.sequences):
             return []
@@ -287,12 +290,14 @@ class Scheduler:
     def apply(self, result: StepResult) -> EngineOutput:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
         self._intake.apply(result)
+        self._speed.step_ended()
         return self._outputs.drain()
 
     def fail_running(self, message: str) -> EngineOutput:
         """Take in that the steps in flight are lost: requests that were in them fail, those that
         wait do not, and nothing that was cached is trusted any more."""
         self._intake.lose_all()
+        self._speed.steps_lost()
         for group in list(self._roster.running):
             self._roster.fail(group, message)
         self._builder.leave_all()
@@ -319,7 +324,7 @@ class Scheduler:
         pool = self._kv.pool
         return SchedulerStats(
             num_running=len(self._roster.running),
-            num_waiting=len(self._roster.waiting),
+            num_waiting=len(self._policy),
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,

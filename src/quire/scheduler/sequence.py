@@ -67,7 +67,8 @@ class SequenceGroup:
 
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
-    output of one sequence at most. key: from the policy. beams: if they are beams.
+    output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
+    beams.
     """
 
     request: EngineRequest
@@ -77,6 +78,7 @@ class SequenceGroup:
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     unborn: tuple[int, ...] = ()
     key: tuple[float, int] = (0.0, 0)
+    account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
     beams: BeamGroup | None = None

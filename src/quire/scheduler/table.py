@@ -22,8 +22,9 @@ class SequenceTable:
     num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
     num_computed: tokens whose K/V are in the cache once all planned steps have run. The values of
     the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side was
-    told. draws: 1 where the data side draws the next token, 0 where the plan side chooses it.
-    generation: rises when a slot changes hands, so that late results find no stranger.
+    told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
+    the plan side chooses it. generation: rises when a slot changes hands, so that late results
+    find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -36,6 +37,7 @@ class SequenceTable:
         self.max_total = np.zeros(max_num_seqs, np.int64)
         self.min_total = np.zeros(max_num_seqs, np.int64)
         self.handle = np.zeros(max_num_seqs, np.int64)
+        self.account = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.draws = np.ones(max_num_seqs, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
@@ -61,6 +63,7 @@ class SequenceTable:
         self.max_total[slot] = group.max_total_tokens
         self.min_total[slot] = self.num_prompt[slot] + group.request.params.min_tokens
         self.handle[slot] = sequence.handle
+        self.account[slot] = group.account
         self.standing[slot] = 0
         self.draws[slot] = group.beams is None
         self.live[slot] = True

@@ -48,7 +48,6 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "modalities": (_MEDIA, (["text"],)),
     "parallel_tool_calls": (_TOOLS, (True, False)),
     "prediction": ("predicted outputs are not offered", _NONE),
-    "priority": ("requests are served in the order of arrival", (0,)),
     "prompt_embeds": ("prompts are text or token ids", _NONE),
     "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
     "response_format": (_STRUCTURE, ({"type": "text"},)),

@@ -31,6 +31,11 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
+    @property
+    def names(self) -> list[str]:
+        """In the order of the keys."""
+        return [_name(digest) for digest in self._digests]
+
     def __len__(self) -> int:
         return len(self._digests)
 
@@ -42,17 +47,19 @@ class ApiKeys:
             given = token.strip()
         digest = _digest(given)
         found = [known for known in self._digests if hmac.compare_digest(known, digest)]
-        return found[0][:16].hex() if found else None
+        return _name(found[0]) if found else None
 
 
 class Gate:
     """ASGI middleware. It leaves in `scope["state"]` the name of the caller's key: `tenant`, empty
-    unless there are several keys."""
+    unless there are several keys, and the key's `weight`."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._limits = settings.limits
         self._keys = ApiKeys(settings.api_key)
+        weights = settings.api_key_weights
+        self._weights = dict(zip(self._keys.names, weights, strict=False))
         self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
         self._hosts = _LOCAL_HOSTS | {settings.host, *settings.allowed_hosts}
         self._checks_host = settings.is_local and not settings.api_key
@@ -70,7 +77,9 @@ class Gate:
             reply = error_reply(error)
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
-        scope.setdefault("state", {})["tenant"] = key if len(self._keys) > 1 else ""
+        state = scope.setdefault("state", {})
+        state["tenant"] = key if len(self._keys) > 1 else ""
+        state["weight"] = self._weights.get(key, 1.0)
         self._num_open[key] += 1
         try:
             await self._app(scope, receive, send)
@@ -129,3 +138,8 @@ class Gate:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _name(digest: bytes) -> str:
+    """Part of a key's digest: enough to tell keys apart, useless to guess one."""
+    return digest[:16].hex()

@@ -17,6 +17,7 @@ from quire.errors import EngineError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.backend import Ready, ServedModel
@@ -178,6 +179,10 @@ class Generation:
                 delta.stop_reason = finish.stop_token_id
         elif finish.reason is FinishReason.LENGTH:
             delta.finish_reason = "length"
+        elif finish.reason is FinishReason.DEADLINE:
+            raise RefusedError(
+                f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
+            )
         else:
             self._has_failed = True
             raise self._expiry or EngineError(
@@ -243,6 +248,7 @@ class GenerationService:
         *,
         timeline: Timeline,
         party: Party,
+        scheduling: SchedulingParams,
         truncate: int | None = None,
         salt: str = "",
         beams: BeamRules | None = None,
@@ -256,7 +262,7 @@ class GenerationService:
         try:
             prompt = await self._rendered(ready, render, params, timeline, truncate)
             place.hold(len(prompt.token_ids))
-            added = self._added(ready, prompt, params, place, timeline, salt, beams)
+            added = self._added(ready, prompt, params, scheduling, place, timeline, salt, beams)
             async with added as generation:
                 yield generation
         finally:
@@ -285,6 +291,7 @@ class GenerationService:
         ready: Ready,
         prompt: RenderedPrompt,
         params: SamplingParams,
+        scheduling: SchedulingParams,
         place: Place,
         timeline: Timeline,
         salt: str,
@@ -295,7 +302,7 @@ class GenerationService:
         request = self._request_renderer(ready.model).render(
             timeline.request_id, handle, prompt, params, time.monotonic(), beams
         )
-        async with await client.add(replace(request, salt=salt)) as stream:
+        async with await client.add(replace(request, salt=salt, scheduling=scheduling)) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()
             generation = Generation(

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.answer import AnswerHead
 from quire.server.backend import Ready
 from quire.server.beams import beam_rules
@@ -23,8 +24,8 @@ __all__ = ["Job"]
 @dataclass(frozen=True, slots=True)
 class Job:
     """tenant: separates the cached prefixes of those who hold different API keys.
-    always_usage: streams give their usage, asked or not. party, logprobs_budget: of all
-    prompts of the request."""
+    weight: of the key, for the policy `fair`. always_usage: streams give their usage, asked or not.
+    party, logprobs_budget: of all prompts of the request."""
 
     ready: Ready
     prompts: PromptRenderer
@@ -33,6 +34,7 @@ class Job:
     max_beam_width: int
     timeline: Timeline
     tenant: str = ""
+    weight: float = 1.0
     always_usage: bool = False
     party: Party = field(default_factory=Party)
 
@@ -66,8 +68,12 @@ class Job:
             party=self.party,
             truncate=body.truncate_prompt_tokens,
             salt=self._salt(body),
+            scheduling=self._scheduling(body),
             beams=beam_rules(body, self.max_beam_width),
         )
+
+    def _scheduling(self, body: GenerationRequest) -> SchedulingParams:
+        return SchedulingParams(body.priority or 0, body.deadline_s, self.tenant, self.weight)
 
     def _salt(self, body: GenerationRequest) -> str:
         return f"{self.tenant}\0{body.cache_salt or ''}" if self.tenant else body.cache_salt or ""

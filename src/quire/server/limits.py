@@ -57,6 +57,8 @@ class Limits:
     max_allowed_token_ids: int = _limit(4096, "entries of allowed_token_ids")
     max_bad_words: int = _limit(64, "entries of bad_words")
 
+    max_priority: int = _limit(100, "levels of priority above and below 0")
+
     # What the server takes on at once.
     max_queue_requests: int | None = _limit(
         None, "requests that wait for their first step (4 x max_num_seqs, at least 256)"

@@ -63,6 +63,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     return_timeline: bool | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):

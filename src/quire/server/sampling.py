@@ -83,6 +83,13 @@ def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
 
 def _check_limits(body: GenerationRequest, limits: Limits) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    highest = limits.max_priority
+    if body.priority is not None and abs(body.priority) > highest:
+        raise RefusedError(
+            f"priority is {body.priority}, but this server takes {-highest} to {highest} "
+            "(max_priority).",
+            param="priority",
+        )
     _check_at_most("n", body.n, "max_n", limits)
     _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
     _check_length("stop", stops, "max_stop", limits)

@@ -76,6 +76,7 @@ class Services:
             max_beam_width=self.settings.limits.max_beam_width,
             timeline=timeline,
             tenant=request.state.tenant,
+            weight=request.state.weight,
             always_usage=self.settings.enable_force_include_usage,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -35,6 +36,9 @@ class ServerSettings:
     )
     api_key: tuple[str, ...] = _setting(
         (), "keys, one of which each request must carry (Authorization: Bearer, or x-api-key)"
+    )
+    api_key_weights: tuple[float, ...] = _setting(
+        (), "shares of the API keys under --scheduling-policy fair, one for each key"
     )
     insecure_no_auth: bool = _setting(False, "listen beyond this machine without an API key")
     allowed_origins: tuple[str, ...] = _setting((), "web origins whose pages may call the server")
@@ -74,6 +78,7 @@ class ServerSettings:
                     f"{MIN_KEY_CHARS}; `python -c 'import secrets; print(secrets.token_hex())'` "
                     "makes one."
                 )
+        self._check_weights()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile go together. Give both or neither.")
         if not (self.is_local or self.api_key or self.insecure_no_auth):
@@ -81,6 +86,17 @@ class ServerSettings:
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. "
                 "Give --api-key, or --insecure-no-auth if the network is trusted."
             )
+
+    def _check_weights(self) -> None:
+        weights = self.api_key_weights
+        if weights and len(weights) != len(self.api_key):
+            raise ConfigError(
+                f"There are {len(weights)} api_key_weights for {len(self.api_key)} API keys. Give "
+                "one for each, in the order of the keys."
+            )
+        for weight in weights:
+            if not 0.0 < weight < math.inf:
+                raise ConfigError(f"An api_key_weight is {weight}. Give numbers above 0.")
 
     @property
     def is_local(self) -> bool:

@@ -1,0 +1,21 @@
+"""Who goes first, one policy per file. A new one is a class that is a `Policy`; most need only the
+`key` of a `KeyedPolicy`."""
+
+from quire.scheduler.policies.fair import Fair
+from quire.scheduler.policies.fcfs import Fcfs
+from quire.scheduler.policies.keyed import KeyedPolicy
+from quire.scheduler.policies.make import PolicySettings, make_policy
+from quire.scheduler.policies.priority import Priority
+from quire.scheduler.policies.srtf import Srtf
+from quire.scheduler.policies.two_level import TwoLevel
+
+__all__ = [
+    "Fair",
+    "Fcfs",
+    "KeyedPolicy",
+    "PolicySettings",
+    "Priority",
+    "Srtf",
+    "TwoLevel",
+    "make_policy",
+]

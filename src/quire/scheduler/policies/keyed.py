@@ -1,0 +1,50 @@
+"""The simplest kind of policy: a key that is known on arrival."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.scheduler.policies.sorted_groups import SortedGroups
+from quire.scheduler.policy import MayStart, NumUncached
+from quire.scheduler.sequence import SequenceGroup
+
+__all__ = ["KeyedPolicy"]
+
+
+class KeyedPolicy(ABC):
+    """Subclasses define `key`, and set `uses_priority` if it looks at priorities."""
+
+    uses_priority = False
+    counts_tokens = False
+
+    def __init__(self) -> None:
+        self._waiting = SortedGroups()
+
+    @abstractmethod
+    def key(self, group: SequenceGroup) -> tuple[float, int]:
+        """Of a new group. Smaller goes first; `group.number` as second part makes it unique."""
+
+    def add(self, group: SequenceGroup) -> None:
+        if not group.was_admitted:
+            group.key = self.key(group)
+        self._waiting.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        self._waiting.discard(group)
+
+    def first(self, may_start: MayStart, num_uncached: NumUncached) -> SequenceGroup | None:
+        del num_uncached  # the key does not depend on it
+        return next((group for group in self._waiting if may_start(group)), None)
+
+    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        raise NotImplementedError("a policy that counts tokens defines count_tokens")
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return iter(self._waiting)

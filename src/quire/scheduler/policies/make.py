@@ -1,0 +1,61 @@
+"""From the name of a policy to the policy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.errors import ConfigError
+from quire.scheduler.policies.fair import Fair
+from quire.scheduler.policies.fcfs import Fcfs
+from quire.scheduler.policies.priority import Priority
+from quire.scheduler.policies.srtf import Srtf
+from quire.scheduler.policies.two_level import TwoLevel
+from quire.scheduler.policy import Policy
+
+__all__ = ["PolicySettings", "make_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """step_tokens: that compute in one step at most. staging_size: groups in the staging queue of
+    `two_level`. ageing_s: seconds of waiting that make up for one level of priority."""
+
+    step_tokens: int
+    staging_size: int = 8
+    ageing_s: float = 10.0
+
+
+_MAKERS: Mapping[str, Callable[[PolicySettings], Policy]] = {
+    "fcfs": lambda _: Fcfs(),
+    "priority": lambda s: Priority(s.ageing_s),
+    "srtf": lambda _: Srtf(),
+    "two_level": lambda s: TwoLevel(s.staging_size, s.step_tokens, s.ageing_s),
+    "fair": lambda _: Fair(),
+}
+"""One for each of `SCHEDULING_POLICIES`."""
+
+
+def make_policy(name: str, settings: PolicySettings) -> Policy:
+    """One of `SCHEDULING_POLICIES`, or a class of the user's as `package.module:Class`, which is
+    called without arguments. ConfigError if there is no such policy, or it cannot be made."""
+    if name in _MAKERS:
+        return _MAKERS[name](settings)
+    module_name, _, class_name = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module_name), class_name)()
+    except Exception as error:  # whatever the user's module or constructor raises
+        raise _refused(name, f"gives {type(error).__name__}: {error}") from error
+    if not isinstance(made, Policy):
+        raise _refused(name, "is no Policy (quire.scheduler.Policy lists what one needs)")
+    return cast("Policy", made)
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"scheduling_policy {name!r} {why}. Give one of: {', '.join(SCHEDULING_POLICIES)}, or a "
+        "class that can be imported, as package.module:Class."
+    )

@@ -1,0 +1,175 @@
+"""Shares the tokens of a step: decoding sequences first, then prompts by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["PrefillLimits", "StepTokens", "TokenBudget"]
+
+Slots = npt.NDArray[np.int64]
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """How long prompts leave room to others; the names and meanings are those of vLLM.
+
+    long_prefill_token_threshold: tokens that one prompt computes in a step at most; a longer prompt
+        is a long one.
+    max_num_partial_prefills: prompts that are computed in part, with more to come, at once.
+    max_long_partial_prefills: long ones among these. Prompts that are whole in one step pass by
+        those that must wait for these limits. A preempted group is exempt.
+    """
+
+    long_prefill_token_threshold: int = UNLIMITED
+    max_num_partial_prefills: int = UNLIMITED
+    max_long_partial_prefills: int = UNLIMITED
+
+    @classmethod
+    def of(cls, threshold: int | None, partial: int | None, long: int | None) -> PrefillLimits:
+        """The three in order, where None is no limit."""
+        given = (threshold, partial, long)
+        return cls(*(UNLIMITED if value is None else value for value in given))
+
+    @property
+    def bounds_partial(self) -> bool:
+        return min(self.max_num_partial_prefills, self.max_long_partial_prefills) < UNLIMITED
+
+
+class TokenBudget:
+    """max_num_batched_tokens: that a step computes at most."""
+
+    def __init__(
+        self, table: SequenceTable, max_num_batched_tokens: int, limits: PrefillLimits
+    ) -> None:
+        self._table = table
+        self._max_tokens = max_num_batched_tokens
+        self.limits = limits
+
+    def choose_running(self) -> tuple[Slots, Slots]:
+        """Slots that compute in the next step, and tokens for each, at least one."""
+        todo = self.todo()
+        slots = todo.nonzero()[0]
+        tokens = np.minimum(todo[slots], self.limits.long_prefill_token_threshold)
+        left = self._max_tokens
+        if int(tokens.sum()) <= left:
+            return slots, tokens
+        for part in (tokens == 1).nonzero()[0], (tokens > 1).nonzero()[0]:
+            wanted = int(tokens[part].sum())
+            if wanted > left:
+                left = self._share_out(left, slots, tokens, part.tolist())
+            else:
+                left -= wanted
+        return slots[tokens > 0], tokens[tokens > 0]
+
+    def todo(self) -> Slots:
+        """Tokens that each slot has left to compute before its next one can be drawn."""
+        table = self._table
+        return np.where(
+            table.live & (table.num_total < table.max_total),
+            table.num_total - table.num_computed,
+            0,
+        )
+
+    def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
+        """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
+        part.sort(key=lambda i: self._table.at(int(slots[i])).group.key)
+        for i in part:
+            tokens[i] = min(int(tokens[i]), left)
+            left -= int(tokens[i])
+        return left
+
+    def open(self, slots: Slots, tokens: Slots) -> StepTokens:
+        """What those that wait may have of a step in which `slots` compute `tokens`."""
+        wanted = np.zeros(len(self._table.live), np.int64)
+        wanted[slots] = tokens
+        left = self._max_tokens - int(tokens.sum())
+        prompts = slots[tokens > 1].tolist()
+        order = sorted((self._table.at(slot).group.key, slot) for slot in prompts)
+        return StepTokens(self, wanted, left, order)
+
+    def num_partial(self, wanted: Slots) -> tuple[int, int]:
+        """Prompts of which a part is left after a step that computes `wanted` by slot, and how
+        many of them are long."""
+        todo = self.todo()
+        left = (todo > 1) & (todo > wanted)
+        is_long = self._table.num_total > self.limits.long_prefill_token_threshold
+        return int(left.sum()), int((left & is_long).sum())
+
+
+class StepTokens:
+    """The tokens of one step while waiting groups are admitted.
+
+    wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
+    """
+
+    def __init__(
+        self,
+        budget: TokenBudget,
+        wanted: Slots,
+        left: int,
+        prompts: list[tuple[tuple[float, int], int]],
+    ) -> None:
+        self._budget = budget
+        self._wanted = wanted
+        self._left = left
+        self._prompts = prompts
+
+    def offered_to(self, group: SequenceGroup) -> int:
+        """Tokens that the group may compute: those left, and those of running prompts after it."""
+        offered = self._left
+        for key, slot in reversed(self._prompts):
+            if key < group.key:
+                break
+            offered += int(self._wanted[slot])
+        return min(offered, self._budget.limits.long_prefill_token_threshold)
+
+    def may_start(self, group: SequenceGroup) -> bool:
+        """Whether the limits on partly computed prompts let the group begin. What is cached of its
+        prompt is not known yet and counts as left to compute."""
+        limits = self._budget.limits
+        if not limits.bounds_partial or group.was_admitted:
+            return True
+        num_tokens = len(group.sequences[0].token_ids)
+        given = min(num_tokens, self.offered_to(group))
+        is_partial = given < num_tokens
+        is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
+        partial, long = self._budget.num_partial(self._wanted)
+        partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
+        return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
+            long_then + is_long <= max(limits.max_long_partial_prefills, long)
+        )
+
+    def admit(self, chunks: list[tuple[int, int]]) -> None:
+        """A group has entered: (slot, tokens) of each sequence. What it was offered of running
+        prompts is taken from them; the blocks that they got meanwhile they keep."""
+        count = sum(tokens for _, tokens in chunks)
+        self._wanted = self._without(count - self._left)
+        self._left = max(self._left - count, 0)
+        for slot, tokens in chunks:
+            self._wanted[slot] = tokens
+
+    def _without(self, count: int) -> Slots:
+        """What is wanted by slot when `count` tokens are taken from the last running prompts."""
+        wanted = self._wanted
+        if count > 0:
+            wanted = wanted.copy()
+        for _, slot in reversed(self._prompts):
+            if count <= 0:
+                break
+            taken = min(count, int(wanted[slot]))
+            wanted[slot] -= taken
+            count -= taken
+        return wanted
+
+    def chosen(self) -> tuple[Slots, Slots]:
+        """Slots that compute, and tokens for each, at least one."""
+        slots = self._wanted.nonzero()[0]
+        return slots, self._wanted[slots]
