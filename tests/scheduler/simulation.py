@@ -26,6 +26,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
+from quire.protocol.recovery import ALWAYS_SWAP
 from quire.scheduler import Admission, Fcfs, Scheduler
 from quire.scheduler.sequence import GroupState
 
@@ -46,6 +47,7 @@ class Setup:
     max_model_len: int = 32
     poison: int | None = None
     readers_fail: bool = False
+    num_host_blocks: int = 0
     enable_prefix_caching: bool = True
 
 
@@ -83,6 +85,7 @@ class Simulation:
             setup.num_blocks,
             setup.max_num_seqs,
             setup.max_model_len,
+            setup.num_host_blocks,
         )
         self.scheduler = Scheduler(
             kv=self.kv,
@@ -99,6 +102,7 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
+            recovery_costs=ALWAYS_SWAP if setup.num_host_blocks else None,
         )
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),
@@ -106,6 +110,7 @@ class Simulation:
             block_size=setup.block_size,
             max_num_seqs=setup.max_num_seqs,
             max_model_len=setup.max_model_len,
+            num_host_blocks=setup.num_host_blocks,
             poison=setup.poison,
             readers_fail=setup.readers_fail,
         )
@@ -253,6 +258,7 @@ class Simulation:
         for handle, client in self.clients.items():
             self._check_client(handle, client)
         assert self.scheduler.stats().num_used_blocks == 0
+        assert self.scheduler.stats().num_used_host_blocks == 0
         assert self.scheduler._table.num_free == self.setup.max_num_seqs
         assert self.scheduler._roster.branching == []
 
@@ -265,6 +271,8 @@ class Simulation:
         copied = plan.copy_dst.tolist()
         assert len(set(copied)) == len(copied), "two copies into one block"
         assert not set(copied) & set(plan.copy_src.tolist()), "a block is source and destination"
+        for written in (plan.swap_out_dst.tolist(), plan.swap_in_dst.tolist()):
+            assert len(set(written)) == len(written), "two swaps into one block"
         self.standing[plan.leave] = 0
         for row in plan.enter:
             assert row.num_computed_tokens < len(row.token_ids)

@@ -20,6 +20,7 @@ from quire.engine.core import EngineCore, PlanObserver
 from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import Platform, detect_platform
+from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.scheduler import POLICIES, Admission, Scheduler
 
@@ -108,14 +109,15 @@ def _build_core(
     from quire.worker import Worker, WorkerSettings
 
     resolved, chosen = plan.resolved, plan.resolved.settings
-    scheduler = _build_scheduler(resolved, plan.folder)
     worker_settings = WorkerSettings(
         spec=resolved.spec,
         folder=plan.folder,
         layout=resolved.layout,
         num_blocks=chosen.num_kv_blocks,
+        num_host_blocks=chosen.num_host_blocks,
         max_num_seqs=chosen.max_num_seqs,
         max_model_len=chosen.max_model_len,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
         dtype=chosen.dtype,
         quantization=chosen.quantization,
         kv_dtype=chosen.kv_cache_dtype,
@@ -128,10 +130,18 @@ def _build_core(
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
+    costs = None
+    if chosen.preemption_mode == "swap":
+        costs = ALWAYS_SWAP
+    elif chosen.preemption_mode == "auto":
+        costs = executor.measure_recovery()
+    scheduler = _build_scheduler(resolved, plan.folder, costs)
     return EngineCore(scheduler, executor, chosen.depth, on_plan), executor.providers
 
 
-def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
+def _build_scheduler(
+    resolved: Resolved, folder: Path, recovery_costs: RecoveryCosts | None
+) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
         [group.window for group in layout.groups],
@@ -139,6 +149,7 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
         chosen.num_kv_blocks,
         chosen.max_num_seqs,
         chosen.max_model_len,
+        chosen.num_host_blocks,
     )
     key = hashlib.blake2b(str(folder).encode(), digest_size=32).digest()
     return Scheduler(
@@ -156,4 +167,5 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
+        recovery_costs=recovery_costs,
     )

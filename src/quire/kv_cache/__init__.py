@@ -3,5 +3,14 @@
 from quire.kv_cache.hashing import BlockHasher
 from quire.kv_cache.manager import KVManager, PrefixHit, TableUpdates
 from quire.kv_cache.pool import BlockPool
+from quire.kv_cache.swap import HostTier, SwappedTables
 
-__all__ = ["BlockHasher", "BlockPool", "KVManager", "PrefixHit", "TableUpdates"]
+__all__ = [
+    "BlockHasher",
+    "BlockPool",
+    "HostTier",
+    "KVManager",
+    "PrefixHit",
+    "SwappedTables",
+    "TableUpdates",
+]

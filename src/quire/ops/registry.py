@@ -26,6 +26,7 @@ from quire.ops.rms_norm import OP as RMS_NORM
 from quire.ops.rope import OP as ROPE
 from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.silu_and_mul import OP as SILU_AND_MUL
+from quire.ops.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.team import ALONE, Team
 from quire.ops.write_kv import OP as WRITE_KV
 from quire.platform import Platform
@@ -41,6 +42,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             PAGED_ATTENTION,
             WRITE_KV,
             COPY_BLOCKS,
+            SWAP_BLOCKS,
             RMS_NORM,
             ADD_RMS_NORM,
             LAYER_NORM,
@@ -68,6 +70,7 @@ class OpSet:
     paged_attention: Callable[..., torch.Tensor]
     write_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
+    swap_blocks: Callable[..., None]
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]

@@ -20,7 +20,8 @@ class InFlight:
     """A step that was planned and whose result has not been applied.
 
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step. A sequence whose results are not wanted any more is struck off `sequences`.
+        the step, 0 where blocks were swapped in with it. A sequence whose results are not wanted
+        any more is struck off `sequences`.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     """
 
@@ -54,7 +55,7 @@ class PlanBuilder:
         self._leave = list(range(len(self._table.standing)))
 
     def enter(self, sequence: Sequence, num_computed: int) -> None:
-        """`num_computed` tokens of the sequence come from the prefix cache."""
+        """`num_computed` tokens of the sequence come from the prefix cache or the host."""
         self._enter.append((sequence, num_computed))
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
@@ -73,8 +74,12 @@ class PlanBuilder:
         plan = StepPlan(
             step_id=self._next_step_id,
             leave=_ints(self._leave),
+            swap_out_src=_ints(updates.swap_out_src),
+            swap_out_dst=_ints(updates.swap_out_dst),
             copy_src=_ints(updates.copy_src),
             copy_dst=_ints(updates.copy_dst),
+            swap_in_src=_ints(updates.swap_in_src),
+            swap_in_dst=_ints(updates.swap_in_dst),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
             table_group=_ints(updates.group),
             table_slot=_ints(updates.slot),

@@ -14,6 +14,7 @@ from quire.protocol.step import StepResult
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, Sequence
 from quire.scheduler.table import SequenceTable
@@ -37,12 +38,14 @@ class ResultIntake:
         kv: KVManager,
         prefixes: PrefixCache,
         roster: Roster,
+        recovery: Recovery,
         outputs: OutputCollector,
     ) -> None:
         self._table = table
         self._kv = kv
         self._prefixes = prefixes
         self._roster = roster
+        self._recovery = recovery
         self._outputs = outputs
         self._in_flight: deque[InFlight] = deque()
 
@@ -152,6 +155,7 @@ class ResultIntake:
         for group in readers.values():
             if group.state is GroupState.RUNNING:
                 self._roster.preempt(group)
+            self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0
             for each in steps:

@@ -11,6 +11,7 @@ from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -30,11 +31,13 @@ class Roster:
         kv: KVManager,
         builder: PlanBuilder,
         outputs: OutputCollector,
+        recovery: Recovery,
     ) -> None:
         self._table = table
         self._kv = kv
         self._builder = builder
         self._outputs = outputs
+        self._recovery = recovery
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
@@ -96,6 +99,9 @@ class Roster:
         group = sequence.group
         if sequence.slot >= 0:
             self._vacate(sequence)
+        if sequence.swapped is not None:
+            self._kv.discard(sequence.swapped)
+            sequence.swapped = None
         sequence.num_pending = 0
         group.sequences.remove(sequence)
         self._close(group, finish)
@@ -136,8 +142,9 @@ class Roster:
         self._builder.leave(self._table.leave(sequence))
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Take all of a group's blocks; it keeps its key and will be computed again."""
+        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides."""
         self._remove(group)
+        self._recovery.save(group)
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])
@@ -145,6 +152,11 @@ class Roster:
         group.state = GroupState.WAITING
         bisect.insort(self.waiting, group, key=lambda g: g.key)
         self.preempted_total += 1
+
+    def forget_swapped(self) -> None:
+        """Steps were lost, and perhaps copies to the host with them."""
+        for group in self.waiting:
+            self._recovery.forget(group)
 
     def check_invariants(self) -> None:
         """Raise EngineError if slots, blocks and queues disagree."""
@@ -157,5 +169,7 @@ class Roster:
                 raise EngineError("a queue is out of order")
         if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (self._kv.pool.num_used or self.running or self.waiting):
+        if not self.groups and (
+            self._kv.pool.num_used or self._kv.host.num_used or self.running or self.waiting
+        ):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
@@ -16,6 +17,7 @@ from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake, is_stop
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
@@ -41,6 +43,10 @@ class SchedulerStats:
     num_cached_blocks: int
     num_tokens_in_used_blocks: int
     preempted_total: int
+    num_host_blocks: int
+    num_used_host_blocks: int
+    swapped_out_total: int
+    swapped_in_total: int
     prompt_tokens_total: int
     cached_tokens_total: int
     steps_total: int
@@ -52,7 +58,8 @@ class Scheduler:
     Every sequence has two scalars, its total and its computed tokens; a step closes part of the
     gap. Decoding sequences come first, then prompts take what the token budget leaves, running
     before waiting, each in the order of the policy's key. When blocks run out, the group with the
-    largest key is preempted whole and computed again later; the one with the smallest never is.
+    largest key is preempted whole, and swapped in or computed again later; the one with the
+    smallest never is.
     """
 
     def __init__(
@@ -66,7 +73,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        recovery_costs: RecoveryCosts | None = None,
     ) -> None:
+        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`."""
         self._kv = kv
         self._policy = policy
         self._admission = admission
@@ -75,8 +84,11 @@ class Scheduler:
         self._prefixes = PrefixCache(self._table, kv, hasher, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
-        self._roster = Roster(self._table, kv, self._builder, self._outputs)
-        self._intake = ResultIntake(self._table, kv, self._prefixes, self._roster, self._outputs)
+        self._recovery = Recovery(self._table, kv, recovery_costs)
+        self._roster = Roster(self._table, kv, self._builder, self._outputs, self._recovery)
+        self._intake = ResultIntake(
+            self._table, kv, self._prefixes, self._roster, self._recovery, self._outputs
+        )
         self._num_groups_added = 0
         self._prompt_tokens_total = 0
         self._cached_tokens_total = 0
@@ -134,6 +146,7 @@ class Scheduler:
         if not len(slots):
             return None
         starts = table.num_computed.copy()
+        starts[self._recovery.slots_swapped_in()] = 0
         self._advance(slots, tokens)
         plan = self._builder.build(slots, tokens)
         step = InFlight(plan.step_id, table.generation.copy(), starts, table.sequences.copy(), mark)
@@ -214,6 +227,8 @@ class Scheduler:
             return []
         if any(sequence.num_pending for sequence in group.sequences):
             return []
+        if group.sequences[0].swapped is not None:
+            return self._try_swap_in(group, budget)
         chunks: list[tuple[int, int]] = []
         mark = self._kv.mark()
         cached = 0
@@ -235,10 +250,7 @@ class Scheduler:
         hit = self._prefixes.lookup(sequence)
         num_cached = hit.num_blocks * self._kv.block_size
         end = min(len(sequence.token_ids), num_cached + budget)
-        headroom = (
-            self._kv.pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
-        )
-        if self._kv.num_blocks_to_enter(hit, end) + headroom > self._kv.pool.num_available:
+        if not self._has_room(self._kv.num_blocks_to_enter(hit, end)):
             return None
         slot = self._table.enter(sequence, num_cached)
         slots = np.array([slot], np.int64)
@@ -246,6 +258,22 @@ class Scheduler:
         self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end)
         self._prefixes.publish_to(slot, end)
         return slot, end - num_cached
+
+    def _has_room(self, num_blocks: int) -> bool:
+        pool = self._kv.pool
+        headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
+        return num_blocks + headroom <= pool.num_available
+
+    def _try_swap_in(self, group: SequenceGroup, budget: int) -> list[tuple[int, int]]:
+        """As `_try_admit`, for a group whose K/V wait in the host."""
+        counts = self._recovery.plan_swap_in(group, budget)
+        if not self._has_room(self._recovery.num_blocks_to_swap_in(group, counts)):
+            return []
+        chunks = self._recovery.swap_in(group, counts)
+        for slot, _ in chunks:
+            self._prefixes.publish_to(slot, int(self._table.num_computed[slot]))
+        self._note_admission(group, 0)
+        return chunks
 
     def _undo_enter(self, group: SequenceGroup, mark: int) -> None:
         self._kv.retract(mark)
@@ -302,6 +330,7 @@ class Scheduler:
         """Take in that the steps in flight are lost: requests that were in them fail, those that
         wait do not, and nothing that was cached is trusted any more."""
         self._intake.lose_all()
+        self._roster.forget_swapped()
         for group in list(self._roster.running):
             self._roster.fail(group, message)
         self._builder.leave_all()
@@ -334,6 +363,10 @@ class Scheduler:
             num_cached_blocks=pool.num_cached,
             num_tokens_in_used_blocks=int(self._table.num_computed[self._table.live].sum()),
             preempted_total=self._roster.preempted_total,
+            num_host_blocks=self._kv.host.num_blocks,
+            num_used_host_blocks=self._kv.host.num_used,
+            swapped_out_total=self._recovery.swapped_out_total,
+            swapped_in_total=self._recovery.swapped_in_total,
             prompt_tokens_total=self._prompt_tokens_total,
             cached_tokens_total=self._cached_tokens_total,
             steps_total=self._steps_total,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from quire.kv_cache import SwappedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 
@@ -23,7 +24,8 @@ class Sequence:
     `token_ids` holds all tokens whose values are known.
 
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
-    flight will still bring to a sequence that was preempted after they were planned.
+    flight will still bring to a sequence that was preempted after they were planned. swapped: its
+    K/V in host memory, if that is where they wait.
     """
 
     group: SequenceGroup
@@ -32,6 +34,7 @@ class Sequence:
     names: list[bytes]
     slot: int = -1
     num_pending: int = 0
+    swapped: SwappedTables | None = None
 
     @property
     def handle(self) -> int:

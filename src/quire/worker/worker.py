@@ -14,12 +14,15 @@ from quire.layers import LayerFactory
 from quire.models import LoadFormat, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.platform import Platform
+from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import StepPlan, StepResult
 from quire.quantization import QuantizedFormats
 from quire.runner import RowTable
+from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputBuilder
 from quire.runner.runner import ModelRunner
 from quire.sampling import SamplingState
+from quire.worker.recovery import measure_recovery
 
 __all__ = ["Worker", "WorkerSettings"]
 
@@ -34,8 +37,10 @@ class WorkerSettings:
     folder: Path
     layout: KVLayout
     num_blocks: int
+    num_host_blocks: int
     max_num_seqs: int
     max_model_len: int
+    max_num_batched_tokens: int
     dtype: str
     quantization: str | None
     kv_dtype: str
@@ -81,18 +86,34 @@ class Worker:
         )
         windows = [group.window for group in layout.groups]
         self.providers = _describe(choice, ops)
+        self._settings = settings
+        self._host = HostPages(kv.pages, settings.num_host_blocks, ops.swap_blocks)
         self._runner = ModelRunner(
             model=model,
             rows=rows,
             inputs=InputBuilder(rows, kv, choice.backend, windows, layout.block_size),
             sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
             pages=kv.pages,
+            host=self._host,
             copy_blocks=ops.copy_blocks,
             draw=ops.draw,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self._runner.execute(plan)
+
+    def measure_recovery(self) -> RecoveryCosts:
+        """What it costs to bring a preempted request back, before any request is served."""
+        chosen = self._settings
+        return measure_recovery(
+            self._runner.execute,
+            self._host.copy_out,
+            num_groups=len(chosen.layout.groups),
+            block_size=chosen.layout.block_size,
+            num_blocks=chosen.num_blocks,
+            num_host_blocks=chosen.num_host_blocks,
+            longest_step=min(chosen.max_num_batched_tokens, chosen.max_model_len - 1),
+        )
 
 
 def _describe(choice: BackendChoice, ops: OpSet) -> str:
