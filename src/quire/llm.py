@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.errors import EngineError, RequestError
 from quire.protocol.outputs import RequestOutput
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
 from quire.rendering.progress import GenerationProgress
@@ -123,6 +126,46 @@ class LLM:
         finally:
             self._abort(handles)
 
+    # --- pinned prefixes ------------------------------------------------------------------------
+
+    def pin_prefix(
+        self, prompt: Prompt | Sequence[Message], ttl_s: float | None = None
+    ) -> PinnedPrefix:
+        """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
+        block too, for `ttl_s` seconds or until `unpin_prefix`.
+
+        prompt: as in `generate`, or the first messages of conversations. Raises RequestError if it
+        cannot be served, or takes more of the cache than may be pinned.
+        """
+        renderer = self._engine.renderer
+        if _holds_messages(prompt):
+            messages = cast("Sequence[Message]", prompt)
+            rendered = renderer.render_chat(messages, add_generation_prompt=False)
+        else:
+            rendered = renderer.render_prompt(cast("Prompt", prompt))
+        if ttl_s is not None and not ttl_s > 0:
+            raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        handle = self._next_handle
+        try:
+            output = self._add(rendered, params, math.inf if ttl_s is None else ttl_s)
+            while not output.finished:
+                self._step()
+        finally:
+            self._abort(range(handle, handle + 1))
+        _raise_error(output)
+        return next(pin for pin in self.pinned_prefixes() if pin.handle == handle)
+
+    def unpin_prefix(self, pin: PinnedPrefix) -> bool:
+        """Let a prefix go before its time; whether it was still there."""
+        return self._engine.client.unpin(pin.handle)
+
+    def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are kept: size, hits, seconds left."""
+        return self._engine.client.pins()
+
+    # --- running --------------------------------------------------------------------------------
+
     def _run(
         self,
         rendered: Sequence[RenderedPrompt | RequestError],
@@ -196,10 +239,13 @@ class LLM:
             error=str(refused),
         )
 
-    def _add(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
+    def _add(
+        self, prompt: RenderedPrompt, params: SamplingParams, pin_seconds: float | None = None
+    ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
         request = self._requests.render(request_id, handle, prompt, params, time.monotonic())
+        request = replace(request, pin_seconds=pin_seconds)
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)
@@ -299,6 +345,12 @@ def _holds_lists(messages: object) -> bool:
         return False
     first = cast("Sequence[object]", messages)[0]
     return isinstance(first, Sequence) and not isinstance(first, str)
+
+
+def _holds_messages(prompt: object) -> bool:
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        return False
+    return isinstance(cast("Sequence[object]", prompt)[0], Mapping)
 
 
 def _extent(output: RequestOutput) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.config.kv_layout import KVGroup, KVLayout
-from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SwappedTables
+from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables
 
 MAX_SEQS = 5
 MAX_LEN = 24
@@ -45,7 +45,7 @@ class PagedModel:
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
         self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
-        self.swapped: list[list[tuple[Row, SwappedTables]]] = []
+        self.swapped: list[list[tuple[Row, SavedTables]]] = []
         self.entered: list[int] = []
 
     @property
@@ -174,7 +174,7 @@ class PagedModel:
             self.free(slot)
         return True
 
-    def swap_in(self, group: list[tuple[Row, SwappedTables]]) -> bool:
+    def swap_in(self, group: list[tuple[Row, SavedTables]]) -> bool:
         """Each sequence of the group comes back and computes what is left of it; whether it did."""
         rows, swapped = [row for row, _ in group], [each for _, each in group]
         ends = [min(len(row.tokens), row.num_computed + MAX_STEP) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -71,6 +72,16 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
     )
 
 
+def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
+    return simulation.add(
+        random_prompt(rng, simulation.setup),
+        max_tokens=1,
+        salt=rng.choice(("", "", "other")),
+        lateness=rng.choice((0.0, 2.5)),
+        pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
+    )
+
+
 def random_move(rng: random.Random, simulation: Simulation) -> None:
     move = rng.random()
     if move < 0.15:
@@ -82,7 +93,11 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         for handle, client in simulation.clients.items():
             if client.first_handle == first:
                 simulation.abort(handle)
-    elif move < 0.215:
+    elif move < 0.24:
+        random_pin(rng, simulation)
+    elif move < 0.25 and simulation.clients:
+        simulation.unpin(rng.choice(list(simulation.clients)))
+    elif move < 0.255:
         simulation.lose_steps()
     elif move < 0.62:
         simulation.plan()

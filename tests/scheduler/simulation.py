@@ -137,6 +137,7 @@ class Simulation:
         resume_at: int = 0,
         lateness: float = 0.0,
         prompt_logprobs: int | None = None,
+        pin_seconds: float | None = None,
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
         prompt = tuple(prompt)
@@ -158,6 +159,7 @@ class Simulation:
             output_token_ids=np.array(output, np.int32),
             arrival_time=self.now - lateness,
             salt=salt,
+            pin_seconds=pin_seconds,
         )
         try:
             self.scheduler.add(request)
@@ -191,6 +193,10 @@ class Simulation:
 
     def abort(self, handle: int) -> None:
         self.scheduler.abort(handle)
+        self.check()
+
+    def unpin(self, handle: int) -> None:
+        self.scheduler.unpin(handle)
         self.check()
 
     def plan(self) -> bool:
@@ -257,6 +263,8 @@ class Simulation:
             assert self.num_steps <= bound, f"no end: {self.scheduler.stats()}"
         for handle, client in self.clients.items():
             self._check_client(handle, client)
+        self.scheduler._pins.release_all()
+        self.check()
         assert self.scheduler.stats().num_used_blocks == 0
         assert self.scheduler.stats().num_used_host_blocks == 0
         assert self.scheduler._table.num_free == self.setup.max_num_seqs
@@ -333,7 +341,7 @@ class Simulation:
         if finish.reason is FinishReason.ABORT:
             return
         if finish.reason is FinishReason.ERROR:
-            if handle in self.lost:
+            if handle in self.lost or "before it was pinned" in finish.message:
                 return
             siblings = [c for c in self.clients.values() if c.first_handle == client.first_handle]
             assert any(self._expected(sibling)[1] for sibling in siblings), "an innocent failed"

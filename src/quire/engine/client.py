@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.engine.core import EngineCore
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import SchedulerStats
 
@@ -22,6 +23,14 @@ class EngineClient(Protocol):
 
     def abort(self, handles: Sequence[int]) -> None:
         """End sequences; unknown or finished ones are ignored."""
+        ...
+
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        ...
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
         ...
 
     def step(self) -> EngineOutput:
@@ -49,6 +58,12 @@ class InProcessClient:
 
     def abort(self, handles: Sequence[int]) -> None:
         self._core.abort(list(handles))
+
+    def unpin(self, handle: int) -> bool:
+        return self._core.unpin(handle)
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        return self._core.pins(time.monotonic())
 
     def step(self) -> EngineOutput:
         return self._core.step(time.monotonic())

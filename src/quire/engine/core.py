@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.executor import Executor
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepResult
 from quire.scheduler import Scheduler, SchedulerStats
@@ -48,6 +49,14 @@ class EngineCore:
         """End sequences, whatever their state. Unknown or finished ones are ignored."""
         for handle in handles:
             self._scheduler.abort(handle)
+
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        return self._scheduler.unpin(handle)
+
+    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
+        return self._scheduler.pins(now)
 
     @property
     def has_unfinished(self) -> bool:

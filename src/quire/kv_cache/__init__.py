@@ -1,9 +1,10 @@
 """Block bookkeeping of the paged KV cache: integers only (PagedAttention paper, 4.2-4.5)."""
 
 from quire.kv_cache.hashing import BlockHasher
+from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.manager import KVManager, PrefixHit, TableUpdates
 from quire.kv_cache.pool import BlockPool
-from quire.kv_cache.swap import HostTier, SwappedTables
+from quire.kv_cache.saved_tables import SavedTables
 
 __all__ = [
     "BlockHasher",
@@ -11,6 +12,6 @@ __all__ = [
     "HostTier",
     "KVManager",
     "PrefixHit",
-    "SwappedTables",
+    "SavedTables",
     "TableUpdates",
 ]

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
+from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
-from quire.kv_cache.swap import HostTier, SwappedTables
+from quire.kv_cache.saved_tables import SavedTables
 from quire.protocol.step import IntArray
 
 __all__ = ["KVManager", "PrefixHit", "TableUpdates"]
@@ -22,8 +23,10 @@ Slots = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The longest cached prefix: `blocks[g][i]` holds block i of group g, or None where the
-    group's window no longer reaches."""
+    group's window no longer reaches. num_tokens: that it covers; less than its blocks hold if the
+    last one is that of a pinned prefix and partly filled."""
 
+    num_tokens: int
     num_blocks: int
     blocks: tuple[tuple[int | None, ...], ...]
 
@@ -64,6 +67,7 @@ class KVManager:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, len(windows))
         self.host = HostTier(num_host_blocks)
+        self.num_groups = len(windows)
         self._windows = tuple(windows)
         self._sliding = tuple((g, w) for g, w in enumerate(windows) if w is not None)
         max_blocks = -(-max_model_len // block_size)
@@ -73,6 +77,7 @@ class KVManager:
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
         self._updates = TableUpdates()
+        self._held: set[SavedTables] = set()
         self._mark = 0
         # publications that may still be retracted: mark, slot, index, block, name
         self._log: deque[tuple[int, int, int, int, bytes]] = deque()
@@ -89,7 +94,7 @@ class KVManager:
         sharing = self._shares_tail[slots].nonzero()[0]
         if not len(growing) and not len(sharing):
             return True
-        needed = int(lacking[growing].sum()) * len(self._windows)
+        needed = int(lacking[growing].sum()) * self.num_groups
         if needed + self._num_copies(slots, starts, sharing) > self.pool.num_available:
             return False
         for i in sharing.tolist():
@@ -213,12 +218,23 @@ class KVManager:
             )
             for group, window in enumerate(self._windows)
         )
-        return PrefixHit(limit, blocks)
+        return PrefixHit(limit * self.block_size, limit, blocks)
+
+    def hit_of(self, held: SavedTables, max_tokens: int) -> PrefixHit:
+        """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""
+        num_tokens = min(held.num_tokens, max_tokens)
+        num_blocks = -(-num_tokens // self.block_size)
+        blocks = tuple(
+            (*[None] * first, *blocks)[:num_blocks]
+            for first, blocks in zip(held.first, held.blocks, strict=True)
+        )
+        return PrefixHit(num_tokens, num_blocks, blocks)
 
     def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
         """Available blocks that go when a sequence enters with `hit` and grows to `num_tokens`:
-        new ones, and those of the hit that nobody uses now."""
-        new = (-(-num_tokens // self.block_size) - hit.num_blocks) * len(self._windows)
+        new ones, those of the hit that nobody uses now, and the copy of a partly filled one."""
+        has_tail = hit.num_tokens % self.block_size != 0
+        new = (-(-num_tokens // self.block_size) - hit.num_blocks + has_tail) * self.num_groups
         return new + sum(self.pool.num_unused(blocks) for blocks in hit.blocks)
 
     def _first_needed(self, window: int | None, num_blocks: int) -> int:
@@ -247,8 +263,8 @@ class KVManager:
             self._first[group][slot] = first
             self._tables[group][slot, first : hit.num_blocks] = held
         self._num_blocks[slot] = hit.num_blocks
-        self._num_published[slot] = hit.num_blocks
-        self._shares_tail[slot] = False
+        self._num_published[slot] = hit.num_tokens // self.block_size
+        self._shares_tail[slot] = hit.num_tokens % self.block_size != 0
 
     def fork(self, src: int, dst: int) -> None:
         """`dst`, an empty slot, shares all blocks of `src`, the partly filled one too."""
@@ -282,7 +298,7 @@ class KVManager:
 
     # --- host memory ---------------------------------------------------------------------------
 
-    def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SwappedTables] | None:
+    def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
         """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
         to be freed. None, and nothing happens, if the host has no room for all of it."""
         tables = [self._held_blocks(*each) for each in zip(slots, num_tokens, strict=True)]
@@ -304,7 +320,7 @@ class KVManager:
             for start, table in zip(starts, self._tables, strict=True)
         ]
 
-    def num_blocks_to_swap_in(self, swapped: Sequence[SwappedTables], ends: Sequence[int]) -> int:
+    def num_blocks_to_swap_in(self, swapped: Sequence[SavedTables], ends: Sequence[int]) -> int:
         """Available blocks that go at most when these sequences come back, and grow to `ends`."""
         whole: set[int] = set()
         count = 0
@@ -313,11 +329,11 @@ class KVManager:
             for first, blocks in zip(tables.first, tables.blocks, strict=True):
                 whole.update(blocks[: max(num_full - first, 0)])
                 count += len(blocks[max(num_full - first, 0) :])
-            count += (-(-end // self.block_size) - num_blocks) * len(self._windows)
+            count += (-(-end // self.block_size) - num_blocks) * self.num_groups
         return count + len(whole)
 
     def swap_in(
-        self, slots: Sequence[int], swapped: Sequence[SwappedTables], names: Sequence[list[bytes]]
+        self, slots: Sequence[int], swapped: Sequence[SavedTables], names: Sequence[list[bytes]]
     ) -> None:
         """Start the tables of empty slots with what the host has of them. Full blocks that they
         shared they share again; one that the cache still has under its name is not copied."""
@@ -338,7 +354,7 @@ class KVManager:
             self._shares_tail[slot] = False
             self.host.release(tables)
 
-    def _num_full(self, swapped: SwappedTables) -> int:
+    def _num_full(self, swapped: SavedTables) -> int:
         """Blocks that nobody writes any more; a partly filled one is not shared after a swap,
         because its owner writes into it in the same step."""
         return swapped.num_tokens // self.block_size
@@ -362,7 +378,7 @@ class KVManager:
         self._updates.swap_in_dst.append(block)
         return block
 
-    def discard(self, swapped: SwappedTables) -> None:
+    def discard(self, swapped: SavedTables) -> None:
         """Nobody wants this sequence's K/V back."""
         unused = set(self.host.release(swapped))
         updates = self._updates
@@ -372,6 +388,23 @@ class KVManager:
         kept = [(src, dst) for src, dst in pairs if dst not in unused]
         updates.swap_out_src[:] = [src for src, _ in kept]
         updates.swap_out_dst[:] = [dst for _, dst in kept]
+
+    # --- held sequences ------------------------------------------------------------------------
+
+    def hold(self, slot: int, num_tokens: int) -> SavedTables:
+        """Keep the blocks of a slot's first tokens after the slot has been freed."""
+        tables = self._held_blocks(slot, num_tokens)
+        first = tuple(first for first, _ in tables)
+        held = SavedTables(num_tokens, first, tuple(tuple(blocks) for _, blocks in tables))
+        self.pool.share(held.all_blocks())
+        self._shares_tail[slot] = True
+        self._held.add(held)
+        return held
+
+    def release_held(self, held: SavedTables) -> None:
+        self._held.remove(held)
+        for block in reversed(held.all_blocks()):
+            self.pool.release(block)
 
     # --- publishing ----------------------------------------------------------------------------
 
@@ -432,6 +465,8 @@ class KVManager:
         """EngineError unless free + used + cached = total and references equal table entries."""
         references: dict[int, int] = {}
         for block in self._updates.copy_src:
+            references[block] = references.get(block, 0) + 1
+        for block in (block for held in self._held for block in held.all_blocks()):
             references[block] = references.get(block, 0) + 1
         for slot in np.flatnonzero(self._num_blocks):
             for group, table in enumerate(self._tables):

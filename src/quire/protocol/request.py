@@ -38,6 +38,8 @@ class EngineRequest:
         itself. An index has the same random stream, whichever samples run beside it.
     seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
     salt: tenants with different salts never share cached blocks.
+    pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is
+        computed, for other requests that start with it; n and max_tokens are 1 then.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class EngineRequest:
     arrival_time: float = 0.0
     salt: str = ""
     first_sample: int = 0
+    pin_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kv_cache import KVManager, SwappedTables
+from quire.kv_cache import KVManager, SavedTables
 from quire.protocol.recovery import RecoveryCosts
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
@@ -88,6 +88,6 @@ class Recovery:
                 sequence.swapped = None
 
 
-def _swapped(sequence: Sequence) -> SwappedTables:
+def _swapped(sequence: Sequence) -> SavedTables:
     assert sequence.swapped is not None
     return sequence.swapped

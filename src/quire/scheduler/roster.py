@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
@@ -32,12 +33,14 @@ class Roster:
         builder: PlanBuilder,
         outputs: OutputCollector,
         recovery: Recovery,
+        pins: PinnedPrefixes,
     ) -> None:
         self._table = table
         self._kv = kv
         self._builder = builder
         self._outputs = outputs
         self._recovery = recovery
+        self._pins = pins
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
@@ -95,8 +98,9 @@ class Roster:
         group.unborn = tuple(rest)
 
     def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
-        """End one sequence and take back what it holds."""
+        """End one sequence and take back what it holds, but for a prefix that it pins."""
         group = sequence.group
+        finish = self._pins.keep(sequence, finish)
         if sequence.slot >= 0:
             self._vacate(sequence)
         if sequence.swapped is not None:
@@ -169,7 +173,6 @@ class Roster:
                 raise EngineError("a queue is out of order")
         if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (
-            self._kv.pool.num_used or self._kv.host.num_used or self.running or self.waiting
-        ):
+        num_used = self._kv.pool.num_used - self._pins.num_blocks + self._kv.host.num_used
+        if not self.groups and (num_used or self.running or self.waiting):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
 from quire.scheduler.prefix import PrefixCache
@@ -81,11 +83,14 @@ class Scheduler:
         self._admission = admission
         self._token_budget = max_num_batched_tokens
         self._table = SequenceTable(max_num_seqs, max_model_len)
-        self._prefixes = PrefixCache(self._table, kv, hasher, enable_prefix_caching)
+        self._pins = PinnedPrefixes(kv)
+        self._prefixes = PrefixCache(self._table, kv, hasher, self._pins, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
         self._recovery = Recovery(self._table, kv, recovery_costs)
-        self._roster = Roster(self._table, kv, self._builder, self._outputs, self._recovery)
+        self._roster = Roster(
+            self._table, kv, self._builder, self._outputs, self._recovery, self._pins
+        )
         self._intake = ResultIntake(
             self._table, kv, self._prefixes, self._roster, self._recovery, self._outputs
         )
@@ -100,6 +105,8 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
         self._check_resumable(request, max_total)
+        if request.pin_seconds is not None:
+            self._pins.check(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._prefixes.name_prompt(request.salt, tokens)
@@ -133,11 +140,19 @@ class Scheduler:
         """End one sequence, whatever its state; its finish leaves with the next output."""
         self._roster.abort(handle)
 
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        return self._pins.release(handle)
+
+    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
+        return self._pins.list(now)
+
     # --- planning -------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
-        del now  # first come, first served needs no clock; deadlines and ageing will
+        self._pins.expire(now)
         table, mark = self._table, self._kv.mark()
         slots, tokens = self._choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
@@ -193,7 +208,9 @@ class Scheduler:
             if group.state is not GroupState.RUNNING:
                 break  # preempted for one before it, and so is everything after it
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                self._roster.preempt(self._roster.running[-1])
+                is_alone = len(self._roster.running) == 1
+                if not (is_alone and self._pins.release_one()):
+                    self._roster.preempt(self._roster.running[-1])
         kept = [slot for slot in chosen if self._table.live[slot]]
         counts = [chosen[slot] for slot in kept]
         return np.array(kept, np.int64), np.array(counts, np.int64), True
@@ -211,6 +228,8 @@ class Scheduler:
         while self._roster.waiting and budget > 0:
             group = self._roster.waiting[0]
             chunks = self._try_admit(group, budget)
+            if not chunks and not self._roster.running and self._pins.release_one():
+                continue
             if not chunks:
                 break
             self._roster.start_running(group)
@@ -248,13 +267,14 @@ class Scheduler:
         """Give the sequence a slot that starts with its cached prefix, and blocks for as many
         tokens as the budget allows. Its slot and these tokens, or None if there is no room."""
         hit = self._prefixes.lookup(sequence)
-        num_cached = hit.num_blocks * self._kv.block_size
+        num_cached = hit.num_tokens
         end = min(len(sequence.token_ids), num_cached + budget)
         if not self._has_room(self._kv.num_blocks_to_enter(hit, end)):
             return None
         slot = self._table.enter(sequence, num_cached)
         slots = np.array([slot], np.int64)
         self._kv.enter(slot, hit)
+        self._pins.note_hit(hit, sequence)
         self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end)
         self._prefixes.publish_to(slot, end)
         return slot, end - num_cached
@@ -331,6 +351,7 @@ class Scheduler:
         wait do not, and nothing that was cached is trusted any more."""
         self._intake.lose_all()
         self._roster.forget_swapped()
+        self._pins.release_all()
         for group in list(self._roster.running):
             self._roster.fail(group, message)
         self._builder.leave_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire.kv_cache import SwappedTables
+from quire.kv_cache import SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 
@@ -34,7 +34,7 @@ class Sequence:
     names: list[bytes]
     slot: int = -1
     num_pending: int = 0
-    swapped: SwappedTables | None = None
+    swapped: SavedTables | None = None
 
     @property
     def handle(self) -> int:

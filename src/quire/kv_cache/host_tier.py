@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from quire.kv_cache.pool import BlockPool
+from quire.kv_cache.saved_tables import SavedTables
 
-__all__ = ["HostTier", "SwappedTables"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SwappedTables:
-    """One sequence in the host. num_tokens: whose K/V are there. first: per layer group, the index
-    of the first block that its window still needed. blocks: per group, host blocks from there on.
-    """
-
-    num_tokens: int
-    first: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
+__all__ = ["HostTier"]
 
 
 class HostTier:
@@ -26,7 +14,7 @@ class HostTier:
 
     def __init__(self, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks, 1)
-        self._tables: set[SwappedTables] = set()
+        self._tables: set[SavedTables] = set()
         self._held: list[int] = []  # sources of copies that no plan carries yet
 
     @property
@@ -42,11 +30,11 @@ class HostTier:
 
     def store(
         self, num_tokens: list[int], tables: list[list[tuple[int, list[int]]]]
-    ) -> tuple[list[SwappedTables], dict[int, int]]:
+    ) -> tuple[list[SavedTables], dict[int, int]]:
         """Host blocks for sequences given by their tokens and, per group, first index and device
         blocks. What stands for them, and the host block of each device block. There is room."""
         place: dict[int, int] = {}
-        stored: list[SwappedTables] = []
+        stored: list[SavedTables] = []
         for tokens, groups in zip(num_tokens, tables, strict=True):
             for block in (block for _, blocks in groups for block in blocks):
                 if block in place:
@@ -55,17 +43,16 @@ class HostTier:
                     place[block] = self._pool.allocate()
             first = tuple(first for first, _ in groups)
             blocks = tuple(tuple(place[block] for block in blocks) for _, blocks in groups)
-            stored.append(SwappedTables(tokens, first, blocks))
+            stored.append(SavedTables(tokens, first, blocks))
         self._tables.update(stored)
         return stored, place
 
-    def release(self, swapped: SwappedTables) -> list[int]:
+    def release(self, swapped: SavedTables) -> list[int]:
         """Give up a sequence's host blocks; those that nobody needs any more."""
         self._tables.remove(swapped)
-        for blocks in swapped.blocks:
-            for block in blocks:
-                self._pool.release(block)
-        return [b for blocks in swapped.blocks for b in blocks if not self._pool.ref_count(b)]
+        for block in swapped.all_blocks():
+            self._pool.release(block)
+        return [block for block in swapped.all_blocks() if not self._pool.ref_count(block)]
 
     def hold(self, blocks: list[int]) -> None:
         """Keep sources of copies until the plan that copies them is made."""
@@ -80,7 +67,7 @@ class HostTier:
     def check_invariants(self) -> None:
         """EngineError unless references equal what swapped sequences and pending copies name."""
         references: dict[int, int] = {}
-        named = [b for swapped in self._tables for blocks in swapped.blocks for b in blocks]
+        named = [block for swapped in self._tables for block in swapped.all_blocks()]
         for block in named + self._held:
             references[block] = references.get(block, 0) + 1
         self._pool.check_invariants(references)
