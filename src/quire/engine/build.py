@@ -32,7 +32,8 @@ __all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine in this process. default_sampling: the model's recommended sampling parameters."""
+    """An engine in this process. default_sampling: the model's recommended sampling parameters.
+    recovery_costs: by which preempted requests are swapped; None if they never are."""
 
     client: EngineClient
     renderer: Renderer
@@ -40,6 +41,7 @@ class Engine:
     resolved: Resolved
     default_sampling: Mapping[str, object]
     eos_token_ids: frozenset[int]
+    recovery_costs: RecoveryCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class BuiltCore:
     core: EngineCore
     resolved: Resolved
     providers: str
+    recovery_costs: RecoveryCosts | None
 
 
 def build_engine(settings: EngineSettings) -> Engine:
@@ -67,6 +70,7 @@ def build_engine(settings: EngineSettings) -> Engine:
         resolved=plan.resolved,
         default_sampling=front.default_sampling,
         eos_token_ids=front.eos_token_ids,
+        recovery_costs=built.recovery_costs,
     )
 
 
@@ -91,17 +95,15 @@ def _load_core(
     if not is_quiet:
         print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
     started = time.monotonic()
-    core, providers = _build_core(plan, platform, on_plan)
+    built = _build_core(plan, platform, on_plan)
     if not is_quiet:
         seconds = time.monotonic() - started
-        print(f"{providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
-    return BuiltCore(core, plan.resolved, providers)
+        print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+    return built
 
 
-def _build_core(
-    plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None
-) -> tuple[EngineCore, str]:
-    """The core, and a sentence on the kernels that serve it. Imports torch."""
+def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None) -> BuiltCore:
+    """Imports torch."""
     env.limit_spinning()
     from quire.attention import backend_of_isa
     from quire.executor.in_process import InProcessExecutor
@@ -136,7 +138,8 @@ def _build_core(
     elif chosen.preemption_mode == "auto":
         costs = executor.measure_recovery()
     scheduler = _build_scheduler(resolved, plan.folder, costs)
-    return EngineCore(scheduler, executor, chosen.depth, on_plan), executor.providers
+    core = EngineCore(scheduler, executor, chosen.depth, on_plan)
+    return BuiltCore(core, resolved, executor.providers, costs)
 
 
 def _build_scheduler(
