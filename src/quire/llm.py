@@ -14,11 +14,19 @@ from typing import Any, cast
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
+from quire.engine.prompt_stream import PromptStream
 from quire.errors import EngineError, RequestError
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import OutputAssembler, Prompt, RenderedPrompt, RequestRenderer, Tokenizer
+from quire.rendering import (
+    OutputAssembler,
+    Prompt,
+    PromptPieces,
+    RenderedPrompt,
+    RequestRenderer,
+    Tokenizer,
+)
 from quire.rendering.progress import GenerationProgress
 
 __all__ = ["LLM"]
@@ -125,6 +133,28 @@ class LLM:
             _raise_error(output)
         finally:
             self._abort(handles)
+
+    def open_prompt(
+        self, sampling_params: SamplingParams | None = None, *, max_prompt_tokens: int | None = None
+    ) -> PromptStream:
+        """A prompt that arrives in pieces, computed as it arrives: `append`, `append`, `finish`.
+
+        max_prompt_tokens: how many it will have at most; None: what the context allows.
+        """
+        params = sampling_params or self.get_default_sampling_params()
+        handle = self._next_handle
+        self._next_handle += 2
+        request = self._requests.render(
+            self._new_request_id(), handle, RenderedPrompt([]), params, time.monotonic()
+        )
+        return PromptStream(
+            replace(request, max_prompt_tokens=max_prompt_tokens),
+            params,
+            PromptPieces(self._engine.renderer),
+            self._engine.client,
+            self._assembler,
+            self._step,
+        )
 
     # --- pinned prefixes ------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ MAX_LEN = 24
 MAX_STEP = 7
 
 Content = tuple[int, ...]
-"""K/V of a token: a function of all tokens up to it."""
+"""K/V of a token: a function of the layer group and of all tokens up to it."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class PagedModel:
     def _write(self, row: Row, group: int, is_garbage: bool) -> None:
         for position in range(*row.unwritten):
             block = row.tables[group][position // self.block_size]
-            content = (-1,) if is_garbage else tuple(row.tokens[: position + 1])
+            content = (-1,) if is_garbage else (group, *row.tokens[: position + 1])
             self.memory[block][position % self.block_size] = content
 
     def _read(self, slot: int, row: Row) -> None:
@@ -152,7 +152,7 @@ class PagedModel:
             for position in range(start, row.num_computed):
                 block = row.tables[group][position // self.block_size]
                 content = self.memory[block].get(position % self.block_size)
-                assert content == tuple(row.tokens[: position + 1]), (
+                assert content == (group, *row.tokens[: position + 1]), (
                     f"slot {slot} group {group} position {position} reads {content}"
                 )
 

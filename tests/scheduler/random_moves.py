@@ -72,6 +72,26 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
     )
 
 
+def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
+    """A prompt that arrives in pieces."""
+    prompt = random_prompt(rng, simulation.setup)
+    return simulation.add(
+        prompt,
+        max_tokens=rng.choice((1, 2, 5, 12)),
+        seed=rng.randrange(2),
+        salt=rng.choice(("", "", "other")),
+        lateness=rng.choice((0.0, 2.5, 10.0)),
+        prompt_logprobs=rng.choice((None, None, 0)),
+        given=rng.randint(1, len(prompt)),
+        max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
+    )
+
+
+def random_extend(rng: random.Random, simulation: Simulation) -> None:
+    if simulation.arriving:
+        simulation.extend(rng.choice(list(simulation.arriving)), rng.randint(0, 6))
+
+
 def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
     return simulation.add(
         random_prompt(rng, simulation.setup),
@@ -97,9 +117,13 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         random_pin(rng, simulation)
     elif move < 0.25 and simulation.clients:
         simulation.unpin(rng.choice(list(simulation.clients)))
-    elif move < 0.255:
+    elif move < 0.28:
+        random_open(rng, simulation)
+    elif move < 0.36:
+        random_extend(rng, simulation)
+    elif move < 0.365:
         simulation.lose_steps()
-    elif move < 0.62:
+    elif move < 0.68:
         simulation.plan()
     else:
         simulation.apply()

@@ -115,6 +115,7 @@ class Simulation:
             readers_fail=setup.readers_fail,
         )
         self.clients: dict[int, Client] = {}
+        self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
         self.num_steps = 0
@@ -138,19 +139,22 @@ class Simulation:
         lateness: float = 0.0,
         prompt_logprobs: int | None = None,
         pin_seconds: float | None = None,
+        given: int | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> list[int]:
-        """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
+        """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
+        tokens of the prompt that it comes with if the others come later."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
-        if n > 1 or max_tokens is None:
+        if n > 1 or max_tokens is None or given is not None:
             resume_at = 0
         whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
             request_id=str(first),
             first_handle=first,
-            prompt_token_ids=np.array(prompt, np.int32),
+            prompt_token_ids=np.array(prompt[:given], np.int32),
             params=SamplingParams(
                 max_tokens=max_tokens, n=n, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
             ),
@@ -160,6 +164,8 @@ class Simulation:
             arrival_time=self.now - lateness,
             salt=salt,
             pin_seconds=pin_seconds,
+            is_open=given is not None,
+            max_prompt_tokens=max_prompt_tokens,
         )
         try:
             self.scheduler.add(request)
@@ -169,6 +175,9 @@ class Simulation:
             return []
         self.check()
         limit = self.scheduler._roster.groups[first].max_total_tokens - len(prompt)
+        if given is not None:
+            limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
+            self.arriving[first] = prompt[given:]
         for sample in range(n):
             self.clients[first + sample] = Client(
                 prompt, output, limit, stop, min_tokens, seed, sample, first, list(output)
@@ -195,6 +204,21 @@ class Simulation:
         self.scheduler.abort(handle)
         self.check()
 
+    def extend(self, handle: int, count: int) -> None:
+        """The next `count` tokens of an open prompt; the request ends with the last ones."""
+        rest = self.arriving[handle]
+        piece, rest = rest[:count], rest[count:]
+        self.arriving[handle] = rest
+        if not rest:
+            del self.arriving[handle]
+        try:
+            self.scheduler.extend(handle, np.array(piece, np.int32), is_last=not rest)
+        except RequestError:
+            self.arriving.pop(handle, None)
+            self.num_refused += 1
+            self.abort(handle)
+        self.check()
+
     def unpin(self, handle: int) -> None:
         self.scheduler.unpin(handle)
         self.check()
@@ -205,7 +229,7 @@ class Simulation:
             return False
         scheduler, table = self.scheduler, self.scheduler._table
         oldest = scheduler._roster.running[0] if scheduler._roster.running else None
-        todo = np.where(table.num_total < table.max_total, table.num_total - table.num_computed, 0)
+        todo = table.todo()
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
             for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
@@ -213,11 +237,11 @@ class Simulation:
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
-            assert oldest.state is GroupState.RUNNING, "the oldest group was preempted"
+            is_running = oldest.state is GroupState.RUNNING or oldest.request.is_open
+            assert is_running, "the oldest group was preempted"
         if plan is None:
-            assert self.in_flight or not scheduler._roster.groups, (
-                "nothing is planned, nothing runs"
-            )
+            is_done = not scheduler._roster.groups or scheduler.waits_for_input
+            assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
         if len(decoding) <= self.setup.max_num_batched_tokens:
@@ -250,6 +274,8 @@ class Simulation:
 
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
+        for handle in list(self.arriving):
+            self.extend(handle, len(self.arriving[handle]))
         work = sum(
             len(client.prompt) + client.max_tokens
             for client in self.clients.values()

@@ -38,6 +38,9 @@ class EngineRequest:
         itself. An index has the same random stream, whichever samples run beside it.
     seed: 64-bit; chosen by the front when the user gave none, so that a replay draws the same.
     salt: tenants with different salts never share cached blocks.
+    is_open: more of the prompt will come (`EngineCore.extend`); what is there is computed
+        meanwhile, and nothing is generated before the end of the prompt is known.
+    max_prompt_tokens: of an open request, how many there will be at most; None: whatever fits.
     pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is
         computed, for other requests that start with it; n and max_tokens are 1 then.
     """
@@ -52,6 +55,8 @@ class EngineRequest:
     arrival_time: float = 0.0
     salt: str = ""
     first_sample: int = 0
+    is_open: bool = False
+    max_prompt_tokens: int | None = None
     pin_seconds: float | None = None
 
 

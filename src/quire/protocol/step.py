@@ -1,9 +1,9 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → swap out → copy blocks → swap in → enter → table updates → deltas → forward →
-fork → sample. All block copies read their sources before any destination is written, and no block
-is both source and destination of copies in one plan.
+in this order: leave → swap out → copy blocks → swap in → enter → append → table updates → deltas →
+forward → fork → sample. All block copies read their sources before any destination is written, and
+no block is both source and destination of copies in one plan.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
     "EMPTY_INTS",
+    "AppendTokens",
     "EnterRow",
     "ForkRow",
     "IntArray",
@@ -72,6 +73,14 @@ class EnterRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendTokens:
+    """The prompt of row `slot` goes on with `token_ids`, int32 [N]."""
+
+    slot: int
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class ForkRow:
     """After this step's forward, `dst` becomes a copy of row `src` and draws its own next token
     from the logits of `src`, with its own random stream (`sample_index`)."""
@@ -94,6 +103,7 @@ class StepPlan:
     copy_src, copy_dst: block ids, [number of copies].
     swap_in_src, swap_in_dst: host and device block ids, [number of copies in].
     enter: rows that come in.
+    append: rows whose prompts grow.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
@@ -109,6 +119,7 @@ class StepPlan:
     swap_in_src: IntArray = field(default_factory=no_ints)
     swap_in_dst: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
+    append: tuple[AppendTokens, ...] = ()
     table_group: IntArray = field(default_factory=no_ints)
     table_slot: IntArray = field(default_factory=no_ints)
     table_index: IntArray = field(default_factory=no_ints)

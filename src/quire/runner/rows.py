@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.step import EnterRow, IntArray, StepPlan
+from quire.protocol.step import AppendTokens, EnterRow, IntArray, StepPlan
 
 __all__ = ["RowTable", "ScheduledRows"]
 
@@ -53,6 +53,8 @@ class RowTable:
         self.standing[plan.leave] = 0
         for row in plan.enter:
             self._enter(row)
+        for piece in plan.append:
+            self._append_to_prompt(piece)
         for group, table in enumerate(self.tables):
             of_group = plan.table_group == group
             table[plan.table_slot[of_group], plan.table_index[of_group]] = plan.table_block[
@@ -70,6 +72,12 @@ class RowTable:
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):
             table[slot, : len(blocks)] = blocks
+
+    def _append_to_prompt(self, piece: AppendTokens) -> None:
+        start = int(self.num_tokens[piece.slot])
+        self.token_ids[piece.slot, start : start + len(piece.token_ids)] = piece.token_ids
+        self.num_tokens[piece.slot] += len(piece.token_ids)
+        self.num_prompt[piece.slot] += len(piece.token_ids)
 
     def scheduled(self) -> ScheduledRows:
         """The rows that compute in this step; rows that failed before wait for their leave."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import KVManager, TableUpdates
-from quire.protocol.step import EMPTY_INTS, EnterRow, ForkRow, IntArray, StepPlan
+from quire.protocol.step import EMPTY_INTS, AppendTokens, EnterRow, ForkRow, IntArray, StepPlan
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -45,10 +45,12 @@ class PlanBuilder:
         self._next_step_id = 0
         self._leave: list[int] = []
         self._enter: list[tuple[Sequence, int]] = []
+        self._append: list[AppendTokens] = []
         self._forks: list[ForkRow] = []
 
     def leave(self, slot: int) -> None:
         self._leave.append(slot)
+        self._append = [piece for piece in self._append if piece.slot != slot]
 
     def leave_all(self) -> None:
         """Empty every slot, since steps were lost and with them what they said of leaving rows."""
@@ -57,6 +59,11 @@ class PlanBuilder:
     def enter(self, sequence: Sequence, num_computed: int) -> None:
         """`num_computed` tokens of the sequence come from the prefix cache or the host."""
         self._enter.append((sequence, num_computed))
+
+    def append(self, slot: int, token_ids: IntArray) -> None:
+        """The prompt of a row goes on; one that is about to enter has the tokens already."""
+        if not any(sequence.slot == slot for sequence, _ in self._enter):
+            self._append.append(AppendTokens(slot, token_ids))
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
         self._forks.append(ForkRow(src, dst, sample_index))
@@ -81,6 +88,7 @@ class PlanBuilder:
             swap_in_src=_ints(updates.swap_in_src),
             swap_in_dst=_ints(updates.swap_in_dst),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
+            append=tuple(self._append),
             table_group=_ints(updates.group),
             table_slot=_ints(updates.slot),
             table_index=_ints(updates.index),
@@ -90,7 +98,7 @@ class PlanBuilder:
             forks=tuple(self._forks),
         )
         self._next_step_id += 1
-        self._leave, self._enter, self._forks = [], [], []
+        self._leave, self._enter, self._append, self._forks = [], [], [], []
         return plan
 
     def _updates_of_rows_that_stay(self) -> TableUpdates:

@@ -50,7 +50,8 @@ class Recovery:
         """Tokens that each sequence may compute in the step in which it comes back."""
         counts: list[int] = []
         for sequence in group.sequences:
-            counts.append(min(len(sequence.token_ids) - _swapped(sequence).num_tokens, budget))
+            end = len(sequence.token_ids) - group.request.is_open
+            counts.append(min(end - _swapped(sequence).num_tokens, budget))
             budget -= counts[-1]
         return counts
 

@@ -22,8 +22,8 @@ __all__ = ["Roster"]
 class Roster:
     """The life of every group: queued, running, preempted and queued again, ended.
 
-    waiting, running: sorted by key. branching: running groups with samples still to branch off.
-    groups: by handle of each live sequence.
+    waiting, running: sorted by key. parked: open prompts that wait for their client. branching:
+    running groups with samples still to branch off. groups: by handle of each live sequence.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Roster:
         self._pins = pins
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
+        self.parked: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
         self.preempted_total = 0
@@ -54,13 +55,41 @@ class Roster:
         return self._table.num_free - reserved
 
     def queue(self, group: SequenceGroup) -> None:
-        """Take in a new group. EngineError if one of its handles is in use."""
+        """Take in a new group. EngineError if one of its handles is in use. Of an open prompt the
+        last known token is not computed, so that one token alone is nothing to do."""
         base = group.request.first_handle
         for sample in (*(s.sample_index for s in group.sequences), *group.unborn):
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
+        if group.request.is_open and len(group.sequences[0].token_ids) < 2:
+            group.state = GroupState.PARKED
+            self.parked.append(group)
+        else:
+            bisect.insort(self.waiting, group, key=lambda g: g.key)
+
+    def wake(self, group: SequenceGroup) -> None:
+        """A parked group has something to compute."""
+        self.parked.remove(group)
+        group.state = GroupState.WAITING
         bisect.insort(self.waiting, group, key=lambda g: g.key)
+
+    def park(self, group: SequenceGroup) -> None:
+        """A waiting group has nothing to compute before its prompt goes on."""
+        self.waiting.remove(group)
+        group.state = GroupState.PARKED
+        self.parked.append(group)
+
+    def park_one(self) -> bool:
+        """Take the blocks of a running group that has nothing to compute before its prompt goes on,
+        the last one by key; whether there was any."""
+        for group in reversed(self.running):
+            slot = group.sequences[0].slot
+            if self._table.num_held_back[slot] and not self._table.todo()[slot]:
+                self.preempt(group)
+                self.park(group)
+                return True
+        return False
 
     def start_running(self, group: SequenceGroup) -> None:
         """A waiting group has got its slots and blocks."""
@@ -134,8 +163,8 @@ class Roster:
         self._outputs.finish(SequenceFinish(handle, FinishReason.ERROR, message=message))
 
     def _remove(self, group: SequenceGroup) -> None:
-        if group.state is GroupState.WAITING:
-            self.waiting.remove(group)
+        if group.state is not GroupState.RUNNING:
+            (self.waiting if group.state is GroupState.WAITING else self.parked).remove(group)
             return
         self.running.remove(group)
         if group in self.branching:
@@ -159,7 +188,7 @@ class Roster:
 
     def forget_swapped(self) -> None:
         """Steps were lost, and perhaps copies to the host with them."""
-        for group in self.waiting:
+        for group in (*self.waiting, *self.parked):
             self._recovery.forget(group)
 
     def check_invariants(self) -> None:
@@ -171,8 +200,8 @@ class Roster:
             keys = [group.key for group in queue]
             if keys != sorted(keys):
                 raise EngineError("a queue is out of order")
-        if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
+        if any(s.slot >= 0 for g in (*self.waiting, *self.parked) for s in g.sequences):
             raise EngineError("a waiting sequence holds a slot")
         num_used = self._kv.pool.num_used - self._pins.num_blocks + self._kv.host.num_used
-        if not self.groups and (num_used or self.running or self.waiting):
+        if not self.groups and (num_used or self.running or self.waiting or self.parked):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
@@ -136,6 +136,28 @@ class Scheduler:
                 "nothing is left to generate"
             )
 
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One
+        that has ended meanwhile is ignored. RequestError if it is not open, or grows too long."""
+        group = self._roster.groups.get(handle)
+        if group is None:
+            return
+        length = len(group.request.prompt_token_ids) + len(token_ids)
+        max_total = self._admission.max_total_of_prompt(group.request, length)
+        prompt = np.concatenate((group.request.prompt_token_ids, token_ids)).astype(np.int32)
+        group.request = replace(group.request, prompt_token_ids=prompt, is_open=not is_last)
+        sequence = group.sequences[0]
+        if sequence.slot >= 0:
+            self._table.extend(sequence.slot, token_ids)
+            self._builder.append(sequence.slot, token_ids)
+        else:
+            sequence.token_ids = prompt
+        if is_last:
+            group.max_total_tokens = max_total
+            self._table.close(sequence.slot, max_total) if sequence.slot >= 0 else None
+        if group.state is GroupState.PARKED and (is_last or length > 1):
+            self._roster.wake(group)
+
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
         self._roster.abort(handle)
@@ -172,11 +194,7 @@ class Scheduler:
     def _choose_running(self) -> tuple[Slots, Slots]:
         """Tokens for each running sequence that has any left: decodes, then prompts by key."""
         table = self._table
-        todo = np.where(
-            table.live & (table.num_total < table.max_total),
-            table.num_total - table.num_computed,
-            0,
-        )
+        todo = table.todo()
         slots = todo.nonzero()[0]
         tokens = todo[slots]
         left = self._token_budget
@@ -205,15 +223,17 @@ class Scheduler:
             return slots, tokens, False
         chosen = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
         for group in list(self._roster.running):
-            if group.state is not GroupState.RUNNING:
-                break  # preempted for one before it, and so is everything after it
+            # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                is_alone = len(self._roster.running) == 1
-                if not (is_alone and self._pins.release_one()):
+                if not self._make_room(is_last_resort=len(self._roster.running) == 1):
                     self._roster.preempt(self._roster.running[-1])
         kept = [slot for slot in chosen if self._table.live[slot]]
         counts = [chosen[slot] for slot in kept]
         return np.array(kept, np.int64), np.array(counts, np.int64), True
+
+    def _make_room(self, *, is_last_resort: bool) -> bool:
+        """Take blocks from who does not compute; whether there was anyone."""
+        return self._roster.park_one() or (is_last_resort and self._pins.release_one())
 
     def _grow_group(self, group: SequenceGroup, chosen: dict[int, int]) -> bool:
         slots = np.array([s.slot for s in group.sequences if s.slot in chosen], np.int64)
@@ -227,8 +247,13 @@ class Scheduler:
         admitted: list[tuple[int, int]] = []
         while self._roster.waiting and budget > 0:
             group = self._roster.waiting[0]
+            if any(sequence.num_pending for sequence in group.sequences):
+                break
+            if self._has_nothing_to_compute(group):
+                self._roster.park(group)
+                continue
             chunks = self._try_admit(group, budget)
-            if not chunks and not self._roster.running and self._pins.release_one():
+            if not chunks and self._make_room(is_last_resort=not self._roster.running):
                 continue
             if not chunks:
                 break
@@ -240,11 +265,20 @@ class Scheduler:
         new = np.array(admitted, np.int64)
         return np.concatenate((slots, new[:, 0])), np.concatenate((tokens, new[:, 1]))
 
+    def _has_nothing_to_compute(self, group: SequenceGroup) -> bool:
+        """Whether all but the last token of an open prompt is in the cache or the host already."""
+        if not group.request.is_open:
+            return False
+        sequence = group.sequences[0]
+        if sequence.swapped is not None:
+            num_cached = sequence.swapped.num_tokens
+        else:
+            num_cached = self._prefixes.lookup(sequence).num_tokens
+        return num_cached >= len(sequence.token_ids) - 1
+
     def _try_admit(self, group: SequenceGroup, budget: int) -> list[tuple[int, int]]:
         """(slot, tokens) of each sequence of the group, or nothing at all if it does not fit."""
         if group.num_slots > self._roster.num_free_slots:
-            return []
-        if any(sequence.num_pending for sequence in group.sequences):
             return []
         if group.sequences[0].swapped is not None:
             return self._try_swap_in(group, budget)
@@ -268,7 +302,8 @@ class Scheduler:
         tokens as the budget allows. Its slot and these tokens, or None if there is no room."""
         hit = self._prefixes.lookup(sequence)
         num_cached = hit.num_tokens
-        end = min(len(sequence.token_ids), num_cached + budget)
+        num_ready = len(sequence.token_ids) - sequence.group.request.is_open
+        end = min(num_ready, num_cached + budget)
         if not self._has_room(self._kv.num_blocks_to_enter(hit, end)):
             return None
         slot = self._table.enter(sequence, num_cached)
@@ -365,6 +400,13 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether any request has not ended, or its end has not been reported yet."""
         return bool(self._roster.groups) or self._outputs.has_any
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether a step could do nothing before some prompt goes on."""
+        groups = self._roster.groups.values()
+        is_idle = not self._roster.waiting and not self._table.todo().any()
+        return is_idle and all(group.request.is_open for group in groups)
 
     def running_handles(self) -> npt.NDArray[np.int64]:
         """Of the sequences that have a slot: [number of them]."""

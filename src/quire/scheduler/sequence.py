@@ -14,6 +14,7 @@ __all__ = ["GroupState", "Sequence", "SequenceGroup"]
 
 class GroupState(enum.Enum):
     WAITING = "waiting"  # has no slots; new or preempted
+    PARKED = "parked"  # has no slots, and waits for more of its prompt
     RUNNING = "running"  # every live sequence has a slot
     FINISHED = "finished"
 
