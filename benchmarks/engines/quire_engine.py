@@ -29,8 +29,8 @@ SPARE_BLOCKS = 2
 
 
 class KernelClock:
-    """Adds up the time of every call and replay of the compiled kernels, from any thread. Two readings of
-    the clock per call, about 0.1 µs, beside kernels of 5 µs and more."""
+    """Adds up the time of every call and replay of the compiled kernels, from any thread. Two
+    readings of the clock each, about 0.1 µs, beside kernels of 5 µs and more."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,20 +14,23 @@ from typing import Any, cast
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
+from quire.engine.prompt_stream import PromptStream
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
     OutputAssembler,
     Prompt,
+    PromptPieces,
     RenderedPrompt,
     RequestRenderer,
     Tokenizer,
     beam_search_output,
 )
-from quire.rendering.lists import as_list, holds_lists
+from quire.rendering.lists import as_list, holds_lists, holds_messages
 from quire.rendering.progress import GenerationProgress
 
 __all__ = ["LLM"]
@@ -167,6 +171,69 @@ class LLM:
         finally:
             self._abort(handles)
 
+    def open_prompt(
+        self, sampling_params: SamplingParams | None = None, *, max_prompt_tokens: int | None = None
+    ) -> PromptStream:
+        """A prompt that arrives in pieces, computed as it arrives: `append`, `append`, `finish`.
+
+        max_prompt_tokens: how many it will have at most; None: what the context allows.
+        """
+        params = sampling_params or self.get_default_sampling_params()
+        handle = self._next_handle
+        self._next_handle += 2
+        request = self._requests.render(
+            self._new_request_id(), handle, RenderedPrompt([]), params, time.monotonic()
+        )
+        return PromptStream(
+            replace(request, max_prompt_tokens=max_prompt_tokens),
+            params,
+            PromptPieces(self._engine.renderer),
+            self._engine.client,
+            self._assembler,
+            self._step,
+        )
+
+    # --- pinned prefixes ------------------------------------------------------------------------
+
+    def pin_prefix(
+        self, prompt: Prompt | Sequence[Message], ttl_s: float | None = None
+    ) -> PinnedPrefix:
+        """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
+        block too, for `ttl_s` seconds or until `unpin_prefix`.
+
+        prompt: as in `generate`, or the first messages of conversations. Raises RequestError if it
+        cannot be served, or takes more of the cache than may be pinned.
+        """
+        renderer = self._engine.renderer
+        if holds_messages(prompt):
+            messages = cast("Sequence[Message]", prompt)
+            rendered = renderer.render_chat(messages, add_generation_prompt=False)
+        else:
+            rendered = renderer.render_prompt(cast("Prompt", prompt))
+        if ttl_s is not None and not ttl_s > 0:
+            raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        handle = self._next_handle
+        try:
+            ttl = math.inf if ttl_s is None else ttl_s
+            output = self._add(rendered, params, SchedulingParams(), pin_seconds=ttl)
+            while not output.finished:
+                self._step()
+        finally:
+            self._abort(range(handle, handle + 1))
+        _raise_error(output)
+        return next(pin for pin in self.pinned_prefixes() if pin.handle == handle)
+
+    def unpin_prefix(self, pin: PinnedPrefix) -> bool:
+        """Let a prefix go before its time; whether it was still there."""
+        return self._engine.client.unpin(pin.handle)
+
+    def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are kept: size, hits, seconds left."""
+        return self._engine.client.pins()
+
+    # --- running --------------------------------------------------------------------------------
+
     def _run(
         self,
         rendered: Sequence[RenderedPrompt | RequestError],
@@ -253,12 +320,13 @@ class LLM:
         params: SamplingParams,
         scheduling: SchedulingParams,
         beams: BeamRules | None = None,
+        pin_seconds: float | None = None,
     ) -> RequestOutput:
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
         now = time.monotonic()
         request = self._requests.render(request_id, handle, prompt, params, now, beams)
-        request = replace(request, scheduling=scheduling)
+        request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
         output = self._assembler.add(request_id, handle, prompt, params)
         try:
             self._engine.client.add(request)

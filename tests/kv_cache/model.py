@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.config.kv_layout import KVGroup, KVLayout
-from quire.kv_cache import BlockHasher, KVManager, PrefixHit
+from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables
 
 MAX_SEQS = 5
 MAX_LEN = 24
 MAX_STEP = 7
 
 Content = tuple[int, ...]
-"""K/V of a token: a function of all tokens up to it."""
+"""K/V of a token: a function of the layer group and of all tokens up to it."""
 
 
 @dataclass
@@ -29,15 +29,23 @@ class Row:
 
 
 class PagedModel:
-    def __init__(self, windows: tuple[int | None, ...], block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        windows: tuple[int | None, ...],
+        block_size: int,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.windows, self.block_size = windows, block_size
-        self.kv = KVManager(windows, block_size, num_blocks, MAX_SEQS, MAX_LEN)
+        self.kv = KVManager(windows, block_size, num_blocks, MAX_SEQS, MAX_LEN, num_host_blocks)
         self.hasher = BlockHasher(block_size, b"key")
         self.root = self.hasher.root()
         groups = tuple(KVGroup((i,), window) for i, window in enumerate(windows))
         self.layout = KVLayout(groups, block_size, 1, 1, 4)
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
+        self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
+        self.swapped: list[list[tuple[Row, SavedTables]]] = []
         self.entered: list[int] = []
 
     @property
@@ -110,9 +118,13 @@ class PagedModel:
         updates = self.kv.drain()
         assert len(set(updates.copy_dst)) == len(updates.copy_dst)
         assert not set(updates.copy_dst) & set(updates.copy_src)
+        for src, dst in zip(updates.swap_out_src, updates.swap_out_dst, strict=True):
+            self.host_memory[dst] = dict(self.memory[src])
         copied = [dict(self.memory[block]) for block in updates.copy_src]
         for block, content in zip(updates.copy_dst, copied, strict=True):
             self.memory[block] = content
+        for src, dst in zip(updates.swap_in_src, updates.swap_in_dst, strict=True):
+            self.memory[dst] = dict(self.host_memory[src])
         for group, slot, index, block in zip(
             updates.group, updates.slot, updates.index, updates.block, strict=True
         ):
@@ -129,7 +141,7 @@ class PagedModel:
     def _write(self, row: Row, group: int, is_garbage: bool) -> None:
         for position in range(*row.unwritten):
             block = row.tables[group][position // self.block_size]
-            content = (-1,) if is_garbage else tuple(row.tokens[: position + 1])
+            content = (-1,) if is_garbage else (group, *row.tokens[: position + 1])
             self.memory[block][position % self.block_size] = content
 
     def _read(self, slot: int, row: Row) -> None:
@@ -140,7 +152,7 @@ class PagedModel:
             for position in range(start, row.num_computed):
                 block = row.tables[group][position // self.block_size]
                 content = self.memory[block].get(position % self.block_size)
-                assert content == tuple(row.tokens[: position + 1]), (
+                assert content == (group, *row.tokens[: position + 1]), (
                     f"slot {slot} group {group} position {position} reads {content}"
                 )
 
@@ -150,6 +162,41 @@ class PagedModel:
         self.rows[dst] = Row(
             list(row.tokens), row.num_computed, [dict(t) for t in row.tables], list(row.names)
         )
+
+    def swap_out(self, slots: list[int]) -> bool:
+        """Whether the host took all of them."""
+        computed = np.array([self.rows[slot].num_computed for slot in slots], np.int64)
+        stored = self.kv.swap_out(np.array(slots, np.int64), computed)
+        if stored is None:
+            return False
+        self.swapped.append([(self.rows[s], each) for s, each in zip(slots, stored, strict=True)])
+        for slot in slots:
+            self.free(slot)
+        return True
+
+    def swap_in(self, group: list[tuple[Row, SavedTables]]) -> bool:
+        """Each sequence of the group comes back and computes what is left of it; whether it did."""
+        rows, swapped = [row for row, _ in group], [each for _, each in group]
+        ends = [min(len(row.tokens), row.num_computed + MAX_STEP) for row in rows]
+        needed = self.kv.num_blocks_to_swap_in(swapped, ends)
+        if len(rows) > len(self.free_slots) or needed > self.kv.pool.num_available:
+            return False
+        slots, available = self.free_slots[: len(rows)], self.kv.pool.num_available
+        self.kv.swap_in(slots, swapped, [row.names for row in rows])
+        self.swapped.remove(group)
+        for slot, row in zip(slots, rows, strict=True):
+            tables = self.kv.tables(slot)
+            row.tables = [{i: int(b) for i, b in enumerate(table)} for table in tables]
+            self.rows[slot] = row
+        counts = {
+            slot: end - row.num_computed
+            for slot, row, end in zip(slots, rows, ends, strict=True)
+            if end > row.num_computed
+        }
+        assert not counts or self.grow(counts), "fewer blocks were counted than it takes"
+        assert available - self.kv.pool.num_available <= needed
+        self.execute()
+        return True
 
     def free(self, slot: int) -> None:
         self.kv.free(slot)

@@ -25,10 +25,14 @@ WINDOWS = st.sampled_from([(None,), (3,), (None, 4), (5, None, 2), (1, 6)])
 
 class KVMachine(RuleBasedStateMachine):
     @initialize(
-        windows=WINDOWS, block_size=st.sampled_from([1, 2, 3, 4]), tokens=st.integers(6, 80)
+        windows=WINDOWS,
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        tokens=st.integers(6, 80),
+        host_blocks=st.sampled_from([0, 3, 12, 100]),
     )
-    def build(self, windows, block_size, tokens):
-        self.model = PagedModel(windows, block_size, len(windows) * -(-tokens // block_size))
+    def build(self, windows, block_size, tokens, host_blocks):
+        num_blocks = len(windows) * -(-tokens // block_size)
+        self.model = PagedModel(windows, block_size, num_blocks, host_blocks)
 
     def _draw_counts(self, data) -> dict[int, int]:
         """Tokens that some slots compute in this step."""
@@ -151,6 +155,31 @@ class KVMachine(RuleBasedStateMachine):
             if slot == bad or slot in entered or holds or row.tokens[: len(prefix)] == prefix:
                 model.free(slot)
 
+    @precondition(lambda self: self.model.rows)
+    @rule(data=st.data(), takes_effect=st.booleans())
+    def swap_out(self, data, takes_effect):
+        """Some sequences go together; the copies may share a plan with what comes next."""
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.model.rows)), min_size=1))
+        if self.model.swap_out(sorted(set(slots))) and takes_effect:
+            self.model.execute()
+
+    @precondition(lambda self: self.model.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data):
+        group = data.draw(st.sampled_from(self.model.swapped))
+        self.model.swap_in(group)
+
+    @precondition(lambda self: self.model.swapped)
+    @rule(data=st.data())
+    def discard(self, data):
+        """One sequence of a swapped group is aborted."""
+        group = data.draw(st.sampled_from(self.model.swapped))
+        row_and_tables = data.draw(st.sampled_from(group))
+        self.model.kv.discard(row_and_tables[1])
+        group.remove(row_and_tables)
+        if not group:
+            self.model.swapped.remove(group)
+
     @rule()
     def settle(self):
         self.model.kv.settle(self.model.kv.mark())
@@ -165,7 +194,12 @@ class KVMachine(RuleBasedStateMachine):
             return
         for slot in list(self.model.rows):
             self.model.free(slot)
+        for group in self.model.swapped:
+            for _, tables in group:
+                self.model.kv.discard(tables)
+        self.model.kv.drain()
         self.model.kv.check_invariants()
+        assert self.model.kv.host.num_used == 0, "a host block was lost"
         assert self.model.kv.pool.num_used == 0, "a block was lost"
         assert len(self.model.free_slots) == MAX_SEQS
 

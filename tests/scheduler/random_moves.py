@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -46,7 +47,8 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
     )
     tokens = rng.choice((8, 16, 30, 60, 200))
     num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
-    return replace(setup, num_blocks=num_blocks)
+    num_host_blocks = rng.choice((0, 2, num_blocks // 2, 4 * num_blocks))
+    return replace(setup, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
 
 
 def random_prompt(rng: random.Random, setup: Setup) -> list[int]:
@@ -95,6 +97,36 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
     )
 
 
+def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
+    """A prompt that arrives in pieces."""
+    prompt = random_prompt(rng, simulation.setup)
+    return simulation.add(
+        prompt,
+        max_tokens=rng.choice((1, 2, 5, 12)),
+        seed=rng.randrange(2),
+        salt=rng.choice(("", "", "other")),
+        lateness=rng.choice((0.0, 2.5, 10.0)),
+        prompt_logprobs=rng.choice((None, None, 0)),
+        given=rng.randint(1, len(prompt)),
+        max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
+    )
+
+
+def random_extend(rng: random.Random, simulation: Simulation) -> None:
+    if simulation.arriving:
+        simulation.extend(rng.choice(list(simulation.arriving)), rng.randint(0, 6))
+
+
+def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
+    return simulation.add(
+        random_prompt(rng, simulation.setup),
+        max_tokens=1,
+        salt=rng.choice(("", "", "other")),
+        lateness=rng.choice((0.0, 2.5)),
+        pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
+    )
+
+
 def random_move(rng: random.Random, simulation: Simulation) -> None:
     move = rng.random()
     if move < 0.15:
@@ -106,9 +138,17 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         for handle, client in simulation.clients.items():
             if client.first_handle == first:
                 simulation.abort(handle)
-    elif move < 0.215:
+    elif move < 0.24:
+        random_pin(rng, simulation)
+    elif move < 0.25 and simulation.clients:
+        simulation.unpin(rng.choice(list(simulation.clients)))
+    elif move < 0.28:
+        random_open(rng, simulation)
+    elif move < 0.36:
+        random_extend(rng, simulation)
+    elif move < 0.365:
         simulation.lose_steps()
-    elif move < 0.62:
+    elif move < 0.68:
         simulation.plan()
     else:
         simulation.apply()

@@ -28,6 +28,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
+from quire.protocol.recovery import ALWAYS_SWAP
 from quire.scheduler import (
     Admission,
     Policy,
@@ -56,6 +57,7 @@ class Setup:
     max_model_len: int = 32
     poison: int | None = None
     readers_fail: bool = False
+    num_host_blocks: int = 0
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
@@ -119,6 +121,7 @@ class Simulation:
             setup.num_blocks,
             setup.max_num_seqs,
             setup.max_model_len,
+            setup.num_host_blocks,
         )
         self.scheduler = Scheduler(
             kv=self.kv,
@@ -136,6 +139,7 @@ class Simulation:
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
             prefill_limits=setup.prefill_limits,
+            recovery_costs=ALWAYS_SWAP if setup.num_host_blocks else None,
         )
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),
@@ -143,10 +147,13 @@ class Simulation:
             block_size=setup.block_size,
             max_num_seqs=setup.max_num_seqs,
             max_model_len=setup.max_model_len,
+            num_host_blocks=setup.num_host_blocks,
             poison=setup.poison,
             readers_fail=setup.readers_fail,
         )
         self.clients: dict[int, Client] = {}
+        self.in_pieces: set[int] = set()
+        self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
         self.num_steps = 0
@@ -172,19 +179,23 @@ class Simulation:
         scheduling: SchedulingParams | None = None,
         logprobs: int | None = None,
         beams: BeamRules | None = None,
+        pin_seconds: float | None = None,
+        given: int | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> list[int]:
-        """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with."""
+        """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
+        tokens of the prompt that it comes with if the others come later."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
-        if n > 1 or max_tokens is None or beams is not None:
+        if n > 1 or max_tokens is None or given is not None or beams is not None:
             resume_at = 0
         whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
             request_id=str(first),
             first_handle=first,
-            prompt_token_ids=np.array(prompt, np.int32),
+            prompt_token_ids=np.array(prompt[:given], np.int32),
             params=SamplingParams(
                 max_tokens=max_tokens,
                 n=n,
@@ -199,6 +210,9 @@ class Simulation:
             salt=salt,
             scheduling=scheduling or SchedulingParams(),
             beams=beams,
+            pin_seconds=pin_seconds,
+            is_open=given is not None,
+            max_prompt_tokens=max_prompt_tokens,
         )
         try:
             self.scheduler.add(request)
@@ -208,6 +222,10 @@ class Simulation:
             return []
         self.check()
         limit = self.scheduler._roster.groups[first].max_total_tokens - len(prompt)
+        if given is not None:
+            limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
+            self.arriving[first] = prompt[given:]
+            self.in_pieces.add(first)
         for sample in range(n):
             self.clients[first + sample] = Client(
                 prompt,
@@ -244,13 +262,32 @@ class Simulation:
         self.scheduler.abort(handle)
         self.check()
 
+    def extend(self, handle: int, count: int) -> None:
+        """The next `count` tokens of an open prompt; the request ends with the last ones."""
+        rest = self.arriving[handle]
+        piece, rest = rest[:count], rest[count:]
+        self.arriving[handle] = rest
+        if not rest:
+            del self.arriving[handle]
+        try:
+            self.scheduler.extend(handle, np.array(piece, np.int32), is_last=not rest)
+        except RequestError:
+            self.arriving.pop(handle, None)
+            self.num_refused += 1
+            self.abort(handle)
+        self.check()
+
+    def unpin(self, handle: int) -> None:
+        self.scheduler.unpin(handle)
+        self.check()
+
     def plan(self) -> bool:
         """Plan one more step, if the depth allows it; whether there was one."""
         if len(self.in_flight) >= self.setup.depth:
             return False
         scheduler, table = self.scheduler, self.scheduler._table
         oldest = scheduler._roster.running[0] if scheduler._roster.running else None
-        todo = np.where(table.num_total < table.max_total, table.num_total - table.num_computed, 0)
+        todo = table.todo()
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
             for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
@@ -259,11 +296,11 @@ class Simulation:
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
-            assert oldest.state is GroupState.RUNNING, "the oldest group was preempted"
+            is_running = oldest.state is GroupState.RUNNING or oldest.request.is_open
+            assert is_running, "the oldest group was preempted"
         if plan is None:
-            assert self.in_flight or not scheduler._roster.groups, (
-                "nothing is planned, nothing runs"
-            )
+            is_done = not scheduler._roster.groups or scheduler.waits_for_input
+            assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
         if len(decoding) <= self.setup.max_num_batched_tokens:
@@ -296,6 +333,8 @@ class Simulation:
 
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
+        for handle in list(self.arriving):
+            self.extend(handle, len(self.arriving[handle]))
         work = sum(
             (len(client.prompt) + client.max_tokens) * (client.beams.width if client.beams else 1)
             for client in self.clients.values()
@@ -309,7 +348,10 @@ class Simulation:
             assert self.num_steps <= bound, f"no end: {self.scheduler.stats()}"
         for handle, client in self.clients.items():
             self._check_client(handle, client)
+        self.scheduler._pins.release_all()
+        self.check()
         assert self.scheduler.stats().num_used_blocks == 0
+        assert self.scheduler.stats().num_used_host_blocks == 0
         assert self.scheduler._table.num_free == self.setup.max_num_seqs
         assert self.scheduler._roster.branching == []
 
@@ -322,6 +364,8 @@ class Simulation:
         copied = plan.copy_dst.tolist()
         assert len(set(copied)) == len(copied), "two copies into one block"
         assert not set(copied) & set(plan.copy_src.tolist()), "a block is source and destination"
+        for written in (plan.swap_out_dst.tolist(), plan.swap_in_dst.tolist()):
+            assert len(set(written)) == len(written), "two swaps into one block"
         self.standing[plan.leave] = 0
         for row in plan.enter:
             assert row.num_computed_tokens < len(row.token_ids)
@@ -336,7 +380,8 @@ class Simulation:
     def _check_prefill_limits(self) -> None:
         limits, table = self.setup.prefill_limits, self.scheduler._table
         assert self.standing.max() <= limits.long_prefill_token_threshold
-        is_partial = table.live & (table.num_total - table.num_computed > 1)
+        is_whole = ~np.isin(table.handle, list(self.in_pieces))  # others grow when they have begun
+        is_partial = table.live & is_whole & (table.num_total - table.num_computed > 1)
         is_long = table.num_total > limits.long_prefill_token_threshold
         if not self.scheduler.stats().preempted_total:
             assert is_partial.sum() <= limits.max_num_partial_prefills
@@ -399,7 +444,7 @@ class Simulation:
         if finish.reason is FinishReason.ABORT:
             return
         if finish.reason is FinishReason.ERROR:
-            if handle in self.lost:
+            if handle in self.lost or "before it was pinned" in finish.message:
                 return
             siblings = [c for c in self.clients.values() if c.first_handle == client.first_handle]
             assert any(self._expected(sibling)[1] for sibling in siblings), "an innocent failed"

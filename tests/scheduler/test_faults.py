@@ -190,10 +190,17 @@ def test_results_come_in_order():
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("windows", [(None,), (3,), (None, 4)])
-def test_preempted_at_every_token_is_not_preempted(depth, windows):
+@pytest.mark.parametrize("num_host_blocks", [0, 60])
+def test_preempted_at_every_token_is_not_preempted(depth, windows, num_host_blocks):
     """One preemption after each number of planned steps, the prompt's chunks included."""
     for cut in range(14):
-        setup = Setup(depth=depth, windows=windows, num_blocks=60, max_num_batched_tokens=3)
+        setup = Setup(
+            depth=depth,
+            windows=windows,
+            num_blocks=60,
+            num_host_blocks=num_host_blocks,
+            max_num_batched_tokens=3,
+        )
         simulation = Simulation(setup)
         handles = simulation.add([1, 2, 3, 4, 5, 6, 7], max_tokens=6, n=1 + cut % 2)
         for _ in range(cut):
@@ -203,6 +210,7 @@ def test_preempted_at_every_token_is_not_preempted(depth, windows):
         group = simulation.scheduler._roster.groups.get(handles[0])
         if group is not None and group in simulation.scheduler._roster.running:
             simulation.scheduler._roster.preempt(group)
+            assert (group.sequences[0].swapped is not None) == (num_host_blocks > 0)
             simulation.check()
         simulation.drain()
 

@@ -20,7 +20,14 @@ from hypothesis.stateful import (
 )
 
 from tests.profiles import machine_settings
-from tests.scheduler.random_moves import random_add, random_setup, run_random
+from tests.scheduler.random_moves import (
+    random_add,
+    random_extend,
+    random_open,
+    random_pin,
+    random_setup,
+    run_random,
+)
 from tests.scheduler.simulation import Simulation
 
 SEEDS = st.integers(0, 2**32)
@@ -36,6 +43,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def add(self, seed):
         random_add(random.Random(seed), self.simulation)
+
+    @rule(seed=SEEDS)
+    def open(self, seed):
+        random_open(random.Random(seed), self.simulation)
+
+    @precondition(lambda self: self.simulation.arriving)
+    @rule(seed=SEEDS)
+    def extend(self, seed):
+        random_extend(random.Random(seed), self.simulation)
+
+    @rule(seed=SEEDS)
+    def pin(self, seed):
+        random_pin(random.Random(seed), self.simulation)
+
+    @precondition(lambda self: self.simulation.clients)
+    @rule(data=st.data())
+    def unpin(self, data):
+        self.simulation.unpin(data.draw(st.sampled_from(sorted(self.simulation.clients))))
 
     @precondition(lambda self: self.simulation.clients)
     @rule(data=st.data())

@@ -28,7 +28,7 @@ class _Foreign:
     neutral: tuple[str, ...] | None = None
 
 
-_WITH_VALUE = ("swap_space", "tokenizer_mode")
+_WITH_VALUE = ("tokenizer_mode",)
 
 _NOT_NEEDED: Mapping[str, _Foreign] = {
     **{name: _Foreign(reason, takes=name in _WITH_VALUE) for name, reason in FOREIGN.items()},

@@ -46,19 +46,22 @@ _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """What is needed before the first KV block. activations: of the largest step, and
-    what captured ones keep. tables: token
-    ids, block tables and rope tables, which grow with the context."""
+    """What is needed before the first KV block. activations: of the largest step, and what captured
+    ones keep. tables: token ids, block tables and rope tables, which grow with the context. swap:
+    blocks in host memory."""
 
     weights: int
     runtime: int
     activations: int
     logits: int
     tables: int
+    swap: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.runtime + self.activations + self.logits + self.tables
+        return (
+            self.weights + self.runtime + self.activations + self.logits + self.tables + self.swap
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,10 @@ class PoolSizing:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         free_bytes: int,
+        num_host_blocks: int,
     ) -> None:
         """weights, free_bytes: in bytes; free_bytes 0 is unknown."""
+        self._num_host_blocks = num_host_blocks
         self._settings = settings
         self._spec = spec
         self._layout = layout
@@ -72,6 +74,7 @@ class PoolSizing:
             activations=self._activations,
             logits=self._logits,
             tables=table_bytes(self._spec, self._layout, self._max_num_seqs, context),
+            swap=self._num_host_blocks * self._layout.page_bytes,
         )
 
     def fits(self, context: int) -> bool:
@@ -181,10 +184,10 @@ class PoolSizing:
         if left < page:
             fixed = self.fixed(SHORTEST_CONTEXT)
             raise ConfigError(
-                f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations "
-                f"and tables of {format_bytes(fixed.total - fixed.weights)} leave no KV block of "
-                f"the {self._budget_words()}. Free some memory, lower max_num_batched_tokens or "
-                "max_num_seqs, or use a smaller model."
+                f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations, "
+                f"tables and swap space of {format_bytes(fixed.total - fixed.weights)} leave no KV "
+                f"block of the {self._budget_words()}. Free some memory, lower "
+                "max_num_batched_tokens, max_num_seqs or swap_space, or use a smaller model."
             )
         left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
         if asked is not None and page <= left < asked * page:

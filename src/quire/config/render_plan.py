@@ -45,6 +45,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
         ),
         ("  tables", format_bytes(fixed.tables), "token ids, block tables, positions"),
         ("  process", format_bytes(fixed.runtime), "interpreter and libraries"),
+        ("  swap space", format_bytes(fixed.swap), "host memory for preempted requests"),
         (
             "  KV cache",
             format_bytes(memory.kv_cache),

@@ -54,6 +54,8 @@ class ResolvedSettings:
     max_model_len: int
     block_size: int
     num_kv_blocks: int
+    num_host_blocks: int
+    preemption_mode: str
     max_num_seqs: int
     max_num_batched_tokens: int
     enable_prefix_caching: bool
@@ -108,6 +110,8 @@ def resolve(
         dtype_bytes=KV_DTYPES[kv_dtype][0],
         scale_bytes=KV_DTYPES[kv_dtype][1],
     )
+    host_blocks = _choose_host_blocks(settings, layout)
+    recovery, recovery_reason = _choose_recovery(settings)
     sizing = PoolSizing(
         settings,
         spec,
@@ -116,6 +120,7 @@ def resolve(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         free_bytes=platform.free_bytes,
+        num_host_blocks=host_blocks,
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
@@ -133,6 +138,7 @@ def resolve(
             "little of a last block is wasted",
         ),
         Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
+        Decision("preemption", recovery, recovery_reason),
         Decision("num_threads", str(threads), threads_reason),
     )
     resolved = ResolvedSettings(
@@ -142,6 +148,8 @@ def resolve(
         max_model_len=context,
         block_size=block_size,
         num_kv_blocks=num_blocks,
+        num_host_blocks=host_blocks,
+        preemption_mode=recovery,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
@@ -193,6 +201,29 @@ def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decisio
             name = spec.dtype if choice.name == "plain" else choice.name
             reasons.append(f"{of} in {name}")
     return Decision("quantization", settings.quantization, "; ".join(dict.fromkeys(reasons)))
+
+
+def _choose_host_blocks(settings: EngineSettings, layout: KVLayout) -> int:
+    """Blocks of the swap space. ConfigError if it holds not even one."""
+    if not settings.swap_space or settings.preemption_mode == "recompute":
+        return 0
+    count = settings.swap_space // layout.page_bytes
+    if count == 0:
+        raise ConfigError(
+            f"swap_space={settings.swap_space} bytes hold no KV block, which has "
+            f"{layout.page_bytes}. Give more, or 0 for none."
+        )
+    return count
+
+
+def _choose_recovery(settings: EngineSettings) -> tuple[str, str]:
+    """preemption_mode and why. Host memory is the device's on a CPU, where more KV blocks preempt
+    less than the same bytes of swap space."""
+    if settings.preemption_mode != "auto":
+        return settings.preemption_mode, "as asked"
+    if not settings.swap_space:
+        return "recompute", "there is no swap_space"
+    return "auto", "swapped or computed again, by what either costs here"
 
 
 def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, str]:

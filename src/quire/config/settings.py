@@ -40,7 +40,6 @@ ALIASES: Mapping[str, str] = {
 FOREIGN: Mapping[str, str] = {
     "trust_remote_code": "code from a checkpoint is never run",
     "enable_chunked_prefill": "long prompts are always computed in chunks",
-    "swap_space": "preempted requests are computed again, not swapped",
     "tokenizer_mode": "there is one kind of tokenizer",
     "async_scheduling": "depth=2 steps are in flight unless you set another depth",
 }
@@ -49,6 +48,7 @@ FOREIGN: Mapping[str, str] = {
 _FLOATS = ("memory_utilization", "priority_ageing_s")
 """They may be given as integers."""
 
+_BARE_NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS: Mapping[str, int] = {
     "": 1,
@@ -119,6 +119,18 @@ class EngineSettings:
     num_kv_blocks: int | None = _setting(
         None, "number of KV blocks, in place of kv_cache_memory", low=1
     )
+    swap_space: int | None = _setting(
+        None,
+        "host memory in which preempted requests may wait, such as 4GiB; a bare number is GiB",
+        kind="bytes",
+        low=0,
+        bare_unit=2**30,
+    )
+    preemption_mode: str = _setting(
+        "auto",
+        "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
+        choices=("auto", "recompute", "swap"),
+    )
     max_num_seqs: int | None = _setting(None, "sequences that compute in one step", low=1)
     max_num_batched_tokens: int | None = _setting(
         None, "tokens that compute in one step; a longer prompt takes several", kind="count", low=1
@@ -179,6 +191,10 @@ class EngineSettings:
         if not is_policy_name(self.scheduling_policy):
             allowed = f"one of: {', '.join(SCHEDULING_POLICIES)}, or package.module:Class"
             raise _invalid("scheduling_policy", self.scheduling_policy, allowed)
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ConfigError(
+                "preemption_mode='swap' has no memory to swap to. Give swap_space, such as 4GiB."
+            )
         sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
         if len(sized) == 2:
             raise ConfigError(
@@ -241,6 +257,9 @@ def _normalised(item: Field[Any], value: object) -> object:
         return None
     if item.name == "generation_config" and value == "vllm":
         return "none"
+    bare_unit = item.metadata.get("bare_unit")
+    if bare_unit is not None and _BARE_NUMBER.fullmatch(str(value)):
+        return int(float(str(value)) * bare_unit)
     if isinstance(value, str) and kind is not None:
         try:
             return parse_bytes(value) if kind == "bytes" else parse_count(value)

@@ -21,6 +21,7 @@ from quire.engine.core import EngineCore, PlanObserver
 from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import Platform, detect_platform
+from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
 
@@ -32,7 +33,8 @@ __all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine in this process. default_sampling: the model's recommended sampling parameters."""
+    """An engine in this process. default_sampling: the model's recommended sampling parameters.
+    recovery_costs: by which preempted requests are swapped; None if they never are."""
 
     client: EngineClient
     renderer: Renderer
@@ -40,6 +42,7 @@ class Engine:
     resolved: Resolved
     default_sampling: Mapping[str, object]
     eos_token_ids: frozenset[int]
+    recovery_costs: RecoveryCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class BuiltCore:
     core: EngineCore
     resolved: Resolved
     providers: str
+    recovery_costs: RecoveryCosts | None
 
 
 def build_engine(settings: EngineSettings) -> Engine:
@@ -67,6 +71,7 @@ def build_engine(settings: EngineSettings) -> Engine:
         resolved=plan.resolved,
         default_sampling=front.default_sampling,
         eos_token_ids=front.eos_token_ids,
+        recovery_costs=built.recovery_costs,
     )
 
 
@@ -91,17 +96,15 @@ def _load_core(
     if not is_quiet:
         print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
     started = time.monotonic()
-    core, providers = _build_core(plan, platform, on_plan)
+    built = _build_core(plan, platform, on_plan)
     if not is_quiet:
         seconds = time.monotonic() - started
-        print(f"{providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
-    return BuiltCore(core, plan.resolved, providers)
+        print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+    return built
 
 
-def _build_core(
-    plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None
-) -> tuple[EngineCore, str]:
-    """The core, and a sentence on the kernels that serve it. Imports torch."""
+def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None) -> BuiltCore:
+    """Imports torch."""
     env.limit_spinning()
     from quire.attention import backend_of_isa
     from quire.executor.in_process import InProcessExecutor
@@ -109,14 +112,15 @@ def _build_core(
     from quire.worker import Worker, WorkerSettings
 
     resolved, chosen = plan.resolved, plan.resolved.settings
-    scheduler = _build_scheduler(resolved, plan.folder)
     worker_settings = WorkerSettings(
         spec=resolved.spec,
         folder=plan.folder,
         layout=resolved.layout,
         num_blocks=chosen.num_kv_blocks,
+        num_host_blocks=chosen.num_host_blocks,
         max_num_seqs=chosen.max_num_seqs,
         max_model_len=chosen.max_model_len,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
         dtype=chosen.dtype,
         quantization=chosen.quantization,
         kv_dtype=chosen.kv_cache_dtype,
@@ -130,10 +134,19 @@ def _build_core(
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
-    return EngineCore(scheduler, executor, chosen.depth, on_plan), executor.providers
+    costs = None
+    if chosen.preemption_mode == "swap":
+        costs = ALWAYS_SWAP
+    elif chosen.preemption_mode == "auto":
+        costs = executor.measure_recovery()
+    scheduler = _build_scheduler(resolved, plan.folder, costs)
+    core = EngineCore(scheduler, executor, chosen.depth, on_plan)
+    return BuiltCore(core, resolved, executor.providers, costs)
 
 
-def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
+def _build_scheduler(
+    resolved: Resolved, folder: Path, recovery_costs: RecoveryCosts | None
+) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
         [group.window for group in layout.groups],
@@ -141,6 +154,7 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
         chosen.num_kv_blocks,
         chosen.max_num_seqs,
         chosen.max_model_len,
+        chosen.num_host_blocks,
     )
     key = hashlib.blake2b(str(folder).encode(), digest_size=32).digest()
     return Scheduler(
@@ -168,4 +182,5 @@ def _build_scheduler(resolved: Resolved, folder: Path) -> Scheduler:
             chosen.max_num_partial_prefills,
             chosen.max_long_partial_prefills,
         ),
+        recovery_costs=recovery_costs,
     )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.engine.core import EngineCore
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
+from quire.protocol.step import IntArray
 from quire.scheduler import SchedulerStats
 
 __all__ = ["EngineClient", "InProcessClient"]
@@ -22,6 +24,24 @@ class EngineClient(Protocol):
 
     def abort(self, handles: Sequence[int]) -> None:
         """End sequences; unknown or finished ones are ignored."""
+        ...
+
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        """More of the prompt of an open request, and perhaps its end. RequestError if it is not
+        open or grows too long; one that has ended is ignored."""
+        ...
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether a step could do nothing before some open prompt goes on."""
+        ...
+
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        ...
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
         ...
 
     def step(self) -> EngineOutput:
@@ -49,6 +69,19 @@ class InProcessClient:
 
     def abort(self, handles: Sequence[int]) -> None:
         self._core.abort(list(handles))
+
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        self._core.extend(handle, token_ids, is_last=is_last)
+
+    @property
+    def waits_for_input(self) -> bool:
+        return self._core.waits_for_input
+
+    def unpin(self, handle: int) -> bool:
+        return self._core.unpin(handle)
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        return self._core.pins(time.monotonic())
 
     def step(self) -> EngineOutput:
         return self._core.step(time.monotonic())

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.executor import Executor
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import StepResult
+from quire.protocol.step import IntArray, StepResult
 from quire.scheduler import Scheduler, SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
@@ -49,6 +50,23 @@ class EngineCore:
         for handle in handles:
             self._scheduler.abort(handle)
 
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        """More of the prompt of an open request, and perhaps its end; see `Scheduler.extend`."""
+        self._scheduler.extend(handle, token_ids, is_last=is_last)
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether a step could do nothing before some prompt goes on."""
+        return self._scheduler.waits_for_input and not self._in_flight
+
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        return self._scheduler.unpin(handle)
+
+    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
+        return self._scheduler.pins(now)
+
     @property
     def has_unfinished(self) -> bool:
         return self._scheduler.has_unfinished or bool(self._in_flight)
@@ -76,7 +94,7 @@ class EngineCore:
 
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
-        if not output.finished and self._scheduler.has_unfinished:
+        if not output.finished and not self._scheduler.waits_for_input:
             raise EngineError(
                 f"nothing can be planned although requests wait ({self._scheduler.stats()}): "
                 "this is a fault of the scheduler, please report it"

@@ -117,6 +117,7 @@ class FakeExecutor:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        num_host_blocks: int = 0,
         poison: int | None = None,
         readers_fail: bool = False,
     ) -> None:
@@ -130,6 +131,9 @@ class FakeExecutor:
         self._rng = np.random.default_rng(0)
         self._cache = self._rng.integers(0, 2**63, (2, num_blocks, block_size)).astype(np.uint64)
         self._garbage = np.zeros((num_blocks, block_size), np.bool_)
+        host_shape = (2, num_host_blocks, block_size)
+        self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
+        self._host_garbage = np.zeros((num_host_blocks, block_size), np.bool_)
         self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
@@ -155,8 +159,7 @@ class FakeExecutor:
         self._queue.clear()
 
     def _step(self, plan: StepPlan) -> StepResult:
-        self._cache[:, plan.copy_dst] = self._cache[:, plan.copy_src]
-        self._garbage[plan.copy_dst] = self._garbage[plan.copy_src]
+        self._copy_blocks(plan)
         self._rows.apply(plan)
         for row in plan.enter:
             self._streams[row.slot] = row
@@ -173,6 +176,17 @@ class FakeExecutor:
         return StepResult(
             plan.step_id, slots.astype(np.int32), tokens, candidates, failed=tuple(failures)
         )
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        """Out to the host, within the device, in from the host."""
+        device, host = (self._cache, self._garbage), (self._host, self._host_garbage)
+        for source, src, target, dst in (
+            (device, plan.swap_out_src, host, plan.swap_out_dst),
+            (device, plan.copy_src, device, plan.copy_dst),
+            (host, plan.swap_in_src, device, plan.swap_in_dst),
+        ):
+            target[0][:, dst] = source[0][:, src]
+            target[1][dst] = source[1][src]
 
     def _forward(self, rows: ScheduledRows) -> tuple[dict[int, int], list[RowFailure]]:
         """What layer 2 reads at the last token of each row that samples."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from quire.errors import EngineError
+from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import StepPlan, StepResult
 from quire.worker import Worker
 
@@ -37,6 +38,11 @@ class InProcessExecutor:
                 "forked from it: start a new engine here"
             )
         return self._thread.submit(self._worker.execute, plan)
+
+    def measure_recovery(self) -> RecoveryCosts:
+        """As `Worker.measure_recovery`, in the thread that computes."""
+        assert self._worker is not None
+        return self._thread.submit(self._worker.measure_recovery).result()
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
+from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
+from quire.kv_cache.saved_tables import SavedTables
 from quire.protocol.step import IntArray
 
 __all__ = ["KVManager", "PrefixHit", "TableUpdates"]
@@ -21,22 +23,29 @@ Slots = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The longest cached prefix: `blocks[g][i]` holds block i of group g, or None where the
-    group's window no longer reaches."""
+    group's window no longer reaches. num_tokens: that it covers; less than its blocks hold if the
+    last one is that of a pinned prefix and partly filled."""
 
+    num_tokens: int
     num_blocks: int
     blocks: tuple[tuple[int | None, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TableUpdates:
-    """Table entries that changed since the last drain, and the copies that must precede them."""
+    """Table entries that changed since the last drain, and the copies that must precede them:
+    within the device, out to the host (swap_out_src is on the device) and in from it."""
 
-    group: list[int]
-    slot: list[int]
-    index: list[int]
-    block: list[int]
-    copy_src: list[int]
-    copy_dst: list[int]
+    group: list[int] = field(default_factory=list[int])
+    slot: list[int] = field(default_factory=list[int])
+    index: list[int] = field(default_factory=list[int])
+    block: list[int] = field(default_factory=list[int])
+    copy_src: list[int] = field(default_factory=list[int])
+    copy_dst: list[int] = field(default_factory=list[int])
+    swap_out_src: list[int] = field(default_factory=list[int])
+    swap_out_dst: list[int] = field(default_factory=list[int])
+    swap_in_src: list[int] = field(default_factory=list[int])
+    swap_in_dst: list[int] = field(default_factory=list[int])
 
 
 class KVManager:
@@ -53,9 +62,12 @@ class KVManager:
         num_blocks: int,
         max_num_seqs: int,
         max_model_len: int,
+        num_host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, len(windows))
+        self.host = HostTier(num_host_blocks)
+        self.num_groups = len(windows)
         self._windows = tuple(windows)
         self._sliding = tuple((g, w) for g, w in enumerate(windows) if w is not None)
         max_blocks = -(-max_model_len // block_size)
@@ -64,7 +76,8 @@ class KVManager:
         self._first = [np.zeros(max_num_seqs, np.int64) for _ in windows]
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
-        self._updates = TableUpdates([], [], [], [], [], [])
+        self._updates = TableUpdates()
+        self._held: set[SavedTables] = set()
         self._mark = 0
         # publications that may still be retracted: mark, slot, index, block, name
         self._log: deque[tuple[int, int, int, int, bytes]] = deque()
@@ -81,7 +94,7 @@ class KVManager:
         sharing = self._shares_tail[slots].nonzero()[0]
         if not len(growing) and not len(sharing):
             return True
-        needed = int(lacking[growing].sum()) * len(self._windows)
+        needed = int(lacking[growing].sum()) * self.num_groups
         if needed + self._num_copies(slots, starts, sharing) > self.pool.num_available:
             return False
         for i in sharing.tolist():
@@ -159,22 +172,22 @@ class KVManager:
     def drain(self) -> TableUpdates:
         """What changed since the last call; copy sources lose the reference held for the copy."""
         updates = self._updates
-        self._updates = TableUpdates([], [], [], [], [], [])
+        self._updates = TableUpdates()
         for block in updates.copy_src:
             self.pool.release(block)
+        self.host.let_go()
         return updates
 
     def forget_updates(self, slots: Collection[int]) -> None:
         """Drop what was recorded of slots that enter with whole tables, or not at all."""
         updates = self._updates
         kept = [i for i, owner in enumerate(updates.slot) if owner not in slots]
-        self._updates = TableUpdates(
+        self._updates = replace(
+            updates,
             group=[updates.group[i] for i in kept],
             slot=[updates.slot[i] for i in kept],
             index=[updates.index[i] for i in kept],
             block=[updates.block[i] for i in kept],
-            copy_src=updates.copy_src,
-            copy_dst=updates.copy_dst,
         )
 
     # --- coming, branching, going --------------------------------------------------------------
@@ -205,12 +218,23 @@ class KVManager:
             )
             for group, window in enumerate(self._windows)
         )
-        return PrefixHit(limit, blocks)
+        return PrefixHit(limit * self.block_size, limit, blocks)
+
+    def hit_of(self, held: SavedTables, max_tokens: int) -> PrefixHit:
+        """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""
+        num_tokens = min(held.num_tokens, max_tokens)
+        num_blocks = -(-num_tokens // self.block_size)
+        blocks = tuple(
+            (*[None] * first, *blocks)[:num_blocks]
+            for first, blocks in zip(held.first, held.blocks, strict=True)
+        )
+        return PrefixHit(num_tokens, num_blocks, blocks)
 
     def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
         """Available blocks that go when a sequence enters with `hit` and grows to `num_tokens`:
-        new ones, and those of the hit that nobody uses now."""
-        new = (-(-num_tokens // self.block_size) - hit.num_blocks) * len(self._windows)
+        new ones, those of the hit that nobody uses now, and the copy of a partly filled one."""
+        has_tail = hit.num_tokens % self.block_size != 0
+        new = (-(-num_tokens // self.block_size) - hit.num_blocks + has_tail) * self.num_groups
         return new + sum(self.pool.num_unused(blocks) for blocks in hit.blocks)
 
     def _first_needed(self, window: int | None, num_blocks: int) -> int:
@@ -239,8 +263,8 @@ class KVManager:
             self._first[group][slot] = first
             self._tables[group][slot, first : hit.num_blocks] = held
         self._num_blocks[slot] = hit.num_blocks
-        self._num_published[slot] = hit.num_blocks
-        self._shares_tail[slot] = False
+        self._num_published[slot] = hit.num_tokens // self.block_size
+        self._shares_tail[slot] = hit.num_tokens % self.block_size != 0
 
     def fork(self, src: int, dst: int) -> None:
         """`dst`, an empty slot, shares all blocks of `src`, the partly filled one too."""
@@ -271,6 +295,116 @@ class KVManager:
         """Copies of a slot's block tables, one per group; released entries are 0."""
         length = int(self._num_blocks[slot])
         return tuple(table[slot, :length].copy() for table in self._tables)
+
+    # --- host memory ---------------------------------------------------------------------------
+
+    def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
+        """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
+        to be freed. None, and nothing happens, if the host has no room for all of it."""
+        tables = [self._held_blocks(*each) for each in zip(slots, num_tokens, strict=True)]
+        distinct = {block for groups in tables for _, blocks in groups for block in blocks}
+        awaits_copy = not distinct.isdisjoint(self._updates.copy_dst)  # made after the swap
+        if awaits_copy or not self.host.has_room(len(distinct)):
+            return None
+        stored, place = self.host.store(num_tokens.tolist(), tables)
+        self._updates.swap_out_src.extend(place.keys())
+        self._updates.swap_out_dst.extend(place.values())
+        return stored
+
+    def _held_blocks(self, slot: int, num_tokens: int) -> list[tuple[int, list[int]]]:
+        """Per group, the first index and the blocks of a slot's first tokens."""
+        end = -(-num_tokens // self.block_size)
+        starts = [min(int(first[slot]), end) for first in self._first]
+        return [
+            (start, table[slot, start:end].tolist())
+            for start, table in zip(starts, self._tables, strict=True)
+        ]
+
+    def num_blocks_to_swap_in(self, swapped: Sequence[SavedTables], ends: Sequence[int]) -> int:
+        """Available blocks that go at most when these sequences come back, and grow to `ends`."""
+        whole: set[int] = set()
+        count = 0
+        for tables, end in zip(swapped, ends, strict=True):
+            num_full, num_blocks = self._num_full(tables), -(-tables.num_tokens // self.block_size)
+            for first, blocks in zip(tables.first, tables.blocks, strict=True):
+                whole.update(blocks[: max(num_full - first, 0)])
+                count += len(blocks[max(num_full - first, 0) :])
+            count += (-(-end // self.block_size) - num_blocks) * self.num_groups
+        return count + len(whole)
+
+    def swap_in(
+        self, slots: Sequence[int], swapped: Sequence[SavedTables], names: Sequence[list[bytes]]
+    ) -> None:
+        """Start the tables of empty slots with what the host has of them. Full blocks that they
+        shared they share again; one that the cache still has under its name is not copied."""
+        placed: dict[int, int] = {}
+        for slot, tables, chain in zip(slots, swapped, names, strict=True):
+            num_full, num_blocks = self._num_full(tables), -(-tables.num_tokens // self.block_size)
+            for group, (first, blocks) in enumerate(zip(tables.first, tables.blocks, strict=True)):
+                row = [
+                    self._fetch(group, host, placed, chain[i : i + 1])
+                    if i < num_full
+                    else self._copy_in(host)
+                    for i, host in enumerate(blocks, first)
+                ]
+                self._first[group][slot] = first
+                self._tables[group][slot, first:num_blocks] = row
+            self._num_blocks[slot] = num_blocks
+            self._num_published[slot] = 0
+            self._shares_tail[slot] = False
+            self.host.release(tables)
+
+    def _num_full(self, swapped: SavedTables) -> int:
+        """Blocks that nobody writes any more; a partly filled one is not shared after a swap,
+        because its owner writes into it in the same step."""
+        return swapped.num_tokens // self.block_size
+
+    def _fetch(self, group: int, host: int, placed: dict[int, int], name: list[bytes]) -> int:
+        """The device block of a full host block, one reference more to it."""
+        block = placed.get(host)
+        if block is None and name:
+            block = self.pool.find(group, name[0])
+        if block is None:
+            block = self._copy_in(host)
+        else:
+            self.pool.share([block])
+        placed[host] = block
+        return block
+
+    def _copy_in(self, host: int) -> int:
+        block = self.pool.allocate()
+        self.host.hold([host])
+        self._updates.swap_in_src.append(host)
+        self._updates.swap_in_dst.append(block)
+        return block
+
+    def discard(self, swapped: SavedTables) -> None:
+        """Nobody wants this sequence's K/V back."""
+        unused = set(self.host.release(swapped))
+        updates = self._updates
+        if unused.isdisjoint(updates.swap_out_dst):
+            return
+        pairs = zip(updates.swap_out_src, updates.swap_out_dst, strict=True)
+        kept = [(src, dst) for src, dst in pairs if dst not in unused]
+        updates.swap_out_src[:] = [src for src, _ in kept]
+        updates.swap_out_dst[:] = [dst for _, dst in kept]
+
+    # --- held sequences ------------------------------------------------------------------------
+
+    def hold(self, slot: int, num_tokens: int) -> SavedTables:
+        """Keep the blocks of a slot's first tokens after the slot has been freed."""
+        tables = self._held_blocks(slot, num_tokens)
+        first = tuple(first for first, _ in tables)
+        held = SavedTables(num_tokens, first, tuple(tuple(blocks) for _, blocks in tables))
+        self.pool.share(held.all_blocks())
+        self._shares_tail[slot] = True
+        self._held.add(held)
+        return held
+
+    def release_held(self, held: SavedTables) -> None:
+        self._held.remove(held)
+        for block in reversed(held.all_blocks()):
+            self.pool.release(block)
 
     # --- publishing ----------------------------------------------------------------------------
 
@@ -338,6 +472,8 @@ class KVManager:
         references: dict[int, int] = {}
         for block in self._updates.copy_src:
             references[block] = references.get(block, 0) + 1
+        for block in (block for held in self._held for block in held.all_blocks()):
+            references[block] = references.get(block, 0) + 1
         for slot in np.flatnonzero(self._num_blocks):
             for group, table in enumerate(self._tables):
                 for block in table[
@@ -345,3 +481,4 @@ class KVManager:
                 ].tolist():
                     references[block] = references.get(block, 0) + 1
         self.pool.check_invariants(references)
+        self.host.check_invariants()

@@ -59,6 +59,7 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_INT32,) * 2
         ),
         "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
+        "swap_blocks": (_POINTER, _INT64) * 2 + (_INT64,) * 2 + (_POINTER,) * 2 + (_INT64,),
         "rms_norm": (
             (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 3 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
         ),

@@ -28,6 +28,7 @@ from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
 from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
+from quire.ops.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -41,6 +42,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
         for op in (
             PAGED_ATTENTION,
             COPY_BLOCKS,
+            SWAP_BLOCKS,
             RMS_NORM,
             ADD_RMS_NORM,
             LAYER_NORM,
@@ -69,6 +71,7 @@ class OpSet:
 
     paged_attention: Callable[..., torch.Tensor]
     copy_blocks: Callable[..., None]
+    swap_blocks: Callable[..., None]
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]

@@ -50,6 +50,11 @@ class EngineRequest:
     salt: tenants with different salts never share cached blocks.
     beams: if set, the samples are the best sequences that a beam search finds, best first, and each
         comes whole with its finish.
+    is_open: more of the prompt will come (`EngineCore.extend`); what is there is computed
+        meanwhile, and nothing is generated before the end of the prompt is known.
+    max_prompt_tokens: of an open request, how many there will be at most; None: whatever fits.
+    pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is
+        computed, for other requests that start with it; n and max_tokens are 1 then.
     """
 
     request_id: str
@@ -64,6 +69,9 @@ class EngineRequest:
     first_sample: int = 0
     beams: BeamRules | None = None
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
+    is_open: bool = False
+    max_prompt_tokens: int | None = None
+    pin_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

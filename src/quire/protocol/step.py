@@ -1,10 +1,9 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → copy blocks → enter → fork at the start, append → table updates → deltas →
-forward → fork → sample.
-All block copies read their sources before any destination is written, and no block is both source
-and destination in one plan.
+in this order: leave → swap out → copy blocks → swap in → enter → extend → fork at the start, append
+→ table updates → deltas → forward → fork → sample. All block copies read their sources before any
+destination is written, and no block is both source and destination of copies in one plan.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from quire.protocol.sampling_params import SamplingParams
 __all__ = [
     "EMPTY_INTS",
     "EnterRow",
+    "ExtendPrompt",
     "ForkRow",
     "IntArray",
     "PromptLogprobs",
@@ -54,7 +54,8 @@ class EnterRow:
 
     token_ids: int32 [num_prompt_tokens + output tokens so far]; a sequence that comes with output
         resumes as if it had been preempted.
-    num_computed_tokens: how many of them have their K/V in the blocks already (prefix hit).
+    num_computed_tokens: how many of them have their K/V in the blocks already (prefix hit, or
+        swapped in by this plan).
     block_tables: per layer group, int32 block ids by block index; an entry that lies wholly
         before the group's window is 0 and never read.
     seed: 64-bit seed of the request; a draw depends on (seed, sample_index, position, token id).
@@ -76,6 +77,14 @@ class EnterRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendPrompt:
+    """The prompt of row `slot` goes on with `token_ids`, int32 [N]."""
+
+    slot: int
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class ForkRow:
     """After this step's forward, `dst` becomes a copy of row `src` and draws its own next token
     from the logits of `src`, with its own random stream (`sample_index`)."""
@@ -94,8 +103,11 @@ class StepPlan:
     computed count reaches its total count in this step samples its next token.
 
     leave: slots whose sequences are gone.
+    swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
     copy_src, copy_dst: block ids, [number of copies].
+    swap_in_src, swap_in_dst: host and device block ids, [number of copies in].
     enter: rows that come in.
+    extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
     start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst` becomes
@@ -108,9 +120,14 @@ class StepPlan:
 
     step_id: int
     leave: IntArray = field(default_factory=no_ints)
+    swap_out_src: IntArray = field(default_factory=no_ints)
+    swap_out_dst: IntArray = field(default_factory=no_ints)
     copy_src: IntArray = field(default_factory=no_ints)
     copy_dst: IntArray = field(default_factory=no_ints)
+    swap_in_src: IntArray = field(default_factory=no_ints)
+    swap_in_dst: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
+    extend: tuple[ExtendPrompt, ...] = ()
     start_fork_src: IntArray = field(default_factory=no_ints)
     start_fork_dst: IntArray = field(default_factory=no_ints)
     append_slot: IntArray = field(default_factory=no_ints)

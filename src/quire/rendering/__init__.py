@@ -8,6 +8,7 @@ from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template import RESERVED_KWARGS, ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.output import OutputRenderer, TextDelta
+from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
 from quire.rendering.request import RequestRenderer
 from quire.rendering.stop import StopDelta, StopMatcher
@@ -21,6 +22,7 @@ __all__ = [
     "OutputAssembler",
     "OutputRenderer",
     "Prompt",
+    "PromptPieces",
     "RenderedPrompt",
     "Renderer",
     "RequestRenderer",

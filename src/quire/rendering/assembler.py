@@ -76,6 +76,15 @@ class OutputAssembler:
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
         return output
 
+    def set_prompt(self, handle: int, prompt: RenderedPrompt) -> None:
+        """The prompt of a sequence without output has become longer. Ended ones are ignored."""
+        sequence = self._sequences.get(handle)
+        if sequence is None:
+            return
+        request = sequence.request
+        request.output.prompt, request.output.prompt_token_ids = prompt.text, prompt.token_ids
+        sequence.renderer = self._renderer.output_of(prompt.token_ids, request.params)
+
     def process(self, output: EngineOutput) -> AssemblerUpdate:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""
         update = AssemblerUpdate()

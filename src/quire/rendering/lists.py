@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from quire.rendering.renderer import Prompt
 
-__all__ = ["as_list", "holds_lists"]
+__all__ = ["as_list", "holds_lists", "holds_messages"]
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
@@ -30,3 +30,10 @@ def holds_lists(messages: object) -> bool:
         return False
     first = cast("Sequence[object]", messages)[0]
     return isinstance(first, Sequence) and not isinstance(first, str)
+
+
+def holds_messages(prompt: object) -> bool:
+    """Whether these are the messages of a conversation and not a prompt."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        return False
+    return isinstance(cast("Sequence[object]", prompt)[0], Mapping)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.step import EnterRow, IntArray, StepPlan
+from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, StepPlan
 
 __all__ = ["RowTable", "ScheduledRows", "Slots"]
 
@@ -53,6 +53,8 @@ class RowTable:
         self.standing[plan.leave] = 0
         for row in plan.enter:
             self._enter(row)
+        for piece in plan.extend:
+            self._extend(piece)
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             self.fork(int(src), int(dst))
             self.standing[dst] = 0
@@ -74,6 +76,12 @@ class RowTable:
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):
             table[slot, : len(blocks)] = blocks
+
+    def _extend(self, piece: ExtendPrompt) -> None:
+        start = int(self.num_tokens[piece.slot])
+        self.token_ids[piece.slot, start : start + len(piece.token_ids)] = piece.token_ids
+        self.num_tokens[piece.slot] += len(piece.token_ids)
+        self.num_prompt[piece.slot] += len(piece.token_ids)
 
     def scheduled(self) -> ScheduledRows:
         """The rows that compute in this step; rows that failed before wait for their leave."""

@@ -21,6 +21,7 @@ from quire.protocol.step import (
     TokenLogprobs,
 )
 from quire.runner.captured import CapturedSteps
+from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputBuilder, ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows
 from quire.sampling import (
@@ -69,10 +70,12 @@ class ModelRunner:
         captured: CapturedSteps,
         sampling: SamplingState,
         pages: torch.Tensor,
+        host: HostPages,
         copy_blocks: CopyBlocks,
         draw: Draw,
     ) -> None:
-        """pages: those of the KV pool. draw: the operation `quire.ops.draw`."""
+        """pages: those of the KV pool. host: where they are swapped to. draw: the operation
+        `quire.ops.draw`."""
         self._model = model
         self._rows = rows
         self._inputs = inputs
@@ -80,6 +83,7 @@ class ModelRunner:
         self._sampling = sampling
         self._sampler = Sampler(sampling, draw)
         self._pages = pages
+        self._host = host
         self._copy_blocks = copy_blocks
         self._prompt_logprobs: dict[int, int] = {}  # how many, by slot
 
@@ -97,14 +101,12 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> list[RowFailure]:
         """Take over the difference; rows whose parameters the sampler refuses fail."""
-        if len(plan.copy_src):
-            src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
-            self._copy_blocks(self._pages, torch.from_numpy(src), torch.from_numpy(dst))
+        lost_blocks = self._move_blocks(plan)
         for slot in plan.leave.tolist():
             self._sampling.leave(slot)
             self._prompt_logprobs.pop(slot, None)
         self._rows.apply(plan)
-        refused: list[RowFailure] = []
+        refused = self._fail_rows_of(lost_blocks, plan)
         for row in plan.enter:
             try:
                 self._sampling.enter(
@@ -124,6 +126,27 @@ class ModelRunner:
             sample_index = int(self._sampling.sample_index[src])
             self._sampling.fork(int(src), int(dst), sample_index)
         return refused
+
+    def _move_blocks(self, plan: StepPlan) -> frozenset[int]:
+        """Copies between host and device, and within it. Blocks that could not be brought in."""
+        self._host.copy_out(plan.swap_out_src, plan.swap_out_dst)
+        if len(plan.copy_src):
+            src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
+            self._copy_blocks(self._pages, torch.from_numpy(src), torch.from_numpy(dst))
+        return self._host.copy_in(plan.swap_in_src, plan.swap_in_dst)
+
+    def _fail_rows_of(self, lost_blocks: frozenset[int], plan: StepPlan) -> list[RowFailure]:
+        """Rows that enter with blocks whose K/V were lost on the way to the host or back."""
+        if not lost_blocks:
+            return []
+        message = "its K/V were lost on the way to host memory or back: send it again"
+        slots = [
+            row.slot
+            for row in plan.enter
+            if any(not lost_blocks.isdisjoint(table.tolist()) for table in row.block_tables)
+        ]
+        self._rows.failed[slots] = True
+        return [RowFailure(slot, message) for slot in slots]
 
     def _forward(self, rows: ScheduledRows) -> _Forward:
         """Compute rows: decode steps by replaying a captured one, all others call by call."""

@@ -45,6 +45,9 @@ class Admission:
                 f"{self._max_model_len - 1} tokens or raise max_model_len"
             )
         wanted = request.params.max_tokens
+        if request.is_open:
+            self._check_open(request)
+            num_prompt = self._longest_prompt(request)
         total = self._max_model_len
         if wanted is None:
             total = min(total, self._largest_fit(num_together) + 1)
@@ -73,6 +76,39 @@ class Admission:
                 f"{self._max_num_seqs} sequences at a time: lower it or raise max_num_seqs"
             )
         return request.beams.width
+
+    def _check_open(self, request: EngineRequest) -> None:
+        limit, known = request.max_prompt_tokens, len(request.prompt_token_ids)
+        is_simple = request.params.n == 1 and request.beams is None
+        if not is_simple or len(request.output_token_ids):
+            raise RequestError("a request whose prompt arrives in pieces has one new sequence, n=1")
+        if limit is not None and not known <= limit < self._max_model_len:
+            raise RequestError(
+                f"max_prompt_tokens is {limit}: give at least the {known} that are there and less "
+                f"than the context of {self._max_model_len}"
+            )
+
+    def _longest_prompt(self, request: EngineRequest) -> int:
+        """Tokens that an open prompt may have in the end."""
+        if request.max_prompt_tokens is not None:
+            return request.max_prompt_tokens
+        room = min(self._max_model_len, self._largest_fit(1) + 1)
+        return max(room - (request.params.max_tokens or 1), len(request.prompt_token_ids))
+
+    def max_total_of_prompt(self, request: EngineRequest, num_prompt: int) -> int:
+        """Prompt plus output tokens at most if an open prompt ends with `num_prompt` tokens.
+        RequestError if it is not open or has become too long."""
+        if not request.is_open:
+            raise RequestError("the prompt of this request has ended: it cannot be extended")
+        longest = self._longest_prompt(request)
+        if num_prompt > longest:
+            raise RequestError(
+                f"the prompt would have {num_prompt} tokens, but may have {longest}: end the "
+                "request with what it has, or abort it"
+            )
+        max_total = self.max_total_tokens(request)
+        wanted = request.params.max_tokens
+        return max_total if wanted is None else min(max_total, num_prompt + wanted)
 
     def split(self, request: EngineRequest, max_total_tokens: int) -> list[tuple[int, ...]]:
         """Sample indices, by group."""

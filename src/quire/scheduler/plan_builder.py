@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import KVManager, TableUpdates
-from quire.protocol.step import EMPTY_INTS, EnterRow, ForkRow, IntArray, StepPlan
+from quire.protocol.step import EMPTY_INTS, EnterRow, ExtendPrompt, ForkRow, IntArray, StepPlan
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -20,7 +20,8 @@ class InFlight:
     """A step that was planned and whose result has not been applied.
 
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step. A sequence whose results are not wanted any more is struck off `sequences`.
+        the step, 0 where blocks were swapped in with it. A sequence whose results are not wanted
+        any more is struck off `sequences`.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     """
 
@@ -44,6 +45,7 @@ class PlanBuilder:
         self._next_step_id = 0
         self._leave: list[int] = []
         self._enter: list[tuple[Sequence, int]] = []
+        self._extend: list[ExtendPrompt] = []
         self._forks: list[ForkRow] = []
         self._start_forks: list[tuple[int, int]] = []
         self._chosen: dict[int, int] = {}  # tokens, by slot
@@ -53,6 +55,7 @@ class PlanBuilder:
         self._leave.append(slot)
         self._start_forks = [fork for fork in self._start_forks if slot not in fork]
         self._chosen.pop(slot, None)
+        self._extend = [piece for piece in self._extend if piece.slot != slot]
 
     def leave_all(self) -> None:
         """Empty every slot, since steps were lost and with them what they said of leaving rows."""
@@ -60,8 +63,13 @@ class PlanBuilder:
         self._start_forks, self._chosen = [], {}
 
     def enter(self, sequence: Sequence, num_computed: int) -> None:
-        """`num_computed` tokens of the sequence come from the prefix cache."""
+        """`num_computed` tokens of the sequence come from the prefix cache or the host."""
         self._enter.append((sequence, num_computed))
+
+    def extend(self, slot: int, token_ids: IntArray) -> None:
+        """The prompt of a row goes on; one that is about to enter has the tokens already."""
+        if not any(sequence.slot == slot for sequence, _ in self._enter):
+            self._extend.append(ExtendPrompt(slot, token_ids))
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
         self._forks.append(ForkRow(src, dst, sample_index))
@@ -87,9 +95,14 @@ class PlanBuilder:
         plan = StepPlan(
             step_id=self._next_step_id,
             leave=_ints(self._leave),
+            swap_out_src=_ints(updates.swap_out_src),
+            swap_out_dst=_ints(updates.swap_out_dst),
             copy_src=_ints(updates.copy_src),
             copy_dst=_ints(updates.copy_dst),
+            swap_in_src=_ints(updates.swap_in_src),
+            swap_in_dst=_ints(updates.swap_in_dst),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
+            extend=tuple(self._extend),
             start_fork_src=_ints([src for src, _ in self._start_forks]),
             start_fork_dst=_ints([dst for _, dst in self._start_forks]),
             append_slot=_ints(list(self._chosen)),
@@ -103,7 +116,7 @@ class PlanBuilder:
             forks=tuple(self._forks),
         )
         self._next_step_id += 1
-        self._leave, self._enter, self._forks = [], [], []
+        self._leave, self._enter, self._extend, self._forks = [], [], [], []
         self._start_forks, self._chosen = [], {}
         return plan
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from quire.kv_cache import BlockHasher, KVManager, PrefixHit
 from quire.protocol.step import IntArray
+from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -20,11 +21,17 @@ class PrefixCache:
     tokens are known: rows of the same plan and of later ones may read it."""
 
     def __init__(
-        self, table: SequenceTable, kv: KVManager, hasher: BlockHasher, enabled: bool
+        self,
+        table: SequenceTable,
+        kv: KVManager,
+        hasher: BlockHasher,
+        pins: PinnedPrefixes,
+        enabled: bool,
     ) -> None:
         self._table = table
         self._kv = kv
         self._hasher = hasher
+        self._pins = pins
         self._enabled = enabled
 
     def name_prompt(self, salt: str, token_ids: IntArray) -> tuple[bytes, list[bytes]]:
@@ -38,16 +45,18 @@ class PrefixCache:
     def lookup(self, sequence: Sequence) -> PrefixHit:
         """What is cached of a waiting sequence, its last token excepted. A request that asks for
         prompt logprobs must see all of its prompt computed."""
-        if not self._enabled or sequence.group.request.params.prompt_logprobs is not None:
+        if sequence.group.request.params.prompt_logprobs is not None:
             return self._kv.lookup([], 0)
-        self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
-        return self._kv.lookup(sequence.names, len(sequence.token_ids) - 1)
+        if self._enabled:
+            self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
+        hit = self._kv.lookup(sequence.names, len(sequence.token_ids) - 1)
+        pinned = self._pins.match(sequence)
+        return pinned if pinned is not None and pinned.num_tokens > hit.num_tokens else hit
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""
-        size = self._kv.block_size
         return sum(
-            len(sequence.token_ids) - size * self.lookup(sequence).num_blocks
+            len(sequence.token_ids) - self.lookup(sequence).num_tokens
             for sequence in group.sequences
         )
 

@@ -15,6 +15,7 @@ from quire.scheduler.beams import BeamIntake
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.plan_builder import InFlight
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, Sequence, is_stop
 from quire.scheduler.table import SequenceTable
@@ -33,6 +34,7 @@ class ResultIntake:
         kv: KVManager,
         prefixes: PrefixCache,
         roster: Roster,
+        recovery: Recovery,
         outputs: OutputCollector,
         beams: BeamIntake,
     ) -> None:
@@ -40,6 +42,7 @@ class ResultIntake:
         self._kv = kv
         self._prefixes = prefixes
         self._roster = roster
+        self._recovery = recovery
         self._outputs = outputs
         self._beams = beams
         self._in_flight: deque[InFlight] = deque()
@@ -153,6 +156,7 @@ class ResultIntake:
         for group in readers.values():
             if group.state is GroupState.RUNNING:
                 self._roster.preempt(group)
+            self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0
             for each in steps:

@@ -11,8 +11,10 @@ from quire.errors import EngineError
 from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import Policy
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -22,8 +24,9 @@ __all__ = ["Roster"]
 class Roster:
     """The life of every group: queued, running, preempted and queued again, ended.
 
-    waiting: the policy holds these. running: sorted by key. branching: running groups that may
-    branch. groups: by handle of each live sequence.
+    waiting: the policy holds these. running: sorted by key. parked: open prompts that wait for
+    their client. branching: running groups that may branch. groups: by handle of each live
+    sequence.
     """
 
     def __init__(
@@ -33,13 +36,18 @@ class Roster:
         builder: PlanBuilder,
         outputs: OutputCollector,
         waiting: Policy,
+        recovery: Recovery,
+        pins: PinnedPrefixes,
     ) -> None:
         self._table = table
         self._kv = kv
         self._builder = builder
         self._outputs = outputs
         self.waiting = waiting
+        self._recovery = recovery
+        self._pins = pins
         self.running: list[SequenceGroup] = []
+        self.parked: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
         self.preempted_total = 0
@@ -51,13 +59,41 @@ class Roster:
         return self._table.num_free - reserved
 
     def queue(self, group: SequenceGroup) -> None:
-        """Take in a new group. EngineError if one of its handles is in use."""
+        """Take in a new group. EngineError if one of its handles is in use. Of an open prompt the
+        last known token is not computed, so that one token alone is nothing to do."""
         base = group.request.first_handle
         for sample in group.live_samples:
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
+        if group.request.is_open and len(group.sequences[0].token_ids) < 2:
+            group.state = GroupState.PARKED
+            self.parked.append(group)
+        else:
+            self.waiting.add(group)
+
+    def wake(self, group: SequenceGroup) -> None:
+        """A parked group has something to compute."""
+        self.parked.remove(group)
+        group.state = GroupState.WAITING
         self.waiting.add(group)
+
+    def park(self, group: SequenceGroup) -> None:
+        """A waiting group has nothing to compute before its prompt goes on."""
+        self.waiting.remove(group)
+        group.state = GroupState.PARKED
+        self.parked.append(group)
+
+    def park_one(self) -> bool:
+        """Take the blocks of a running group that has nothing to compute before its prompt goes on,
+        the last one by key; whether there was any."""
+        for group in reversed(self.running):
+            slot = group.sequences[0].slot
+            if self._table.num_held_back[slot] and not self._table.todo()[slot]:
+                self.preempt(group)
+                self.park(group)
+                return True
+        return False
 
     def start_running(self, group: SequenceGroup) -> None:
         """A waiting group has got its slots and blocks."""
@@ -102,7 +138,8 @@ class Roster:
         group.unborn = tuple(rest)
 
     def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
-        """End one sequence and take back what it holds."""
+        """End one sequence and take back what it holds, but for a prefix that it pins."""
+        finish = self._pins.keep(sequence, finish)
         self.drop(sequence)
         self._close(sequence.group, finish)
 
@@ -110,6 +147,9 @@ class Roster:
         """Take back what one sequence holds; its group goes on."""
         if sequence.slot >= 0:
             self._vacate(sequence)
+        if sequence.swapped is not None:
+            self._kv.discard(sequence.swapped)
+            sequence.swapped = None
         sequence.num_pending = 0
         sequence.group.sequences.remove(sequence)
 
@@ -145,8 +185,8 @@ class Roster:
         self._outputs.finish(finish)
 
     def _remove(self, group: SequenceGroup) -> None:
-        if group.state is GroupState.WAITING:
-            self.waiting.remove(group)
+        if group.state is not GroupState.RUNNING:
+            (self.waiting if group.state is GroupState.WAITING else self.parked).remove(group)
             return
         self.running.remove(group)
         if group in self.branching:
@@ -157,8 +197,9 @@ class Roster:
         self._builder.leave(self._table.leave(sequence))
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Take all of a group's blocks; it keeps its key and will be computed again."""
+        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides."""
         self._remove(group)
+        self._recovery.save(group)
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])
@@ -168,6 +209,11 @@ class Roster:
         group.state = GroupState.WAITING
         self.waiting.add(group)
         self.preempted_total += 1
+
+    def forget_swapped(self) -> None:
+        """Steps were lost, and perhaps copies to the host with them."""
+        for group in (*self.waiting, *self.parked):
+            self._recovery.forget(group)
 
     def check_invariants(self) -> None:
         """Raise EngineError if slots, blocks and queues disagree."""
@@ -180,7 +226,8 @@ class Roster:
         waiting = {id(group) for group in self.groups.values() if group.state is GroupState.WAITING}
         if waiting != {id(group) for group in self.waiting} or len(waiting) != len(self.waiting):
             raise EngineError(f"{len(waiting)} groups wait but the policy holds others")
-        if any(s.slot >= 0 for group in self.waiting for s in group.sequences):
+        if any(s.slot >= 0 for g in (*self.waiting, *self.parked) for s in g.sequences):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (self._kv.pool.num_used or self.running or len(self.waiting)):
+        num_used = self._kv.pool.num_used - self._pins.num_blocks + self._kv.host.num_used
+        if not self.groups and (num_used or self.running or len(self.waiting) or self.parked):
             raise EngineError("blocks or groups are left although every request has ended")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import RequestError
 from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol.pins import PinnedPrefix
+from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import BeamIntake, new_beam_group
 from quire.scheduler.branching import branch_off
 from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
 from quire.scheduler.policy import Policy
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
@@ -50,6 +54,10 @@ class SchedulerStats:
     num_table_entries: int
     num_tokens_in_used_blocks: int
     preempted_total: int
+    num_host_blocks: int
+    num_used_host_blocks: int
+    swapped_out_total: int
+    swapped_in_total: int
     prompt_tokens_total: int
     cached_tokens_total: int
     steps_total: int
@@ -61,7 +69,8 @@ class Scheduler:
     Every sequence has two scalars, its total and its computed tokens; a step closes part of the
     gap. Decoding sequences come first, then prompts take what the token budget leaves, running and
     waiting ones in the order of the policy's key. When blocks run out, the group with the
-    largest key is preempted whole and computed again later; the one with the smallest never is.
+    largest key is preempted whole, and swapped in or computed again later; the one with the
+    smallest never is.
     """
 
     def __init__(
@@ -76,22 +85,28 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         prefill_limits: PrefillLimits | None = None,
+        recovery_costs: RecoveryCosts | None = None,
     ) -> None:
+        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`."""
         self._kv = kv
         self._policy = policy
         self._admission = admission
         self._table = SequenceTable(max_num_seqs, max_model_len)
         limits = prefill_limits or PrefillLimits()
         self._budget = TokenBudget(self._table, max_num_batched_tokens, limits)
-        self._prefixes = PrefixCache(self._table, kv, hasher, enable_prefix_caching)
+        self._pins = PinnedPrefixes(kv)
+        self._prefixes = PrefixCache(self._table, kv, hasher, self._pins, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
         self._outputs = OutputCollector()
-        self._roster = Roster(self._table, kv, self._builder, self._outputs, policy)
+        self._recovery = Recovery(self._table, kv, recovery_costs)
+        self._roster = Roster(
+            self._table, kv, self._builder, self._outputs, policy, self._recovery, self._pins
+        )
         self._speed = PrefillSpeed()
         self._deadlines = Deadlines(self._speed, self._prefixes.num_uncached)
         beams = BeamIntake(self._table, kv, self._builder, self._roster)
         self._intake = ResultIntake(
-            self._table, kv, self._prefixes, self._roster, self._outputs, beams
+            self._table, kv, self._prefixes, self._roster, self._recovery, self._outputs, beams
         )
         self._num_groups_added = 0
         self._prompt_tokens_total = 0
@@ -104,6 +119,8 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
         self._check_priority(request)
+        if request.pin_seconds is not None:
+            self._pins.check(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._prefixes.name_prompt(request.salt, tokens)
@@ -126,9 +143,40 @@ class Scheduler:
                 "does not look at priorities: leave it out, or start with priority or two_level"
             )
 
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One
+        that has ended meanwhile is ignored. RequestError if it is not open, or grows too long."""
+        group = self._roster.groups.get(handle)
+        if group is None:
+            return
+        length = len(group.request.prompt_token_ids) + len(token_ids)
+        max_total = self._admission.max_total_of_prompt(group.request, length)
+        prompt = np.concatenate((group.request.prompt_token_ids, token_ids)).astype(np.int32)
+        group.request = replace(group.request, prompt_token_ids=prompt, is_open=not is_last)
+        if is_last:
+            group.max_total_tokens = max_total
+        sequence = group.sequences[0]
+        if sequence.slot >= 0:
+            self._table.extend(sequence.slot, token_ids)
+            self._builder.extend(sequence.slot, token_ids)
+            if is_last:
+                self._table.close(sequence.slot, max_total)
+        else:
+            sequence.token_ids = prompt
+        if group.state is GroupState.PARKED and (is_last or length > 1):
+            self._roster.wake(group)
+
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
         self._roster.abort(handle)
+
+    def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one."""
+        return self._pins.release(handle)
+
+    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that are held."""
+        return self._pins.list(now)
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -136,6 +184,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
         table, mark = self._table, self._kv.mark()
         self._speed.tick(now)
+        self._pins.expire(now)
         self._drop_late(self._deadlines.pop_late(now))
         slots, tokens = self._budget.choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
@@ -145,6 +194,7 @@ class Scheduler:
             return None
         self._count(slots, tokens, now)
         starts = table.num_computed.copy()
+        starts[self._recovery.slots_swapped_in()] = 0
         self._advance(slots, tokens)
         plan = self._builder.build(slots, tokens)
         step = InFlight(plan.step_id, table.generation.copy(), starts, table.sequences.copy(), mark)
@@ -174,13 +224,17 @@ class Scheduler:
             return slots, tokens, False
         chosen = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
         for group in list(self._roster.running):
-            if group.state is not GroupState.RUNNING:
-                break  # preempted for one before it, and so is everything after it
+            # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                self._roster.preempt(self._roster.running[-1])
+                if not self._make_room(is_last_resort=len(self._roster.running) == 1):
+                    self._roster.preempt(self._roster.running[-1])
         kept = [slot for slot in chosen if self._table.live[slot]]
         counts = [chosen[slot] for slot in kept]
         return np.array(kept, np.int64), np.array(counts, np.int64), True
+
+    def _make_room(self, *, is_last_resort: bool) -> bool:
+        """Take blocks from who does not compute; whether there was anyone."""
+        return self._roster.park_one() or (is_last_resort and self._pins.release_one())
 
     def _grow_group(self, group: SequenceGroup, chosen: dict[int, int]) -> bool:
         slots = np.array([s.slot for s in group.sequences if s.slot in chosen], np.int64)
@@ -191,26 +245,48 @@ class Scheduler:
     def _admit_waiting(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all after it. They
         compute with tokens that are left, or that running prompts after them had been given."""
-        if not len(self._policy) or self._roster.num_free_slots <= 0:
+        if not len(self._policy):
+            return slots, tokens
+        if self._roster.num_free_slots <= 0 and not self._roster.park_one():
             return slots, tokens
         step = self._budget.open(slots, tokens)
         while group := self._policy.first(step.may_start, self._prefixes.num_uncached):
             if self._deadlines.is_late(group, now):
                 self._drop_late([group])
                 continue
-            chunks = self._try_admit(group, step.offered_to(group))
+            if any(sequence.num_pending for sequence in group.sequences):
+                break
+            if self._has_nothing_to_compute(group):
+                self._roster.park(group)
+                continue
+            budget = step.offered_to(group)
+            chunks = self._try_admit(group, budget)
+            is_short = budget > 0 and not chunks
+            if is_short and self._make_room(is_last_resort=not self._roster.running):
+                continue
             if not chunks:
                 break
             self._roster.start_running(group)
             step.admit(chunks)
         return step.chosen()
 
+    def _has_nothing_to_compute(self, group: SequenceGroup) -> bool:
+        """Whether all but the last token of an open prompt is in the cache or the host already."""
+        if not group.request.is_open:
+            return False
+        sequence = group.sequences[0]
+        if sequence.swapped is not None:
+            num_cached = sequence.swapped.num_tokens
+        else:
+            num_cached = self._prefixes.lookup(sequence).num_tokens
+        return num_cached >= len(sequence.token_ids) - 1
+
     def _try_admit(self, group: SequenceGroup, budget: int) -> list[tuple[int, int]]:
         """(slot, tokens) of each sequence of the group, or nothing at all if it does not fit."""
         if budget <= 0 or group.num_slots > self._roster.num_free_slots:
             return []
-        if any(sequence.num_pending for sequence in group.sequences):
-            return []
+        if group.sequences[0].swapped is not None:
+            return self._try_swap_in(group, budget)
         chunks: list[tuple[int, int]] = []
         mark = self._kv.mark()
         cached = 0
@@ -230,19 +306,34 @@ class Scheduler:
         """Give the sequence a slot that starts with its cached prefix, and blocks for as many
         tokens as the budget allows. Its slot and these tokens, or None if there is no room."""
         hit = self._prefixes.lookup(sequence)
-        num_cached = hit.num_blocks * self._kv.block_size
-        end = min(len(sequence.token_ids), num_cached + budget)
-        headroom = (
-            self._kv.pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
-        )
-        if self._kv.num_blocks_to_enter(hit, end) + headroom > self._kv.pool.num_available:
+        num_cached = hit.num_tokens
+        num_ready = len(sequence.token_ids) - sequence.group.request.is_open
+        end = min(num_ready, num_cached + budget)
+        if not self._has_room(self._kv.num_blocks_to_enter(hit, end)):
             return None
         slot = self._table.enter(sequence, num_cached)
         slots = np.array([slot], np.int64)
         self._kv.enter(slot, hit)
+        self._pins.note_hit(hit, sequence)
         self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end)
         self._prefixes.publish_to(slot, end)
         return slot, end - num_cached
+
+    def _has_room(self, num_blocks: int) -> bool:
+        pool = self._kv.pool
+        headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
+        return num_blocks + headroom <= pool.num_available
+
+    def _try_swap_in(self, group: SequenceGroup, budget: int) -> list[tuple[int, int]]:
+        """As `_try_admit`, for a group whose K/V wait in the host."""
+        counts = self._recovery.plan_swap_in(group, budget)
+        if not self._has_room(self._recovery.num_blocks_to_swap_in(group, counts)):
+            return []
+        chunks = self._recovery.swap_in(group, counts)
+        for slot, _ in chunks:
+            self._prefixes.publish_to(slot, int(self._table.num_computed[slot]))
+        self._note_admission(group, 0)
+        return chunks
 
     def _undo_enter(self, group: SequenceGroup, mark: int) -> None:
         self._kv.retract(mark)
@@ -300,6 +391,8 @@ class Scheduler:
         self._speed.steps_lost()
         for group in list(self._roster.running):
             self._roster.fail(group, message)
+        self._roster.forget_swapped()
+        self._pins.release_all()
         self._builder.leave_all()
         self._kv.pool.drop_cached()
         self._kv.settle(self._kv.mark())
@@ -311,6 +404,13 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether any request has not ended, or its end has not been reported yet."""
         return bool(self._roster.groups) or self._outputs.has_any
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether a step could do nothing before some prompt goes on."""
+        groups = self._roster.groups.values()
+        is_idle = not len(self._policy) and not self._table.todo().any()
+        return is_idle and all(group.request.is_open for group in groups)
 
     def running_handles(self) -> npt.NDArray[np.int64]:
         """Of the sequences that have a slot: [number of them]."""
@@ -331,6 +431,10 @@ class Scheduler:
             num_table_entries=self._kv.num_table_entries,
             num_tokens_in_used_blocks=int(self._table.num_computed[self._table.live].sum()),
             preempted_total=self._roster.preempted_total,
+            num_host_blocks=self._kv.host.num_blocks,
+            num_used_host_blocks=self._kv.host.num_used,
+            swapped_out_total=self._recovery.swapped_out_total,
+            swapped_in_total=self._recovery.swapped_in_total,
             prompt_tokens_total=self._prompt_tokens_total,
             cached_tokens_total=self._cached_tokens_total,
             steps_total=self._steps_total,

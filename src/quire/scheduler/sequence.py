@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from quire.kv_cache import SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
 from quire.scheduler.beam_search import BeamSearch
@@ -19,6 +20,7 @@ def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
 
 class GroupState(enum.Enum):
     WAITING = "waiting"  # has no slots; new or preempted
+    PARKED = "parked"  # has no slots, and waits for more of its prompt
     RUNNING = "running"  # every live sequence has a slot
     FINISHED = "finished"
 
@@ -29,7 +31,8 @@ class Sequence:
     `token_ids` holds all tokens whose values are known.
 
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
-    flight will still bring to a sequence that was preempted after they were planned.
+    flight will still bring to a sequence that was preempted after they were planned. swapped: its
+    K/V in host memory, if that is where they wait.
     """
 
     group: SequenceGroup
@@ -38,6 +41,7 @@ class Sequence:
     names: list[bytes]
     slot: int = -1
     num_pending: int = 0
+    swapped: SavedTables | None = None
 
     @property
     def handle(self) -> int:

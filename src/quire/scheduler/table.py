@@ -23,8 +23,9 @@ class SequenceTable:
     num_computed: tokens whose K/V are in the cache once all planned steps have run. The values of
     the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side was
     told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
-    the plan side chooses it. generation: rises when a slot changes hands, so that late results
-    find no stranger.
+    the plan side chooses it. num_held_back: 1 while the prompt is open, else 0: its last known
+    token is not computed, since the row would then draw. generation: rises when a slot changes
+    hands, so that late results find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -40,6 +41,7 @@ class SequenceTable:
         self.account = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.draws = np.ones(max_num_seqs, np.int64)
+        self.num_held_back = np.zeros(max_num_seqs, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
@@ -66,10 +68,28 @@ class SequenceTable:
         self.account[slot] = group.account
         self.standing[slot] = 0
         self.draws[slot] = group.beams is None
+        self.num_held_back[slot] = group.request.is_open
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
         sequence.slot = slot
         return slot
+
+    def extend(self, slot: int, token_ids: IntArray) -> None:
+        """The prompt of a slot grows; nothing has been generated yet."""
+        start, count = int(self.num_known[slot]), len(token_ids)
+        self.token_ids[slot, start : start + count] = token_ids
+        for column in (self.num_known, self.num_total, self.num_prompt, self.min_total):
+            column[slot] += count
+
+    def close(self, slot: int, max_total: int) -> None:
+        """The prompt of a slot is complete."""
+        self.num_held_back[slot] = 0
+        self.max_total[slot] = max_total
+
+    def todo(self) -> Slots:
+        """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
+        left = self.num_total - self.num_held_back - self.num_computed
+        return np.where(self.live & (self.num_total < self.max_total), left, 0)
 
     def _set_stops(self, slot: int, stops: frozenset[int]) -> None:
         ordered = sorted(stops)

@@ -25,7 +25,8 @@ class PrefillLimits:
         is a long one.
     max_num_partial_prefills: prompts that are computed in part, with more to come, at once.
     max_long_partial_prefills: long ones among these. Prompts that are whole in one step pass by
-        those that must wait for these limits. A preempted group is exempt.
+        those that must wait for these limits. A preempted group is exempt, and so is an open prompt
+        once it has begun.
     """
 
     long_prefill_token_threshold: int = UNLIMITED
@@ -55,7 +56,7 @@ class TokenBudget:
 
     def choose_running(self) -> tuple[Slots, Slots]:
         """Slots that compute in the next step, and tokens for each, at least one."""
-        todo = self.todo()
+        todo = self._table.todo()
         slots = todo.nonzero()[0]
         tokens = np.minimum(todo[slots], self.limits.long_prefill_token_threshold)
         left = self._max_tokens
@@ -68,15 +69,6 @@ class TokenBudget:
             else:
                 left -= wanted
         return slots[tokens > 0], tokens[tokens > 0]
-
-    def todo(self) -> Slots:
-        """Tokens that each slot has left to compute before its next one can be drawn."""
-        table = self._table
-        return np.where(
-            table.live & (table.num_total < table.max_total),
-            table.num_total - table.num_computed,
-            0,
-        )
 
     def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
         """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
@@ -98,7 +90,7 @@ class TokenBudget:
     def num_partial(self, wanted: Slots) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
         many of them are long."""
-        todo = self.todo()
+        todo = self._table.todo()
         left = (todo > 1) & (todo > wanted)
         is_long = self._table.num_total > self.limits.long_prefill_token_threshold
         return int(left.sum()), int((left & is_long).sum())

@@ -16,14 +16,17 @@ from quire.models import LoadFormat, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.capture import CaptureArena
 from quire.platform import Platform
+from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import StepPlan, StepResult
 from quire.quantization import QuantizedFormats
 from quire.runner import RowTable
 from quire.runner.captured import CapturedSteps
 from quire.runner.decode_inputs import DecodeInputs
+from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputBuilder
 from quire.runner.runner import ModelRunner
 from quire.sampling import SamplingState
+from quire.worker.recovery import measure_recovery
 
 __all__ = ["Worker", "WorkerSettings"]
 
@@ -39,8 +42,10 @@ class WorkerSettings:
     folder: Path
     layout: KVLayout
     num_blocks: int
+    num_host_blocks: int
     max_num_seqs: int
     max_model_len: int
+    max_num_batched_tokens: int
     dtype: str
     quantization: str | None
     kv_dtype: str
@@ -96,6 +101,8 @@ class Worker:
             max_captured,
         )
         self.providers = _describe(choice, ops)
+        self._settings = settings
+        self._host = HostPages(kv.pages, settings.num_host_blocks, ops.swap_blocks)
         self._runner = ModelRunner(
             model=model,
             rows=rows,
@@ -103,12 +110,26 @@ class Worker:
             captured=captured,
             sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
             pages=kv.pages,
+            host=self._host,
             copy_blocks=ops.copy_blocks,
             draw=ops.draw,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self._runner.execute(plan)
+
+    def measure_recovery(self) -> RecoveryCosts:
+        """What it costs to bring a preempted request back, before any request is served."""
+        chosen = self._settings
+        return measure_recovery(
+            self._runner.execute,
+            self._host.copy_out,
+            num_groups=len(chosen.layout.groups),
+            block_size=chosen.layout.block_size,
+            num_blocks=chosen.num_blocks,
+            num_host_blocks=chosen.num_host_blocks,
+            longest_step=min(chosen.max_num_batched_tokens, chosen.max_model_len - 1),
+        )
 
 
 def _describe(choice: BackendChoice, ops: OpSet) -> str:

@@ -28,3 +28,18 @@ QUIRE_API int quire_copy_blocks(void* pages, int64_t num_planes, int64_t num_blo
   });
   return failed;
 }
+
+// Blocks of `source` to blocks of `target`, two pools of num_planes planes that share no memory.
+QUIRE_API int quire_swap_blocks(const void* source, int64_t source_blocks, void* target,
+                                int64_t target_blocks, int64_t num_planes, int64_t block_bytes,
+                                const int64_t* src, const int64_t* dst, int64_t count,
+                                quire::Team* team) {
+  using namespace quire;
+  parallel_for(num_planes, 1, team, [&](int64_t plane) {
+    const char* from = static_cast<const char*>(source) + plane * source_blocks * block_bytes;
+    char* to = static_cast<char*>(target) + plane * target_blocks * block_bytes;
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(to + dst[i] * block_bytes, from + src[i] * block_bytes, block_bytes);
+  });
+  return 0;
+}

@@ -59,8 +59,8 @@ class Fair:
         return account
 
     def remove(self, group: SequenceGroup) -> None:
-        queue = self._queues.get(group.account, ())
-        if group not in queue:
+        queue = self._queues.get(group.account)
+        if queue is None or group not in queue:
             self._preempted.discard(group)
             return
         queue.remove(group)

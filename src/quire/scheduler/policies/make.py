@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.errors import ConfigError
@@ -51,7 +50,7 @@ def make_policy(name: str, settings: PolicySettings) -> Policy:
         raise _refused(name, f"gives {type(error).__name__}: {error}") from error
     if not isinstance(made, Policy):
         raise _refused(name, "is no Policy (quire.scheduler.Policy lists what one needs)")
-    return cast("Policy", made)
+    return made
 
 
 def _refused(name: str, why: str) -> ConfigError:

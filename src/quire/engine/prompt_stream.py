@@ -1,0 +1,142 @@
+"""A request whose prompt is computed while it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+import numpy as np
+
+from quire.engine.client import EngineClient
+from quire.errors import RequestError
+from quire.protocol.outputs import RequestOutput
+from quire.protocol.request import EngineRequest
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import IntArray
+from quire.rendering import OutputAssembler, PromptPieces, RenderedPrompt
+
+__all__ = ["PromptStream"]
+
+
+class PromptStream:
+    """`append` pieces, then `finish`; the tokens are those of the whole prompt at once.
+
+    A context manager: leaving it before `finish` ends the request.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        params: SamplingParams,
+        pieces: PromptPieces,
+        client: EngineClient,
+        assembler: OutputAssembler,
+        step: Callable[[], object],
+    ) -> None:
+        """request: all of it but the prompt; its handle and the next one are this stream's. step:
+        runs one step of the engine."""
+        if params.n != 1 or params.prompt_logprobs is not None:
+            raise RequestError("a prompt in pieces has n=1 and no prompt_logprobs")
+        self._request = request
+        self._params = params
+        self._pieces = pieces
+        self._client = client
+        self._assembler = assembler
+        self._step = step
+        self._output: RequestOutput | None = None
+        self._is_finished = False
+
+    def append(self, piece: str | Sequence[int]) -> None:
+        """The next piece: text, or token ids. It is computed before this returns, but for the last
+        few tokens. RequestError if it cannot be part of the prompt; the request ends then."""
+        self._check_open()
+        try:
+            found = self._pieces.add(piece)
+            if found and self._output is None:
+                self._output = self._add(found, is_open=True)
+            elif found:
+                self._client.extend(self._handle, _ids(found), is_last=False)
+        except RequestError:
+            self.close()
+            raise
+        while found and not self._client.waits_for_input and not self._has_ended:
+            self._step()
+
+    def finish(self, piece: str | Sequence[int] = "") -> RequestOutput:
+        """The last piece, if any, and the answer. Raises RequestError if the request failed."""
+        if piece:
+            self.append(piece)
+        self._check_open()
+        try:
+            output = self._complete()
+            while not output.finished:
+                self._step()
+        finally:
+            self.close()
+        if output.error is not None:
+            raise RequestError(output.error)
+        return output
+
+    def close(self) -> None:
+        """End the request, whatever its state. May be called twice."""
+        self._is_finished = True
+        if self._output is not None and not self._output.finished:
+            self._assembler.drop([self._handle])
+            self._client.abort([self._handle])
+
+    def __enter__(self) -> PromptStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _handle(self) -> int:
+        return self._request.first_handle
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._output is not None and self._output.finished
+
+    def _check_open(self) -> None:
+        if self._is_finished:
+            raise RequestError("this prompt has ended: open another one")
+
+    def _complete(self) -> RequestOutput:
+        """Give the engine what it lacks of the whole prompt."""
+        whole, given = self._pieces.whole(), self._pieces.token_ids
+        if self._output is not None and whole.token_ids[: len(given)] == given:
+            self._assembler.set_prompt(self._handle, whole)
+            rest = _ids(whole.token_ids[len(given) :])
+            self._client.extend(self._handle, rest, is_last=True)
+            return self._output
+        if self._output is not None:  # the text's first tokens are others than they seemed
+            self._assembler.drop([self._handle])
+            self._client.abort([self._handle])
+            self._request = replace(self._request, first_handle=self._handle + 1)
+        self._output = self._add(whole.token_ids, is_open=False, text=whole.text)
+        return self._output
+
+    def _add(
+        self, token_ids: list[int], *, is_open: bool, text: str | None = None
+    ) -> RequestOutput:
+        prompt = RenderedPrompt(token_ids, text)
+        name = self._request.request_id
+        output = self._assembler.add(name, self._handle, prompt, self._params)
+        request = replace(self._request, prompt_token_ids=_ids(token_ids), is_open=is_open)
+        try:
+            self._client.add(request)
+        except RequestError:
+            self._assembler.drop([self._handle])
+            raise
+        return output
+
+
+def _ids(token_ids: list[int]) -> IntArray:
+    return np.array(token_ids, np.int32)

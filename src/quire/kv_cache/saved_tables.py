@@ -1,0 +1,24 @@
+"""Block tables of a sequence that has no slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SavedTables"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTables:
+    """What a sequence left behind: swapped to the host, or pinned on the device.
+
+    num_tokens: whose K/V there are. first: per layer group, the index of the first block that its
+    window still needed. blocks: per group, host or device blocks from there on.
+    """
+
+    num_tokens: int
+    first: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+    def all_blocks(self) -> list[int]:
+        """Of all groups; each as often as it is named."""
+        return [block for blocks in self.blocks for block in blocks]

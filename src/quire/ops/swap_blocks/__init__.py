@@ -1,0 +1,23 @@
+"""Copy whole blocks of every layer between two pools (to host memory and back).
+
+`swap_blocks(source, target, src, dst) → None`
+
+source, target: pages [L, 2, B, S, ...] of one dtype, contiguous, that share no memory; they may
+differ in the number of blocks B. src, dst: int64 [N] block ids; destinations are distinct.
+"""
+
+from quire.ops.cpu_provider import cpu_providers
+from quire.ops.operation import Op, exact
+from quire.ops.swap_blocks.cpu import bind
+from quire.ops.swap_blocks.inputs import make_inputs
+from quire.ops.swap_blocks.reference import swap_blocks
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="swap_blocks",
+    reference=swap_blocks,
+    make_inputs=make_inputs,
+    tolerance=exact(),
+    providers=cpu_providers(bind),
+)

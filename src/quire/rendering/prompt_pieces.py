@@ -1,0 +1,50 @@
+"""A prompt that arrives in pieces, as token ids that can be computed before it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.errors import RequestError
+from quire.rendering.renderer import RenderedPrompt, Renderer
+
+__all__ = ["PromptPieces"]
+
+NUM_HELD_BACK = 8
+"""Last tokens of an unfinished text: those that follow may join them. A text whose earlier tokens
+change nevertheless is seen at its end."""
+
+
+class PromptPieces:
+    """Pieces are all text or all token ids. token_ids: what was given out so far."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._text: str | None = None
+        self.token_ids: list[int] = []
+
+    def add(self, piece: str | Sequence[int]) -> list[int]:
+        """Token ids that can be computed now. RequestError for ids outside the vocabulary, and for
+        a piece of another kind than those before."""
+        if self.token_ids and self._text is None and isinstance(piece, str):
+            raise RequestError("the pieces so far are token ids: give token ids, not text")
+        if self._text is not None and not isinstance(piece, str):
+            raise RequestError("the pieces so far are text: give text, not token ids")
+        if not piece:
+            return []
+        if not isinstance(piece, str):
+            found = self._renderer.render_prompt(list(piece)).token_ids
+            self.token_ids += found
+            return found
+        self._text = (self._text or "") + piece
+        whole = self._renderer.render_prompt(self._text).token_ids
+        certain = whole[: max(len(whole) - NUM_HELD_BACK, 0)]
+        given = len(self.token_ids)
+        if certain[:given] != self.token_ids:
+            return []
+        self.token_ids = certain
+        return certain[given:]
+
+    def whole(self) -> RenderedPrompt:
+        """The complete prompt. RequestError if it is empty."""
+        prompt = self.token_ids if self._text is None else self._text
+        return self._renderer.render_prompt(prompt)

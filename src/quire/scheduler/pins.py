@@ -1,0 +1,145 @@
+"""Prefixes that stay in the cache because an operator said so (Kwon et al. 2023, section 4.4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.errors import RequestError
+from quire.kv_cache import KVManager, PrefixHit, SavedTables
+from quire.protocol.pins import PinnedPrefix
+from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.step import IntArray
+from quire.scheduler.sequence import Sequence
+
+__all__ = ["PinnedPrefixes"]
+
+MAX_PINNED_SHARE = 0.5
+"""Of the pool: what is pinned must not crowd out those who compute."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pin:
+    """A held sequence. root: of its tenant. expires: on the clock of `plan`."""
+
+    handle: int
+    root: bytes
+    token_ids: IntArray
+    held: SavedTables
+    expires: float
+    hits: int = 0
+
+
+class PinnedPrefixes:
+    """Held sequences, from which requests that start with their tokens branch off: full blocks and
+    the partly filled last one are shared, and copied by who writes.
+
+    A pin yields only to a request that could otherwise never run.
+    """
+
+    def __init__(self, kv: KVManager) -> None:
+        self._kv = kv
+        self._now = 0.0
+        self._pins: dict[int, _Pin] = {}  # by handle; those used longest ago first
+
+    def check(self, request: EngineRequest) -> None:
+        """RequestError if the request cannot be pinned."""
+        if request.params.n != 1 or request.params.max_tokens != 1:
+            raise RequestError("a request that pins its prompt has n=1 and max_tokens=1")
+        size, total = self._kv.block_size, self._kv.pool.num_blocks
+        per_block = self._kv.num_groups
+        wanted = -(-len(request.prompt_token_ids) // size) * per_block
+        room = int(total * MAX_PINNED_SHARE) - self.num_blocks
+        if wanted > room:
+            raise RequestError(
+                f"a prefix of {len(request.prompt_token_ids)} tokens takes {wanted} KV blocks, but "
+                f"of the {total} there are only {max(room, 0)} more may be pinned: unpin another "
+                "one, shorten it, or give the cache more memory"
+            )
+
+    def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
+        """Hold a sequence that ends with its whole prompt computed; how its request ends."""
+        request = sequence.group.request
+        if request.pin_seconds is None or finish.reason is FinishReason.ABORT:
+            return finish
+        if sequence.slot < 0 or finish.reason is FinishReason.ERROR:
+            message = finish.message or "its blocks were taken before it was pinned: pin it again"
+            return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
+        prompt = request.prompt_token_ids
+        self._pins[finish.handle] = _Pin(
+            handle=finish.handle,
+            root=sequence.group.root,
+            token_ids=prompt,
+            held=self._kv.hold(sequence.slot, len(prompt)),
+            expires=self._now + request.pin_seconds,
+        )
+        return finish
+
+    def match(self, sequence: Sequence) -> PrefixHit | None:
+        """The longest pinned prefix of a waiting sequence, its last token excepted."""
+        tokens = sequence.token_ids
+        fitting = [pin for pin in self._pins.values() if _starts_with(tokens, pin, sequence)]
+        if not fitting:
+            return None
+        longest = max(fitting, key=lambda pin: pin.held.num_tokens)
+        return self._kv.hit_of(longest.held, len(tokens) - 1)
+
+    def note_hit(self, hit: PrefixHit, sequence: Sequence) -> None:
+        """A sequence has entered with `hit`."""
+        for pin in list(self._pins.values()):
+            is_used = hit.num_tokens >= min(len(pin.token_ids), len(sequence.token_ids) - 1)
+            if is_used and _starts_with(sequence.token_ids, pin, sequence):
+                pin.hits += 1
+                self._pins[pin.handle] = self._pins.pop(pin.handle)
+
+    def expire(self, now: float) -> None:
+        self._now = now
+        for pin in [pin for pin in self._pins.values() if pin.expires <= now]:
+            self.release(pin.handle)
+
+    def release(self, handle: int) -> bool:
+        """Let a prefix go; whether there was one."""
+        pin = self._pins.pop(handle, None)
+        if pin is None:
+            return False
+        self._kv.release_held(pin.held)
+        return True
+
+    def release_one(self) -> bool:
+        """Let the one go that was used longest ago; whether there was any."""
+        return bool(self._pins) and self.release(next(iter(self._pins)))
+
+    def release_all(self) -> None:
+        while self.release_one():
+            pass
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct KV blocks that are held."""
+        pins = self._pins.values()
+        return len({block for pin in pins for block in pin.held.all_blocks()})
+
+    def list(self, now: float) -> tuple[PinnedPrefix, ...]:
+        """Those that are held."""
+        return tuple(
+            PinnedPrefix(
+                handle=pin.handle,
+                num_tokens=len(pin.token_ids),
+                num_blocks=len(pin.held.all_blocks()),
+                hits=pin.hits,
+                seconds_left=max(pin.expires - now, 0.0) if pin.expires != math.inf else math.inf,
+            )
+            for pin in self._pins.values()
+            if pin.expires > now
+        )
+
+
+def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:
+    length = len(pin.token_ids)
+    return (
+        sequence.group.root == pin.root
+        and len(tokens) >= length
+        and np.array_equal(tokens[:length], pin.token_ids)
+    )

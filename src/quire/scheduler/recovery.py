@@ -1,0 +1,96 @@
+"""How preempted groups get their K/V back: computed again, or swapped to the host and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.kv_cache import KVManager, SavedTables
+from quire.protocol.recovery import RecoveryCosts
+from quire.scheduler.sequence import Sequence, SequenceGroup
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["Recovery"]
+
+
+class Recovery:
+    """Decides when a group is preempted, and keeps what it decided on its sequences.
+
+    costs: None computes everything again. Only what the host has room for is swapped.
+    """
+
+    def __init__(self, table: SequenceTable, kv: KVManager, costs: RecoveryCosts | None) -> None:
+        self._table = table
+        self._kv = kv
+        self._costs = costs
+        self._swapped_in: list[int] = []
+        self.swapped_out_total = 0
+        self.swapped_in_total = 0
+
+    def save(self, group: SequenceGroup) -> None:
+        """Swap out a running group whose slots will be taken, if that is the cheaper way back and
+        the host has room. Prompt log-probabilities still in flight would be lost, so requests that
+        want them are computed again."""
+        if self._costs is None or group.request.params.prompt_logprobs is not None:
+            return
+        slots = np.array([sequence.slot for sequence in group.sequences], np.int64)
+        # The last token is always computed again: it draws, or gives a beam its candidates.
+        computed, total = self._table.num_computed[slots], self._table.num_total[slots]
+        num_tokens = np.minimum(computed, total - 1)
+        if not self._costs.prefers_swap(int(num_tokens.sum()), self._num_blocks(num_tokens)):
+            return
+        stored = self._kv.swap_out(slots, num_tokens)
+        if stored is None:
+            return
+        self.swapped_out_total += 1
+        for sequence, swapped in zip(group.sequences, stored, strict=True):
+            sequence.swapped = swapped
+
+    def _num_blocks(self, num_tokens: np.ndarray) -> int:
+        return int((-(-num_tokens // self._kv.block_size)).sum())
+
+    def plan_swap_in(self, group: SequenceGroup, budget: int) -> list[int]:
+        """Tokens that each sequence may compute in the step in which it comes back."""
+        counts: list[int] = []
+        for sequence in group.sequences:
+            end = len(sequence.token_ids) - group.request.is_open
+            counts.append(min(end - _swapped(sequence).num_tokens, budget))
+            budget -= counts[-1]
+        return counts
+
+    def num_blocks_to_swap_in(self, group: SequenceGroup, counts: list[int]) -> int:
+        """Blocks that must be available for `swap_in`."""
+        swapped = [_swapped(sequence) for sequence in group.sequences]
+        ends = [each.num_tokens + count for each, count in zip(swapped, counts, strict=True)]
+        return self._kv.num_blocks_to_swap_in(swapped, ends)
+
+    def swap_in(self, group: SequenceGroup, counts: list[int]) -> list[tuple[int, int]]:
+        """Give each sequence a slot, its blocks and those for `counts` tokens more: (slot, tokens)
+        of each."""
+        swapped = [_swapped(sequence) for sequence in group.sequences]
+        starts = [each.num_tokens for each in swapped]
+        slots = [self._table.enter(*each) for each in zip(group.sequences, starts, strict=True)]
+        self._kv.swap_in(slots, swapped, [sequence.names for sequence in group.sequences])
+        begin = np.array(starts, np.int64)
+        self._kv.grow(np.array(slots, np.int64), begin, begin + np.array(counts, np.int64))
+        for sequence in group.sequences:
+            sequence.swapped = None
+        self.swapped_in_total += 1
+        self._swapped_in += slots
+        return list(zip(slots, counts, strict=True))
+
+    def slots_swapped_in(self) -> list[int]:
+        """Those since the last call."""
+        slots, self._swapped_in = self._swapped_in, []
+        return slots
+
+    def forget(self, group: SequenceGroup) -> None:
+        """What waits in the host cannot be trusted: the group will be computed again."""
+        for sequence in group.sequences:
+            if sequence.swapped is not None:
+                self._kv.discard(sequence.swapped)
+                sequence.swapped = None
+
+
+def _swapped(sequence: Sequence) -> SavedTables:
+    assert sequence.swapped is not None
+    return sequence.swapped

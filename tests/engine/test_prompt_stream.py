@@ -1,0 +1,92 @@
+"""Prompts that arrive in pieces, on the real engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import RequestError
+
+TEXT = "The capital of France is Paris, and the capital of Portugal is Lisbon; that of Italy is"
+IDS = [5 + 7 * i % 400 for i in range(60)]
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=9, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(
+        quiet=True, num_kv_blocks=40, max_model_len=128, max_num_batched_tokens=16, max_num_seqs=16,
+        dtype="float32", depth=request.param,
+    ) as engine:  # fmt: skip
+        yield engine
+        assert engine.engine.client.stats().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("whole", [TEXT, IDS], ids=["text", "ids"])
+def test_pieces_are_the_whole(llm: LLM, whole: str | list[int], seed: int) -> None:
+    """Cut at random places, in the middle of words too; others run in between."""
+    prompt = whole if isinstance(whole, str) else {"prompt_token_ids": whole}
+    (expected,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+    rng = random.Random(seed)
+    cuts = sorted(rng.randrange(len(whole)) for _ in range(4))
+    with llm.open_prompt(PARAMS) as stream:
+        for start, end in zip([0, *cuts[:-1]], cuts, strict=True):
+            stream.append(whole[start:end])
+            if rng.random() < 0.3:
+                llm.generate("In between", SamplingParams(max_tokens=3), use_tqdm=False)
+        output = stream.finish(whole[cuts[-1] :])
+    assert output.outputs == expected.outputs
+    assert output.prompt_token_ids == expected.prompt_token_ids
+
+
+def test_pieces_are_computed_as_they_arrive(llm: LLM) -> None:
+    """The first token after the end of a long prompt needs one short step."""
+    with llm.open_prompt(SamplingParams(max_tokens=1), max_prompt_tokens=61) as stream:
+        stream.append(IDS)
+        steps = llm.engine.client.stats().steps_total
+        stream.finish([9])
+    assert llm.engine.client.stats().steps_total - steps <= 2
+
+
+def test_a_text_whose_tokens_change_starts_again(llm: LLM) -> None:
+    """One word of forty letters may be other tokens than its beginning was."""
+    word = "internationalisation" * 3
+    (expected,) = llm.generate(word, PARAMS, use_tqdm=False)
+    with llm.open_prompt(PARAMS) as stream:
+        for letter in word:
+            stream.append(letter)
+        assert stream.finish().outputs == expected.outputs
+
+
+def test_an_idle_prompt_does_not_keep_others_waiting(llm: LLM) -> None:
+    """It holds most of the cache, and its client says nothing."""
+    with llm.open_prompt(PARAMS) as stream:
+        stream.append([11 + i % 50 for i in range(110)])
+        prompts = [{"prompt_token_ids": [3 + i] * 100} for i in range(8)]
+        others = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert all(each.error is None for each in others)
+        output = stream.finish([4])
+    whole = {"prompt_token_ids": [*(11 + i % 50 for i in range(110)), 4]}
+    assert output.outputs == llm.generate(whole, PARAMS, use_tqdm=False)[0].outputs
+
+
+def test_mistakes(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="n=1"):
+        llm.open_prompt(SamplingParams(n=2))
+    with llm.open_prompt(PARAMS) as stream:
+        stream.append("some text")
+        with pytest.raises(RequestError, match="are text: give text"):
+            stream.append([3])
+        with pytest.raises(RequestError, match="has ended"):
+            stream.append("more")
+    with llm.open_prompt(PARAMS, max_prompt_tokens=20) as stream:
+        stream.append(IDS[:20])
+        with pytest.raises(RequestError, match="21 tokens, but may have 20"):
+            stream.append([3])
+    with llm.open_prompt(PARAMS) as stream, pytest.raises(RequestError, match="no tokens"):
+        stream.finish()
+    llm.generate("Others go on", PARAMS, use_tqdm=False)

@@ -1,0 +1,123 @@
+"""Prefixes that are kept, and what is swapped when steps are lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from quire.errors import RequestError
+from quire.protocol import FinishReason
+from tests.scheduler.simulation import Setup, Simulation
+
+PREFIX = [1 + i % 20 for i in range(23)]
+ROOMY = Setup(block_size=4, num_blocks=40, max_model_len=36, max_num_batched_tokens=64)
+
+
+def pinned(setup: Setup = ROOMY, seconds: float = math.inf) -> tuple[Simulation, int]:
+    """23 tokens: five blocks of four and a partly filled one."""
+    simulation = Simulation(setup)
+    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds)
+    run(simulation)
+    return simulation, handle
+
+
+def run(simulation: Simulation) -> None:
+    while simulation.scheduler.has_unfinished or simulation.in_flight:
+        while simulation.plan():
+            pass
+        simulation.apply()
+
+
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 5)])
+def test_requests_branch_off_with_the_partly_filled_block(windows) -> None:
+    """Catches tails that are computed again, or written in place by one who shares them."""
+    simulation, handle = pinned(Setup(**{**vars(ROOMY), "windows": windows}))
+    held = simulation.scheduler.stats().num_used_blocks
+    for ending in ([3], [4, 5], [6] * 6):
+        simulation.add(PREFIX + ending, max_tokens=4)
+    simulation.plan()
+    table = simulation.scheduler._table
+    assert table.num_computed[table.live].sum() == 3 * 23 + 9
+    grown = simulation.scheduler.stats().num_used_blocks - held
+    assert grown == len(windows) * (1 + 2 + 3)  # a copied tail each, up to 24, 25 and 29 tokens
+    (pin,) = simulation.scheduler.pins(simulation.now)
+    assert (pin.handle, pin.num_tokens, pin.hits) == (handle, 23, 3)
+    simulation.drain()
+
+
+def test_a_prompt_that_is_the_prefix_computes_one_token() -> None:
+    simulation, _ = pinned()
+    simulation.add(PREFIX, max_tokens=4, seed=1)
+    simulation.plan()
+    assert simulation.standing.sum() == 1
+    simulation.drain()
+
+
+def test_tenants_do_not_share_pins() -> None:
+    simulation, _ = pinned()
+    simulation.add([*PREFIX, 5], max_tokens=4, salt="other")
+    simulation.plan()
+    assert simulation.standing.sum() == 24
+    simulation.drain()
+
+
+def test_a_pin_ends_by_time_or_by_word() -> None:
+    simulation, handle = pinned(seconds=5.0)
+    assert simulation.scheduler.pins(simulation.now)[0].seconds_left == 5.0
+    simulation.now += 6
+    assert simulation.scheduler.pins(simulation.now) == ()
+    simulation.plan()
+    assert simulation.scheduler.stats().num_used_blocks == 0
+    simulation, handle = pinned()
+    assert simulation.scheduler.unpin(handle)
+    assert not simulation.scheduler.unpin(handle)
+    assert simulation.scheduler.stats().num_used_blocks == 0
+
+
+def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
+    """Without that the engine would stand still: all blocks together hold the request."""
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48}))
+    (handle,) = simulation.add([7] * 40, max_tokens=6)
+    run(simulation)
+    assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+    assert simulation.scheduler.pins(simulation.now) == ()
+    simulation.drain()
+
+
+def test_a_running_request_grows_into_what_is_pinned() -> None:
+    """It fits beside the pin when it enters, and no more when it has grown."""
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48}))
+    (handle,) = simulation.add([7] * 20, max_tokens=20)
+    run(simulation)
+    assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+    simulation.drain()
+
+
+def test_pins_that_would_crowd_out_the_others_are_refused() -> None:
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 14}))
+    with pytest.raises(RequestError, match="takes 6 KV blocks, but of the 14 there are only 1"):
+        simulation.scheduler._pins.check(_request(simulation))
+
+
+def _request(simulation: Simulation):
+    (handle,) = simulation.add([9] * 23, max_tokens=1)
+    return simulation.scheduler._roster.groups[handle].request
+
+
+def test_what_was_swapped_by_a_lost_step_is_computed_again() -> None:
+    """The copy to the host never happened: what the host has there belongs to nobody."""
+    simulation = Simulation(Setup(depth=1, num_blocks=60, num_host_blocks=60))
+    simulation.add([1, 2, 3], max_tokens=6)
+    (second,) = simulation.add([4, 5, 6, 7], max_tokens=6)
+    simulation.plan()
+    simulation.apply()
+    group = simulation.scheduler._roster.groups[second]
+    simulation.scheduler._roster.preempt(group)
+    simulation.scheduler._token_budget = 1  # so that it is not admitted in the same step
+    simulation.plan()
+    simulation.scheduler._token_budget = 8
+    assert group.sequences[0].swapped is not None
+    simulation.lose_steps()
+    assert simulation.clients[second].finish is None
+    simulation.drain()
