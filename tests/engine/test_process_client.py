@@ -23,6 +23,7 @@ from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
+    PROTOCOL_VERSION,
     Abort,
     Add,
     CoreMessage,
@@ -175,9 +176,9 @@ def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
             rejected = codec.decode(await socket.recv())
             assert isinstance(rejected, Rejected)
             assert "version 99" in rejected.message
-            await socket.send(encode(Hello(1, -1)))
+            await socket.send(encode(Hello(PROTOCOL_VERSION, -1)))
             assert isinstance(codec.decode(await socket.recv()), Rejected)
-            await socket.send(encode(Hello(1, 5)))
+            await socket.send(encode(Hello(PROTOCOL_VERSION, 5)))
             assert isinstance(codec.decode(await socket.recv()), Welcome)
             await socket.send(b"")
             await socket.send(os.urandom(1000))
