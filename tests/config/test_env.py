@@ -43,10 +43,9 @@ def test_the_setting_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert threads(num_threads=5) == 5
 
 
-def test_a_small_model_computes_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a default that lets the threads of a small model wait for each other."""
+def test_a_small_model_takes_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert threads() == 1
+    assert threads() == detect_platform().cpu.num_cores
 
 
 @pytest.mark.parametrize(

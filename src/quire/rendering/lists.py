@@ -10,7 +10,7 @@ from quire.rendering.renderer import Prompt
 __all__ = ["as_list", "holds_lists", "holds_messages"]
 
 
-def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
+def as_list(prompts: object) -> tuple[list[Prompt], bool]:
     """The prompts, and whether the argument was a single one. What is no prompt at all is taken
     for a single one, which rendering then refuses."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
