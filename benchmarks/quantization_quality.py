@@ -33,6 +33,7 @@ from quire.attention import (
 from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import bundled_model_path
 from quire.config import MatrixShape, ModelSpec
+from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.layers import LayerFactory
@@ -139,9 +140,15 @@ class Reader:
         self._model: CausalLM = load_model(spec, folder, factory, progress=False)
         self._backend = backend
         blocks = -(-WINDOW // BLOCK_SIZE)
-        shape = (spec.num_layers, 2, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-        pages = torch.empty(shape, dtype=getattr(torch, spec.dtype))
-        self._kv = KVPool.over(pages, range(spec.num_layers), [0] * spec.num_layers)
+        layout = KVLayout(
+            group_layers(spec.windows),
+            BLOCK_SIZE,
+            spec.num_kv_heads,
+            spec.head_dim,
+            KV_DTYPES[spec.dtype][0],
+        )
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._kv = KVPool.allocate(layout, blocks, dtype, torch.device("cpu"))
 
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:
         """[len(ids), V] of the token after each."""
