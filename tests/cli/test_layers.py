@@ -155,9 +155,10 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     settings = read_settings(options)
     assert (settings.model, settings.max_model_len) == ("some/model", 2048)
     assert settings.quantization == "int8"
+    assert settings.swap_space == 4 * 2**30
     assert read_server_settings(options).disable_access_log
     notes = capsys.readouterr().err
-    for flag in ("tensor-parallel-size", "swap-space", "disable-log-requests", "runner"):
+    for flag in ("tensor-parallel-size", "disable-log-requests", "runner"):
         assert f"--{flag} is not needed: " in notes
     assert "--no-" not in notes
 

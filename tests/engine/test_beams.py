@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, BeamSearchOutput, BeamSearchParams, RequestError, SamplingParams
+from quire import (
+    LLM,
+    BeamSearchOutput,
+    BeamSearchParams,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
 from quire.protocol import BeamRules
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
 from tests.models.families import CASES, random_sequences, write_checkpoint
 
@@ -219,16 +227,22 @@ def test_one_bad_prompt_fails_alone(llm: LLM) -> None:
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=13), use_tqdm=False)
 
 
+def _search(llm: LLM, prompt: RenderedPrompt, params: SamplingParams) -> list[RequestOutput]:
+    """A search of width 2 with parameters that `beam_search` has no place for."""
+    scheduling = [SchedulingParams()]
+    return llm._run([prompt], params, scheduling, False, is_single=False, beams=BeamRules(2))
+
+
 def test_bans_that_leave_too_few_sequences_are_told(llm: LLM) -> None:
     """And a beam that comes to a dead end leaves the others alone."""
     prompt = RenderedPrompt(PROMPTS[0], None)
     common = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
     one = SamplingParams(n=2, allowed_token_ids=[5], **common)
-    (output,) = llm._run([prompt], one, False, is_single=False, beams=BeamRules(2))
+    (output,) = _search(llm, prompt, one)
     assert "no more than 1 sequences" in (output.error or "")
     words = [[5, 5], [5, 7]]  # after a 5 nothing may follow
     two = SamplingParams(allowed_token_ids=[5, 7], bad_words_token_ids=words, **common)
-    (output,) = llm._run([prompt], two, False, is_single=False, beams=BeamRules(2))
+    (output,) = _search(llm, prompt, two)
     assert output.outputs[0].token_ids[:2] == [7, 7]
 
 

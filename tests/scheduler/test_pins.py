@@ -114,9 +114,9 @@ def test_what_was_swapped_by_a_lost_step_is_computed_again() -> None:
     simulation.apply()
     group = simulation.scheduler._roster.groups[second]
     simulation.scheduler._roster.preempt(group)
-    simulation.scheduler._token_budget = 1  # so that it is not admitted in the same step
+    simulation.scheduler._budget._max_tokens = 1  # so that it is not admitted in the same step
     simulation.plan()
-    simulation.scheduler._token_budget = 8
+    simulation.scheduler._budget._max_tokens = 8
     assert group.sequences[0].swapped is not None
     simulation.lose_steps()
     assert simulation.clients[second].finish is None

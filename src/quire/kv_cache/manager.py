@@ -301,7 +301,10 @@ class KVManager:
     def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
         """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
         to be freed. None, and nothing happens, if the host has no room for all of it."""
-        tables = [self._held_blocks(*each) for each in zip(slots, num_tokens, strict=True)]
+        tables = [
+            self._held_blocks(slot, count, count)
+            for slot, count in zip(slots.tolist(), num_tokens.tolist(), strict=True)
+        ]
         distinct = {block for groups in tables for _, blocks in groups for block in blocks}
         awaits_copy = not distinct.isdisjoint(self._updates.copy_dst)  # made after the swap
         if awaits_copy or not self.host.has_room(len(distinct)):
@@ -311,10 +314,16 @@ class KVManager:
         self._updates.swap_out_dst.extend(place.values())
         return stored
 
-    def _held_blocks(self, slot: int, num_tokens: int) -> list[tuple[int, list[int]]]:
-        """Per group, the first index and the blocks of a slot's first tokens."""
+    def _held_blocks(
+        self, slot: int, num_tokens: int, next_query: int
+    ) -> list[tuple[int, list[int]]]:
+        """Per group, the first index and the blocks of a slot's first tokens, but for those that
+        lie wholly before the window of the query at position `next_query`."""
         end = -(-num_tokens // self.block_size)
         starts = [min(int(first[slot]), end) for first in self._first]
+        for group, window in self._sliding:
+            needed = max(next_query - window + 1, 0) // self.block_size
+            starts[group] = min(max(starts[group], needed), end)
         return [
             (start, table[slot, start:end].tolist())
             for start, table in zip(starts, self._tables, strict=True)
@@ -393,7 +402,7 @@ class KVManager:
 
     def hold(self, slot: int, num_tokens: int) -> SavedTables:
         """Keep the blocks of a slot's first tokens after the slot has been freed."""
-        tables = self._held_blocks(slot, num_tokens)
+        tables = self._held_blocks(slot, num_tokens, num_tokens - 1)
         first = tuple(first for first, _ in tables)
         held = SavedTables(num_tokens, first, tuple(tuple(blocks) for _, blocks in tables))
         self.pool.share(held.all_blocks())

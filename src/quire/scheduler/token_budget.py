@@ -58,11 +58,12 @@ class TokenBudget:
         """Slots that compute in the next step, and tokens for each, at least one."""
         todo = self._table.todo()
         slots = todo.nonzero()[0]
-        tokens = np.minimum(todo[slots], self.limits.long_prefill_token_threshold)
+        todo = todo[slots]
+        tokens = np.minimum(todo, self.limits.long_prefill_token_threshold)
         left = self._max_tokens
         if int(tokens.sum()) <= left:
             return slots, tokens
-        for part in (tokens == 1).nonzero()[0], (tokens > 1).nonzero()[0]:
+        for part in (todo == 1).nonzero()[0], (todo > 1).nonzero()[0]:
             wanted = int(tokens[part].sum())
             if wanted > left:
                 left = self._share_out(left, slots, tokens, part.tolist())
@@ -83,7 +84,7 @@ class TokenBudget:
         wanted = np.zeros(len(self._table.live), np.int64)
         wanted[slots] = tokens
         left = self._max_tokens - int(tokens.sum())
-        prompts = slots[tokens > 1].tolist()
+        prompts = slots[self._table.todo()[slots] > 1].tolist()
         order = sorted((self._table.at(slot).group.key, slot) for slot in prompts)
         return StepTokens(self, wanted, left, order)
 
