@@ -210,7 +210,8 @@ class LLM:
             rendered = renderer.render_chat(messages, add_generation_prompt=False)
         else:
             rendered = renderer.render_prompt(cast("Prompt", prompt))
-        if ttl_s is not None and not ttl_s > 0:
+        is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
+        if ttl_s is not None and not (is_number and ttl_s > 0):
             raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
         params = SamplingParams(max_tokens=1, temperature=0.0)
         handle = self._next_handle
@@ -222,7 +223,10 @@ class LLM:
         finally:
             self._abort(range(handle, handle + 1))
         _raise_error(output)
-        return next(pin for pin in self.pinned_prefixes() if pin.handle == handle)
+        found = next((pin for pin in self.pinned_prefixes() if pin.handle == handle), None)
+        if found is None:
+            raise RequestError("the prefix was let go again already: give a longer ttl_s")
+        return found
 
     def unpin_prefix(self, pin: PinnedPrefix) -> bool:
         """Let a prefix go before its time; whether it was still there."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import EngineError
-from quire.ops import ALL_OPS, Team
+from quire.ops import ALL_OPS, Team, select
 from quire.ops.inputs import DTYPES, normal
 from quire.platform import detect_platform
 
@@ -157,3 +157,19 @@ def test_an_activation_of_any_number_is_near_the_formula(x: list[float], kind: s
     slack = 1e-6 + 2e-6 * expected.abs() + wide.abs() * 2**-125
     for call in available("activation"):
         assert ((call(given_x, kind).double() - expected).abs() <= slack).all()
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm"])
+def test_sums_of_tensors_that_lie_differently(name: str) -> None:
+    """Catches strides of one operand with the sizes of the other, and operands of two shapes."""
+    _, call = select(ALL_OPS[name], detect_platform())
+    reference = ALL_OPS[name].reference
+    x, weight = torch.randn(2, 3, 8), torch.ones(8)
+    rest = (weight, 1e-6) if name == "add_rms_norm" else (weight, None, 1e-6)
+    turned = torch.randn(2, 8, 3).transpose(1, 2)
+    for pair in ((x, turned), (turned, x)):
+        for got, expected in zip(call(*pair, *rest), reference(*pair, *rest), strict=True):
+            torch.testing.assert_close(got, expected)
+    if call is not reference:
+        with pytest.raises(EngineError, match="one shape and dtype"):
+            call(torch.randn(4, 8), torch.randn(2, 8), *rest)

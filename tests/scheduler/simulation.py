@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -154,6 +154,7 @@ class Simulation:
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
         self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
+        self.step_seconds = 0.1
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
         self.num_steps = 0
@@ -316,7 +317,8 @@ class Simulation:
         if not self.in_flight:
             self._take(self.scheduler.flush())
             return False
-        self._take(self.scheduler.apply(self.in_flight.popleft().result()))
+        result = replace(self.in_flight.popleft().result(), seconds=self.step_seconds)
+        self._take(self.scheduler.apply(result))
         self.check()
         return True
 
@@ -444,7 +446,7 @@ class Simulation:
         if finish.reason is FinishReason.ABORT:
             return
         if finish.reason is FinishReason.ERROR:
-            if handle in self.lost or "before it was pinned" in finish.message:
+            if handle in self.lost or "pin it again" in finish.message:
                 return
             siblings = [c for c in self.clients.values() if c.first_handle == client.first_handle]
             assert any(self._expected(sibling)[1] for sibling in siblings), "an innocent failed"

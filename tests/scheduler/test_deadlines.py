@@ -26,6 +26,7 @@ def prompt(length: int, start: int = 0) -> list[int]:
 
 def run_at(simulation: Simulation, seconds_per_step: float) -> None:
     """Until everything has ended; `Simulation.plan` lets a tenth of a second pass by itself."""
+    simulation.step_seconds = seconds_per_step
     while simulation.scheduler.has_unfinished:
         simulation.now += seconds_per_step - 0.1
         simulation.plan()
@@ -34,45 +35,68 @@ def run_at(simulation: Simulation, seconds_per_step: float) -> None:
 
 class TestPrefillSpeed:
     def test_unknown_at_first(self):
-        assert PrefillSpeed().tokens_per_s == 0.0
+        assert PrefillSpeed().tokens_per_s(5.0) == 0.0
 
     @pytest.mark.parametrize("depth", [1, 2, 3])
     def test_steps_of_half_a_second(self, depth):
-        speed, now = PrefillSpeed(), 100.0
+        speed = PrefillSpeed()
         for i in range(20):
-            speed.tick(now)
-            speed.step_planned(now, 64)
+            speed.step_planned(100.0 + i / 2, 64)
             if i >= depth - 1:
-                now += 0.5
-                speed.step_ended()
-        assert speed.tokens_per_s == pytest.approx(128)
+                speed.step_ended(0.5)
+        assert speed.tokens_per_s(110.0) == pytest.approx(128)
 
-    def test_idle_time_and_decode_steps_do_not_count(self):
-        speed, now = PrefillSpeed(), 0.0
-        for num_tokens in (50, 0, 50, 0):
-            now += 60.0  # nothing to do
-            speed.tick(now)
-            speed.step_planned(now, num_tokens)
-            now += 0.5
-            speed.step_ended()
-            speed.tick(now)
-        assert speed.tokens_per_s == pytest.approx(100)
+    def test_steps_that_only_decode_do_not_count(self):
+        speed = PrefillSpeed()
+        for i, num_tokens in enumerate((50, 0, 50, 0)):
+            speed.step_planned(float(i), num_tokens)
+            speed.step_ended(0.5)
+        assert speed.tokens_per_s(5.0) == pytest.approx(100)
 
-    def test_follows_a_change(self):
-        speed, now = PrefillSpeed(), 0.0
-        for seconds in [0.1] * 30 + [1.0] * 60:
-            speed.tick(now)
-            speed.step_planned(now, 10)
-            now += seconds
-            speed.step_ended()
-        assert speed.tokens_per_s == pytest.approx(10, rel=0.1)
+    def test_follows_a_change_and_grows_old(self):
+        speed = PrefillSpeed()
+        for i, seconds in enumerate([0.1] * 30 + [1.0] * 60):
+            speed.step_planned(float(i), 10)
+            speed.step_ended(seconds)
+        assert speed.tokens_per_s(90.0) == pytest.approx(10, rel=0.1)
+        assert speed.tokens_per_s(200.0) == 0.0
 
     def test_lost_steps_are_forgotten(self):
         speed = PrefillSpeed()
         speed.step_planned(0.0, 10)
         speed.steps_lost()
-        speed.tick(5.0)
-        assert speed.tokens_per_s == 0.0
+        assert speed.tokens_per_s(5.0) == 0.0
+
+
+def test_idle_time_is_no_prefill_time():
+    """A prompt ends the busy time; a request that comes long after is not dropped for it."""
+    simulation = Simulation(SETUP)
+    simulation.add(prompt(20), max_tokens=1)
+    run_at(simulation, 0.1)
+    simulation.now += 1000.0
+    (handle,) = simulation.add(prompt(20, 3), max_tokens=2, scheduling=within(5.0))
+    run_at(simulation, 0.1)
+    assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+
+
+def test_a_wrong_estimate_heals():
+    """After one very slow step an idle engine takes what comes, and learns."""
+    simulation = Simulation(SETUP)
+    simulation.add(prompt(5), max_tokens=1)
+    run_at(simulation, 300.0)
+    for i in range(4):
+        ask = within(5.0)
+        (handle,) = simulation.add(prompt(20, i), max_tokens=2, salt=str(i), scheduling=ask)
+        run_at(simulation, 0.1)
+        assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+
+
+def test_those_that_have_ended_are_not_kept():
+    simulation = Simulation(SETUP)
+    for i in range(200):
+        simulation.add(prompt(3, i % 20), max_tokens=1, scheduling=within(1e6))
+        run_at(simulation, 0.1)
+    assert len(simulation.scheduler._deadlines._latest_starts) <= 64
 
 
 def test_one_that_waits_too_long_is_dropped():
@@ -94,6 +118,7 @@ def test_one_that_waits_too_long_is_dropped():
 def test_it_is_told_as_soon_as_it_is_known():
     """At 10 tokens per second, 100 tokens take 10 seconds, which nobody has who asks for 8."""
     simulation = Simulation(SETUP)
+    simulation.step_seconds = 1.0
     simulation.add(prompt(50), max_tokens=40)
     for _ in range(10):
         simulation.now += 0.9

@@ -20,6 +20,7 @@ __all__ = [
     "MemoryPlan",
     "activation_bytes",
     "capture_bytes",
+    "capture_table_bytes",
     "format_bytes",
     "largest_context",
     "logits_bytes",
@@ -139,6 +140,12 @@ def capture_bytes(spec: ModelSpec, num_rows: int) -> int:
     buffers of many sizes leave gaps."""
     logits = num_rows * spec.vocab_size * _FLOAT32_BYTES
     return 2 * activation_bytes(spec, num_rows) + logits
+
+
+def capture_table_bytes(layout: KVLayout, num_rows: int, max_model_len: int) -> int:
+    """Block tables that a captured step of `num_rows` rows gathers into its arena."""
+    blocks = -(-max_model_len // layout.block_size)
+    return num_rows * len(layout.groups) * blocks * _INT32_BYTES
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:

@@ -10,6 +10,7 @@ from quire.config.memory_plan import (
     MemoryPlan,
     activation_bytes,
     capture_bytes,
+    capture_table_bytes,
     format_bytes,
     largest_context,
     logits_bytes,
@@ -64,6 +65,7 @@ class PoolSizing:
         captured = 0 if settings.enforce_eager else min(max_num_seqs, MAX_CAPTURED_ROWS)
         self._activations = activation_bytes(spec, max_num_batched_tokens)
         self._activations += capture_bytes(spec, captured)
+        self._num_captured = captured
         self._logits = logits_bytes(spec, max_num_seqs)
 
     def fixed(self, context: int) -> FixedBytes:
@@ -73,7 +75,8 @@ class PoolSizing:
             runtime=RUNTIME_BYTES,
             activations=self._activations,
             logits=self._logits,
-            tables=table_bytes(self._spec, self._layout, self._max_num_seqs, context),
+            tables=table_bytes(self._spec, self._layout, self._max_num_seqs, context)
+            + capture_table_bytes(self._layout, self._num_captured, context),
             swap=self._num_host_blocks * self._layout.page_bytes,
         )
 

@@ -65,7 +65,7 @@ class PromptStream:
 
     def finish(self, piece: str | Sequence[int] = "") -> RequestOutput:
         """The last piece, if any, and the answer. Raises RequestError if the request failed."""
-        if piece:
+        if len(piece):
             self.append(piece)
         self._check_open()
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from quire.errors import EngineError
 from quire.protocol.recovery import RecoveryCosts
@@ -37,7 +39,7 @@ class InProcessExecutor:
                 f"the engine's thread stayed in process {self._process_id} when this one was "
                 "forked from it: start a new engine here"
             )
-        return self._thread.submit(self._worker.execute, plan)
+        return self._thread.submit(_timed, self._worker, plan)
 
     def measure_recovery(self) -> RecoveryCosts:
         """As `Worker.measure_recovery`, in the thread that computes."""
@@ -47,3 +49,9 @@ class InProcessExecutor:
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._worker = None
+
+
+def _timed(worker: Worker, plan: StepPlan) -> StepResult:
+    started = time.perf_counter()
+    result = worker.execute(plan)
+    return replace(result, seconds=time.perf_counter() - started)

@@ -190,6 +190,19 @@ class KVManager:
             block=[updates.block[i] for i in kept],
         )
 
+    def forget_copies(self) -> None:
+        """Drop copies into blocks that nobody holds any more."""
+        updates = self._updates
+        pairs = list(zip(updates.copy_src, updates.copy_dst, strict=True))
+        kept = [(src, dst) for src, dst in pairs if self.pool.ref_count(dst)]
+        if len(kept) == len(pairs):
+            return
+        for src, dst in pairs:
+            if not self.pool.ref_count(dst):
+                self.pool.release(src)
+        updates.copy_src[:] = [src for src, _ in kept]
+        updates.copy_dst[:] = [dst for _, dst in kept]
+
     # --- coming, branching, going --------------------------------------------------------------
 
     def lookup(self, names: Sequence[bytes], max_tokens: int) -> PrefixHit:
@@ -365,7 +378,7 @@ class KVManager:
 
     def _num_full(self, swapped: SavedTables) -> int:
         """Blocks that nobody writes any more; a partly filled one is not shared after a swap,
-        because its owner writes into it in the same step."""
+        because each of its owners is about to write into it."""
         return swapped.num_tokens // self.block_size
 
     def _fetch(self, group: int, host: int, placed: dict[int, int], name: list[bytes]) -> int:
@@ -469,9 +482,10 @@ class KVManager:
 
     @property
     def num_table_entries(self) -> int:
-        """Blocks that all tables name together; more than are in use where sequences share."""
-        held = int(self._num_blocks.sum()) * len(self._windows)
-        return held - sum(int(first.sum()) for first in self._first)
+        """Blocks that all tables name together, pinned ones included; more than are in use where
+        sequences share."""
+        held = sum(len(each.all_blocks()) for each in self._held)
+        return held + sum(int((self._num_blocks - first).sum()) for first in self._first)
 
     def num_held_blocks(self, slot: int) -> int:
         return sum(int(self._num_blocks[slot] - first[slot]) for first in self._first)

@@ -22,10 +22,14 @@ from quire.ops.native import replay_function
 from quire.ops.replay import NotCapturableError, ReplayList
 from quire.ops.team import Team
 
-__all__ = ["CaptureArena", "CapturedCalls", "NotCapturableError", "capture"]
+__all__ = ["ArenaFullError", "CaptureArena", "CapturedCalls", "NotCapturableError", "capture"]
 
 _LINE = 64
 """Bytes of a cache line, where every buffer begins."""
+
+
+class ArenaFullError(NotCapturableError):
+    """A computation holds more at once than its arena."""
 
 
 class CaptureArena:
@@ -44,7 +48,7 @@ class CaptureArena:
     def empty(self, like: torch.Tensor) -> torch.Tensor:
         """A tensor with the shape, strides and dtype of `like` (on the meta device).
 
-        Raises NotCapturableError when no gap is large enough.
+        Raises ArenaFullError when no gap is large enough.
         """
         size = like.untyped_storage().nbytes()
         taken = (size // _LINE + 1) * _LINE
@@ -70,7 +74,7 @@ class CaptureArena:
                 break
             start = offset + self._in_use[offset]
         if start + size > len(self._memory):
-            raise NotCapturableError(f"it holds more than {len(self._memory)} bytes at once")
+            raise ArenaFullError(f"they hold more than {len(self._memory)} bytes at once")
         return start
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "cpu_providers",
     "input_rows",
     "page_strides",
+    "paired_rows",
     "pointer",
     "row_ids",
     "strided_rows",
@@ -70,6 +71,23 @@ def strided_rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[
     x = x.contiguous()
     width = x.shape[-1]
     return x, (x.numel() // width, 1), (width, 0)
+
+
+def paired_rows(
+    x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """x and y as rows of one pair of sizes (`strided_rows`): tensors, sizes, strides of both.
+    Raises EngineError unless they have one shape and dtype."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise EngineError(
+            f"A sum takes two tensors of one shape and dtype, not {x.dtype}{list(x.shape)} and "
+            f"{y.dtype}{list(y.shape)}."
+        )
+    x_rows, sizes, x_strides = strided_rows(x)
+    y_rows, y_sizes, y_strides = strided_rows(y)
+    if sizes != y_sizes:
+        return paired_rows(x.contiguous(), y.contiguous())
+    return x_rows, y_rows, sizes, x_strides, y_strides
 
 
 def row_ids(ids: torch.Tensor) -> torch.Tensor:

@@ -120,7 +120,10 @@ class NativeLibrary:
         values = (0 if value is None else value for value in (*arguments, self._team_handle))
         address = ctypes.cast(kernel, ctypes.c_void_p).value
         assert address is not None
-        return KernelCall(self.isa, name, address, struct.pack(layout, *values))
+        try:
+            return KernelCall(self.isa, name, address, struct.pack(layout, *values))
+        except struct.error as error:
+            raise NotCapturableError(f"kernel {name} was called with {error}") from None
 
 
 def native_unavailable(isa: str, platform: Platform) -> str | None:

@@ -197,6 +197,7 @@ class StepResult:
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
     failed: rows that produced nothing valid; their requests fail, nobody else's.
+    seconds: that the step computed, 0.0 if nobody measured it.
     """
 
     step_id: int
@@ -206,3 +207,4 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: tuple[RowFailure, ...] = ()
+    seconds: float = 0.0

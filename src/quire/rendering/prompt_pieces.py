@@ -29,7 +29,7 @@ class PromptPieces:
             raise RequestError("the pieces so far are token ids: give token ids, not text")
         if self._text is not None and not isinstance(piece, str):
             raise RequestError("the pieces so far are text: give text, not token ids")
-        if not piece:
+        if len(piece) == 0:
             return []
         if not isinstance(piece, str):
             found = self._renderer.render_prompt(list(piece)).token_ids

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from quire.models import CausalLM
-from quire.ops.capture import CaptureArena, CapturedCalls, capture
+from quire.ops.capture import ArenaFullError, CaptureArena, CapturedCalls, capture
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
 from quire.runner.decode_inputs import DecodeInputs
@@ -17,13 +17,17 @@ __all__ = ["CapturedSteps"]
 
 _log = logging.getLogger("quire.runner")
 
+MAX_FAILURES = 3
+"""Captured steps that fail before no more are tried."""
+
 
 class CapturedSteps:
     """Steps in which each of 1 to `max_rows` rows computes one token and samples the next.
 
     The first step of so many rows is captured as it is computed; later ones of as many rows, which
     they are does not matter, cost no work in Python. A model that does more than call kernels is
-    never captured: after the first try it stays with whoever computes the other steps.
+    never captured: after the first try it stays with whoever computes the other steps. So does a
+    number of rows for which the arena is too small.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class CapturedSteps:
         self._team = team
         self._arena = arena
         self._max_rows = max_rows
+        self._num_failed = 0
         self._steps: dict[int, CapturedCalls] = {}
 
     def logits(self, rows: ScheduledRows) -> torch.Tensor | None:
@@ -45,13 +50,30 @@ class CapturedSteps:
             return None
         self._inputs.set_slots(rows.slots)
         step = self._steps.get(num_rows)
-        return self._capture(num_rows) if step is None else step.replay()
+        try:
+            return self._capture(num_rows) if step is None else step.replay()
+        except Exception:
+            self._note_failure()
+            raise
+
+    def _note_failure(self) -> None:
+        """A step that fails is computed again the other way, which finds out whose fault it is; one
+        that fails again and again only costs time."""
+        self._num_failed += 1
+        _log.warning("a captured decode step failed and is computed anew", exc_info=True)
+        if self._num_failed >= MAX_FAILURES:
+            _log.warning("decode steps are not captured any more: %d failed", self._num_failed)
+            self._max_rows = 0
 
     def _capture(self, num_rows: int) -> torch.Tensor | None:
         try:
             step = capture(self._team, self._arena, lambda: self._compute(num_rows))
+        except ArenaFullError as error:
+            _log.warning("decode steps of %d rows and more are not captured: %s", num_rows, error)
+            self._max_rows = num_rows - 1
+            return None
         except NotCapturableError as error:
-            _log.debug("decode steps of this model are not captured: %s", error)
+            _log.info("decode steps of this model are not captured: %s", error)
             self._max_rows = 0
             return None
         self._steps[num_rows] = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from quire.protocol.step import IntArray
 
 __all__ = ["HostPages"]
+
+logger = logging.getLogger("quire")
 
 SwapBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -57,7 +60,8 @@ class HostPages:
     ) -> bool:
         try:
             self._swap_blocks(source, target, _ids(src), _ids(dst))
-        except Exception:  # noqa: BLE001  whatever it is, only the blocks of this copy are lost
+        except Exception:  # whatever it is, only the blocks of this copy are lost
+            logger.exception("copying %d KV blocks to host memory or back failed", len(src))
             return False
         return True
 

@@ -46,18 +46,27 @@ class PinnedPrefixes:
 
     def check(self, request: EngineRequest) -> None:
         """RequestError if the request cannot be pinned."""
-        if request.params.n != 1 or request.params.max_tokens != 1:
-            raise RequestError("a request that pins its prompt has n=1 and max_tokens=1")
-        size, total = self._kv.block_size, self._kv.pool.num_blocks
-        per_block = self._kv.num_groups
-        wanted = -(-len(request.prompt_token_ids) // size) * per_block
-        room = int(total * MAX_PINNED_SHARE) - self.num_blocks
+        is_plain = request.beams is None and not request.is_open
+        if request.params.n != 1 or request.params.max_tokens != 1 or not is_plain:
+            raise RequestError(
+                "a request that pins its prompt has n=1, max_tokens=1, no beams and a whole prompt"
+            )
+        total, wanted = self._kv.pool.num_blocks, self._num_blocks(len(request.prompt_token_ids))
+        room = self._limit - self.num_blocks
         if wanted > room:
             raise RequestError(
                 f"a prefix of {len(request.prompt_token_ids)} tokens takes {wanted} KV blocks, but "
                 f"of the {total} there are only {max(room, 0)} more may be pinned: unpin another "
                 "one, shorten it, or give the cache more memory"
             )
+
+    @property
+    def _limit(self) -> int:
+        return int(self._kv.pool.num_blocks * MAX_PINNED_SHARE)
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        """Of a prefix that shares nothing with other pins."""
+        return -(-num_tokens // self._kv.block_size) * self._kv.num_groups
 
     def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
         """Hold a sequence that ends with its whole prompt computed; how its request ends."""
@@ -68,6 +77,9 @@ class PinnedPrefixes:
             message = finish.message or "its blocks were taken before it was pinned: pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
         prompt = request.prompt_token_ids
+        if self.num_blocks + self._num_blocks(len(prompt)) > self._limit:
+            message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
+            return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
         self._pins[finish.handle] = _Pin(
             handle=finish.handle,
             root=sequence.group.root,

@@ -20,9 +20,9 @@ class InFlight:
     """A step that was planned and whose result has not been applied.
 
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step, 0 where blocks were swapped in with it. A sequence whose results are not wanted
-        any more is struck off `sequences`.
+        the step. A sequence whose results are not wanted any more is struck off `sequences`.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
+    swapped_in: slots whose blocks came from the host with this step.
     """
 
     step_id: int
@@ -30,6 +30,7 @@ class InFlight:
     starts: npt.NDArray[np.int64]
     sequences: list[Sequence | None]
     mark: int
+    swapped_in: frozenset[int] = frozenset()
 
 
 def _ints(values: list[int]) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.errors import EngineError
 from quire.kv_cache import KVManager, SavedTables
 from quire.protocol.recovery import RecoveryCosts
 from quire.scheduler.sequence import Sequence, SequenceGroup
@@ -71,16 +72,17 @@ class Recovery:
         slots = [self._table.enter(*each) for each in zip(group.sequences, starts, strict=True)]
         self._kv.swap_in(slots, swapped, [sequence.names for sequence in group.sequences])
         begin = np.array(starts, np.int64)
-        self._kv.grow(np.array(slots, np.int64), begin, begin + np.array(counts, np.int64))
+        if not self._kv.grow(np.array(slots, np.int64), begin, begin + np.array(counts, np.int64)):
+            raise EngineError("a swapped group was given fewer blocks than were counted for it")
         for sequence in group.sequences:
             sequence.swapped = None
         self.swapped_in_total += 1
         self._swapped_in += slots
         return list(zip(slots, counts, strict=True))
 
-    def slots_swapped_in(self) -> list[int]:
+    def slots_swapped_in(self) -> frozenset[int]:
         """Those since the last call."""
-        slots, self._swapped_in = self._swapped_in, []
+        slots, self._swapped_in = frozenset(self._swapped_in), []
         return slots
 
     def forget(self, group: SequenceGroup) -> None:

@@ -134,7 +134,8 @@ class ResultIntake:
             sequence = step.sequences[failure.slot]
             if sequence is None:
                 continue  # it failed because it read the blocks of a row that failed before it
-            bad_block = int(step.starts[failure.slot]) // self._kv.block_size
+            start = 0 if failure.slot in step.swapped_in else int(step.starts[failure.slot])
+            bad_block = start // self._kv.block_size
             if len(sequence.names) > bad_block:
                 self._distrust(step, sequence, bad_block)
             if sequence in sequence.group.sequences:
@@ -155,7 +156,7 @@ class ResultIntake:
         }
         for group in readers.values():
             if group.state is GroupState.RUNNING:
-                self._roster.preempt(group)
+                self._roster.preempt(group, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0

@@ -87,6 +87,8 @@ class Roster:
     def park_one(self) -> bool:
         """Take the blocks of a running group that has nothing to compute before its prompt goes on,
         the last one by key; whether there was any."""
+        if not self._table.num_held_back.any():
+            return False
         for group in reversed(self.running):
             slot = group.sequences[0].slot
             if self._table.num_held_back[slot] and not self._table.todo()[slot]:
@@ -196,10 +198,11 @@ class Roster:
         self._kv.free(sequence.slot)
         self._builder.leave(self._table.leave(sequence))
 
-    def preempt(self, group: SequenceGroup) -> None:
+    def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
         """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides."""
         self._remove(group)
-        self._recovery.save(group)
+        if may_swap:
+            self._recovery.save(group)
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(self._table.num_total[slot] - self._table.num_known[slot])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
@@ -103,7 +103,7 @@ class Scheduler:
             self._table, kv, self._builder, self._outputs, policy, self._recovery, self._pins
         )
         self._speed = PrefillSpeed()
-        self._deadlines = Deadlines(self._speed, self._prefixes.num_uncached)
+        self._deadlines = Deadlines(self._prefixes.num_uncached)
         beams = BeamIntake(self._table, kv, self._builder, self._roster)
         self._intake = ResultIntake(
             self._table, kv, self._prefixes, self._roster, self._recovery, self._outputs, beams
@@ -134,7 +134,7 @@ class Scheduler:
             else:
                 group.beams = new_beam_group(request, request.beams, max_total)
             self._roster.queue(group)
-            self._deadlines.watch(group)
+            self._deadlines.watch(group, self._speed.last_known)
 
     def _check_priority(self, request: EngineRequest) -> None:
         if request.scheduling.priority and not self._policy.uses_priority:
@@ -183,9 +183,8 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
         table, mark = self._table, self._kv.mark()
-        self._speed.tick(now)
         self._pins.expire(now)
-        self._drop_late(self._deadlines.pop_late(now))
+        self._drop_late(self._deadlines.pop_late(now, self._prefill_speed(now)))
         slots, tokens = self._budget.choose_running()
         slots, tokens, was_preempted = self._give_blocks(slots, tokens)
         if not was_preempted:
@@ -194,12 +193,23 @@ class Scheduler:
             return None
         self._count(slots, tokens, now)
         starts = table.num_computed.copy()
-        starts[self._recovery.slots_swapped_in()] = 0
         self._advance(slots, tokens)
         plan = self._builder.build(slots, tokens)
-        step = InFlight(plan.step_id, table.generation.copy(), starts, table.sequences.copy(), mark)
+        step = InFlight(
+            plan.step_id,
+            table.generation.copy(),
+            starts,
+            table.sequences.copy(),
+            mark,
+            self._recovery.slots_swapped_in(),
+        )
         self._intake.expect(step)
         return plan
+
+    def _prefill_speed(self, now: float) -> float:
+        """By which requests are dropped; 0.0, which drops nobody before time, while nothing runs:
+        a wrong estimate must not keep away those who would correct it."""
+        return self._speed.tokens_per_s(now) if self._roster.running else 0.0
 
     def _drop_late(self, groups: list[SequenceGroup]) -> None:
         for group in groups:
@@ -251,7 +261,7 @@ class Scheduler:
             return slots, tokens
         step = self._budget.open(slots, tokens)
         while group := self._policy.first(step.may_start, self._prefixes.num_uncached):
-            if self._deadlines.is_late(group, now):
+            if self._deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop_late([group])
                 continue
             if any(sequence.num_pending for sequence in group.sequences):
@@ -315,7 +325,8 @@ class Scheduler:
         slots = np.array([slot], np.int64)
         self._kv.enter(slot, hit)
         self._pins.note_hit(hit, sequence)
-        self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end)
+        if not self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end):
+            raise EngineError("an admission was given fewer blocks than were counted for it")
         self._prefixes.publish_to(slot, end)
         return slot, end - num_cached
 
@@ -342,6 +353,7 @@ class Scheduler:
         for sequence in entered:
             self._kv.free(sequence.slot)
             self._table.leave(sequence)
+        self._kv.forget_copies()
 
     def _note_admission(self, group: SequenceGroup, cached: int) -> None:
         for sequence in group.sequences:
@@ -381,7 +393,7 @@ class Scheduler:
     def apply(self, result: StepResult) -> EngineOutput:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
         self._intake.apply(result)
-        self._speed.step_ended()
+        self._speed.step_ended(result.seconds)
         return self._outputs.drain()
 
     def fail_running(self, message: str) -> EngineOutput:

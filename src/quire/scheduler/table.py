@@ -105,6 +105,7 @@ class SequenceTable:
         sequence.slot = -1
         self.sequences[slot] = None
         self.live[slot] = False
+        self.num_held_back[slot] = 0
         self.generation[slot] += 1
         self.standing[slot] = 0
         self.more_stops.pop(slot, None)

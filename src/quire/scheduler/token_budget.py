@@ -114,6 +114,7 @@ class StepTokens:
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
+        self._partial: tuple[int, int] | None = None  # of `wanted`, once it was asked for
 
     def offered_to(self, group: SequenceGroup) -> int:
         """Tokens that the group may compute: those left, and those of running prompts after it."""
@@ -134,8 +135,14 @@ class StepTokens:
         given = min(num_tokens, self.offered_to(group))
         is_partial = given < num_tokens
         is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
-        partial, long = self._budget.num_partial(self._wanted)
-        partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
+        if self._partial is None:
+            self._partial = self._budget.num_partial(self._wanted)
+        partial, long = self._partial
+        if is_partial and partial >= limits.max_num_partial_prefills:
+            return False  # what it would take from running prompts leaves more of them partial
+        partial_then, long_then = partial, long
+        if given > self._left:
+            partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
         return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
             long_then + is_long <= max(limits.max_long_partial_prefills, long)
         )
@@ -143,6 +150,7 @@ class StepTokens:
     def admit(self, chunks: list[tuple[int, int]]) -> None:
         """A group has entered: (slot, tokens) of each sequence. What it was offered of running
         prompts is taken from them; the blocks that they got meanwhile they keep."""
+        self._partial = None
         count = sum(tokens for _, tokens in chunks)
         self._wanted = self._without(count - self._left)
         self._left = max(self._left - count, 0)

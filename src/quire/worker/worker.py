@@ -10,7 +10,7 @@ import torch
 from quire.attention import AttentionNeeds, BackendChoice, KVPool, select_backend
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
-from quire.config.memory_plan import capture_bytes
+from quire.config.memory_plan import capture_bytes, capture_table_bytes
 from quire.layers import LayerFactory
 from quire.models import LoadFormat, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
@@ -97,7 +97,10 @@ class Worker:
             model,
             DecodeInputs(*shared, ops.decode_inputs, max_captured),
             team,
-            CaptureArena(capture_bytes(spec, max_captured)),
+            CaptureArena(
+                capture_bytes(spec, max_captured)
+                + capture_table_bytes(layout, max_captured, settings.max_model_len)
+            ),
             max_captured,
         )
         self.providers = _describe(choice, ops)

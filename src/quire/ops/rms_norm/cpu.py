@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import strided_rows
+from quire.ops.cpu_provider import paired_rows, strided_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind", "bind_with_residual"]
@@ -52,8 +52,8 @@ def bind_with_residual(
         weight: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, (outer, inner), x_strides = strided_rows(x)
-        residual, _, residual_strides = strided_rows(residual)
+        x, residual, sizes, x_strides, residual_strides = paired_rows(x, residual)
+        outer, inner = sizes
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         total = torch.empty_like(out)
         call(

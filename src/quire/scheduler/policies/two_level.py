@@ -55,7 +55,7 @@ class TwoLevel:
             self._arrived.discard(group)
 
     def first(self, may_start: MayStart, num_uncached: NumUncached) -> SequenceGroup | None:
-        if not self._staged:
+        if not self._staged and len(self._arrived):
             self._staged = self._arrived.take(self._staging_size)
             self._num_batches += 1
         handicap = self._num_batches * self._tokens_per_batch
