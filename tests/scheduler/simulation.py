@@ -180,6 +180,7 @@ class Simulation:
         logprobs: int | None = None,
         beams: BeamRules | None = None,
         pin_seconds: float | None = None,
+        pin_is_shared: bool = False,
         given: int | None = None,
         max_prompt_tokens: int | None = None,
     ) -> list[int]:
@@ -211,6 +212,7 @@ class Simulation:
             scheduling=scheduling or SchedulingParams(),
             beams=beams,
             pin_seconds=pin_seconds,
+            pin_is_shared=pin_is_shared,
             is_open=given is not None,
             max_prompt_tokens=max_prompt_tokens,
         )
