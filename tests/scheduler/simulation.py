@@ -302,6 +302,7 @@ class Simulation:
             assert is_running, "the oldest group was preempted"
         if plan is None:
             is_done = not scheduler._roster.groups or scheduler.waits_for_input
+            is_done |= scheduler._outputs.has_any  # what aborts gave leaves first
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
