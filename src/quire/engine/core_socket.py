@@ -58,7 +58,7 @@ class CoreSocket:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Sleep until a message arrives, or the wakeup file can be read, or the time is over."""
-        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        timeout_ms = None if timeout_s is None else int(timeout_s * 1000)
         ready = dict(self._poller.poll(RETRY_MS if self._owed else timeout_ms))
         if self._wakeup_fd in ready:
             os.read(self._wakeup_fd, 4096)
