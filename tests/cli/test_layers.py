@@ -69,6 +69,16 @@ def test_several_values_on_the_command_line_replace_those_of_the_file(tmp_path: 
     assert read_server_settings(parse("--config", file, "--api-key", KEYS[1])).api_key == KEYS[1:]
 
 
+def test_a_flag_that_repeats_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_server_settings(parse("--pin-prefix", "a.txt", "--pin-prefix", "b", "c.json"))
+    assert found.pin_prefix == ("a.txt", "b", "c.json")
+    file = config(tmp_path, "pin-prefix: [d, e]\n")
+    assert read_server_settings(parse("--config", file)).pin_prefix == ("d", "e")
+    monkeypatch.setenv("QUIRE_PIN_PREFIX", "f.txt,g.txt")
+    assert read_server_settings(parse("--config", file)).pin_prefix == ("f.txt", "g.txt")
+    assert read_server_settings(parse("--pin-prefix", "h")).pin_prefix == ("h",)
+
+
 def test_the_key_variable_of_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deployment that sets it must not become open to all; quire's own variable wins."""
     monkeypatch.setenv("VLLM_API_KEY", KEYS[0])

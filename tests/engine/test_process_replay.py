@@ -4,6 +4,7 @@ found. Without processes: the client's bookkeeping over fake engines that are th
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from quire.engine.open_requests import OpenRequests
 from quire.engine.request_stream import RequestStream
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
-from quire.protocol.messages import Add, ClientMessage, CoreMessage, Output
+from quire.protocol.messages import Add, ClientMessage, CoreMessage, Extend, Output
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.process_harness import FAKE_MODEL, Collected
 from tests.profiles import machine_settings
@@ -44,6 +45,7 @@ class Cut:
         n: int,
         max_tokens: int,
         beams: BeamRules | None = None,
+        is_open: bool = False,
     ) -> RequestStream:
         request = EngineRequest(
             "test",
@@ -52,6 +54,7 @@ class Cut:
             SamplingParams(n=n, max_tokens=max_tokens),
             seed,
             beams=beams,
+            is_open=is_open,
         )
         stream = self.client.open(request, self.engine.core.abort)
         self.send(request)
@@ -61,6 +64,16 @@ class Cut:
         message = self._from_client.decode(encode(Add(request)))
         assert isinstance(message, Add)
         self.engine.core.add(message.request)
+
+    def extend(self, stream: RequestStream, piece: Sequence[int], *, is_last: bool) -> None:
+        handle, tokens = stream.request.first_handle, np.array(piece, np.int32)
+        request = self.client.extended(handle, tokens, is_last=is_last)
+        assert request is not None
+        in_core = self.client.set_request(handle, request)
+        if in_core is not None:
+            message = self._from_client.decode(encode(Extend(in_core, tokens, is_last)))
+            assert isinstance(message, Extend)
+            self.engine.core.extend(message.handle, message.token_ids, is_last=message.is_last)
 
     def step(self) -> None:
         self.engine.now += 1
@@ -130,6 +143,33 @@ def test_a_search_that_is_cut_begins_again(cut: int) -> None:
     world.finish()
     found = search(lambda tokens: FAKE_MODEL.expected_scores(tokens), [1, 2, 3], rules, 8).found
     assert read(stream).tokens == {i: list(found[i].tokens) for i in range(2)}
+
+
+@machine_settings(60)
+@given(
+    pieces=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    moves=st.lists(st.sampled_from(["step", "step", "die"]), max_size=20),
+    seed=st.integers(0, 2**31),
+)
+def test_an_open_prompt_that_is_cut_goes_on(pieces: list[int], moves: list[str], seed: int) -> None:
+    """It grows between any two steps and deaths; another request runs beside it."""
+    world, rest = Cut(), list(pieces)
+    prompt = list(range(1, 2 + sum(pieces)))
+    stream = world.add(prompt[:1], seed=5, n=1, max_tokens=9, is_open=True)
+    other = world.add([7], seed=6, n=1, max_tokens=15)
+    rng, given_tokens = random.Random(seed), 1
+    for move in [*moves, *["end"] * len(pieces)]:
+        if rest and (move == "end" or rng.random() < 0.5):
+            piece = prompt[given_tokens : given_tokens + rest[0]]
+            given_tokens += rest.pop(0)
+            world.extend(stream, piece, is_last=not rest)
+        if move == "step":
+            world.step()
+        elif move == "die":
+            world.die()
+    world.finish()
+    assert read(stream).tokens[0] == FAKE_MODEL.expected_tokens(prompt, 9, 5)
+    assert read(other).tokens[0] == FAKE_MODEL.expected_tokens([7], 15, 6)
 
 
 @machine_settings(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import msgspec
 import numpy as np
@@ -28,13 +29,20 @@ from quire.protocol.messages import (
     Add,
     ClientMessage,
     CoreMessage,
+    Extend,
     Goodbye,
     Heartbeat,
     Hello,
+    ListPins,
     Output,
+    PinList,
+    Probe,
     Refused,
+    Unpin,
+    Unpinned,
     Welcome,
 )
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.telemetry import EngineStats
 from tests.profiles import machine_settings
@@ -96,6 +104,10 @@ REQUESTS = st.builds(
         st.floats(-2, 2),
         st.sampled_from([True, False, "never"]),
     ),
+    is_open=st.booleans(),
+    max_prompt_tokens=st.none() | st.integers(1, 99),
+    pin_seconds=st.none() | st.floats(0, math.inf),
+    pin_is_shared=st.booleans(),
 )
 LOGPROBS = st.builds(
     TokenLogprobs,
@@ -134,6 +146,9 @@ FROM_CLIENTS = st.one_of(
     st.builds(Hello, st.integers(), st.integers(0, 99)).filter(lambda h: abs(h.version) < 2**62),
     st.builds(Add, REQUESTS),
     st.builds(Abort, st.lists(st.integers(0, 2**62), max_size=4)),
+    st.builds(Extend, st.integers(0, 2**62), ints(), st.booleans()),
+    st.builds(ListPins, st.integers(0, 2**62)),
+    st.builds(Unpin, st.integers(0, 2**62), st.integers(0, 2**62)),
     st.just(Goodbye()),
 )
 
@@ -152,7 +167,9 @@ def test_outputs_survive(output: EngineOutput) -> None:
 
 def test_other_messages_survive() -> None:
     capacity = EngineCapacity(128, 16, 64, 16, 100, 1600, "fast")
-    for message in (Welcome(3, capacity), Refused(7, "too long")):
+    pin = PinnedPrefix(7, 341, 22, 5, math.inf, "policy.txt", "", is_shared=True)
+    answers = (PinList(3, (pin, pin)), Unpinned(4, was_held=True), Probe())
+    for message in (Welcome(3, capacity), Refused(7, "too long"), *answers):
         assert FROM_CORE.decode(encode(message)) == message
     beat = Heartbeat(
         2, (StartPhase("loading", 1.5, False),), capacity=capacity, stats=EngineStats(num_blocks=3)

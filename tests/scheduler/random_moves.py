@@ -124,6 +124,7 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
         salt=rng.choice(("", "", "other")),
         lateness=rng.choice((0.0, 2.5)),
         pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
+        pin_is_shared=rng.random() < 0.5,
     )
 
 

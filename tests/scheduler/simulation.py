@@ -181,6 +181,7 @@ class Simulation:
         logprobs: int | None = None,
         beams: BeamRules | None = None,
         pin_seconds: float | None = None,
+        pin_is_shared: bool = False,
         given: int | None = None,
         max_prompt_tokens: int | None = None,
     ) -> list[int]:
@@ -212,6 +213,7 @@ class Simulation:
             scheduling=scheduling or SchedulingParams(),
             beams=beams,
             pin_seconds=pin_seconds,
+            pin_is_shared=pin_is_shared,
             is_open=given is not None,
             max_prompt_tokens=max_prompt_tokens,
         )
@@ -301,6 +303,7 @@ class Simulation:
             assert is_running, "the oldest group was preempted"
         if plan is None:
             is_done = not scheduler._roster.groups or scheduler.waits_for_input
+            is_done |= scheduler._outputs.has_any  # what aborts gave leaves first
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)

@@ -14,10 +14,12 @@ PREFIX = [1 + i % 20 for i in range(23)]
 ROOMY = Setup(block_size=4, num_blocks=40, max_model_len=36, max_num_batched_tokens=64)
 
 
-def pinned(setup: Setup = ROOMY, seconds: float = math.inf) -> tuple[Simulation, int]:
+def pinned(
+    setup: Setup = ROOMY, seconds: float = math.inf, *, is_shared: bool = False
+) -> tuple[Simulation, int]:
     """23 tokens: five blocks of four and a partly filled one."""
     simulation = Simulation(setup)
-    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds)
+    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared)
     run(simulation)
     return simulation, handle
 
@@ -59,6 +61,36 @@ def test_tenants_do_not_share_pins() -> None:
     simulation.add([*PREFIX, 5], max_tokens=4, salt="other")
     simulation.plan()
     assert simulation.standing.sum() == 24
+    simulation.drain()
+
+
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 5)])
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_a_shared_pin_is_for_every_tenant(windows, enable_prefix_caching) -> None:
+    options = {"windows": windows, "enable_prefix_caching": enable_prefix_caching}
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), **options}), is_shared=True)
+    for salt in ("", "one", "other"):
+        simulation.add([*PREFIX, 5], max_tokens=4, salt=salt)
+    simulation.plan()
+    assert simulation.standing.tolist().count(1) == 3
+    (pin,) = simulation.scheduler.pins(simulation.now)
+    assert (pin.is_shared, pin.hits) == (True, 3)
+    simulation.drain()
+
+
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 5)])
+def test_a_tenant_finds_its_own_blocks_behind_a_shared_pin(windows) -> None:
+    """Their names begin with its salt, and those of the pin's blocks do not. In a conversation the
+    second turn would be computed again, if the tenant's own blocks were not found."""
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "windows": windows}), is_shared=True)
+    turn = [*PREFIX, 3, 4, 5, 6, 7, 8]  # two tokens into the eighth block
+    simulation.add(turn, max_tokens=4, salt="one")
+    run(simulation)
+    for salt, num_new in (("one", 30 - 28), ("other", 30 - 23)):
+        simulation.add([*turn, 9], max_tokens=2, salt=salt)
+        simulation.plan()
+        assert simulation.standing.sum() == num_new
+        run(simulation)
     simulation.drain()
 
 

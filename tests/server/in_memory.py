@@ -14,7 +14,9 @@ from quire.engine.async_client import EngineUnavailableError, UpdateStream
 from quire.engine.open_requests import OpenRequests
 from quire.errors import RequestError
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine
 
@@ -70,6 +72,15 @@ class InMemoryClient:
 
     def abort(self, handles: Iterable[int]) -> None:
         self._open.abort(handles)
+
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        self.engine.core.extend(handle, token_ids, is_last=is_last)
+
+    async def pins(self) -> tuple[PinnedPrefix, ...]:
+        return self.engine.core.pins(time.monotonic())
+
+    async def unpin(self, handle: int) -> bool:
+        return self.engine.core.unpin(handle)
 
     def _abort_in_core(self, handles: list[int]) -> None:
         self.engine.core.abort(handles)

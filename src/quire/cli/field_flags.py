@@ -1,6 +1,7 @@
 """Flags made from the fields of a settings dataclass, so that a setting is described once.
 
-A field's `metadata` holds `help`, and where they apply `choices` and `kind` (bytes or count).
+A field's `metadata` holds `help`, and where they apply `choices`, `kind` (bytes or count) and
+`repeats` (the flag adds to what it was given before).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
     common["help"] = (rules["help"] + stated).replace("%", "%%")
     if kind.startswith("tuple"):
         of = {"type": float} if "float" in kind else {}
-        return {**common, **of, "nargs": "+", "metavar": "VALUE"}
+        how = {"action": "extend"} if rules.get("repeats") else {}
+        return {**common, **of, **how, "nargs": "+", "metavar": "VALUE"}
     if kind in _NUMBERS and "kind" not in rules:
         common["type"] = _NUMBERS[kind]
     metavar = kind.upper()

@@ -9,9 +9,10 @@ from typing import Protocol, Self
 import msgspec
 
 from quire.errors import EngineError
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
-from quire.protocol.step import PromptLogprobs, TokenLogprobs
+from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs
 from quire.telemetry import EngineStats
 
 __all__ = [
@@ -56,7 +57,7 @@ class UpdateStream(Protocol):
 
     Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
     that failed, or that the engine could not complete, finishes with reason ERROR and a message.
-    Reading raises RequestError, before any update, if the core refuses the request: then no
+    Reading raises RequestError, before any token, if the core refuses the request: then no
     finish comes. A reader that is slow gets larger updates: what waits holds at most max_tokens
     token ids per sample. Leaving the `async with` aborts what has not finished.
     """
@@ -112,6 +113,26 @@ class AsyncEngineClient(Protocol):
 
     def abort(self, handles: Iterable[int]) -> None:
         """End sequences; unknown or finished ones are ignored."""
+        ...
+
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        """More of the prompt of an open request, int32 [N], and perhaps its end. It is computed as
+        it comes, and sent again in one piece should the core die. A request that has ended is
+        ignored.
+
+        Raises RequestError if its prompt has ended already, or becomes too large to be sent to
+        another process. If the core finds the prompt too long, reading the stream raises it.
+        """
+        ...
+
+    async def pins(self) -> tuple[PinnedPrefix, ...]:
+        """The prefixes that the core holds, whichever client pinned them. A request with
+        `pin_seconds` pins one; it stays when its client goes, and ends with the core.
+        EngineUnavailableError unless the engine is READY, and if it dies before it answers."""
+        ...
+
+    async def unpin(self, handle: int) -> bool:
+        """Let the prefix go that this request pinned; whether there was one. Errors as `pins`."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -37,6 +37,9 @@ class ClientTable:
 
     def of_id(self, client_id: int) -> ConnectedClient | None:
         return self._by_id.get(client_id)
+
+    def __iter__(self) -> Iterator[ConnectedClient]:
+        return iter(list(self._by_id.values()))
 
     def enter(self, client_id: int, peer: bytes) -> None:
         """A client connects. It must not be known, nor its connection."""

@@ -57,7 +57,7 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
-        return self._scheduler.waits_for_input and not self._in_flight
+        return not self._in_flight and self._scheduler.waits_for_input
 
     def unpin(self, handle: int) -> bool:
         """Let the prefix go that this request pinned; whether there was one."""

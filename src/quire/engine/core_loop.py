@@ -20,10 +20,17 @@ from quire.protocol.messages import (
     Abort,
     Add,
     ClientMessage,
+    CoreMessage,
+    Extend,
     Hello,
+    ListPins,
     Output,
+    PinList,
+    Probe,
     Refused,
     Rejected,
+    Unpin,
+    Unpinned,
     Welcome,
 )
 from quire.protocol.request import (
@@ -43,6 +50,9 @@ __all__ = ["CoreLoop"]
 logger = logging.getLogger("quire")
 
 STATS_INTERVAL_S = 0.1
+PROBE_INTERVAL_S = 1.0
+"""A client that vanished is found out at once when something is sent to it. One whose prompts are
+all open may be sent nothing for ever, and so is probed."""
 
 
 class CoreLoop:
@@ -79,9 +89,11 @@ class CoreLoop:
         self._step_seconds = 0.0
         self._step_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
         self._stats_due = 0.0
+        self._probe_due = 0.0
 
     def drain(self) -> None:
-        """Serve what is there, refuse what comes, and end when nothing is left."""
+        """Serve what is there, refuse what comes, and end when nothing is left but open prompts
+        that wait for their clients, which send them to the next core."""
         self._progress.is_draining = True
 
     def stop(self) -> None:
@@ -91,14 +103,14 @@ class CoreLoop:
     def run(self) -> None:
         while not self._is_stopped:
             self._take_messages()
-            if self._core.has_unfinished:
+            if self._core.has_unfinished and not self._core.waits_for_input:
                 self._step()
-            elif self._progress.is_draining:
+                continue
+            self._in_flight.clear()
+            if self._progress.is_draining:
                 return
-            else:
-                self._in_flight.clear()
-                self._report_stats(time.monotonic())
-                self._socket.wait()
+            self._look_around(time.monotonic(), is_idle=True)
+            self._socket.wait(PROBE_INTERVAL_S if self._core.has_unfinished else None)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -111,17 +123,32 @@ class CoreLoop:
         self._step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         if num_tokens or output.finished or output.num_cached_tokens or output.prompt_logprobs:
             self._send_output(output)
-        now = time.monotonic()
-        if now >= self._stats_due:
-            self._report_stats(now)
+        self._look_around(time.monotonic())
 
     def _send_output(self, output: EngineOutput) -> None:
         """One message to each client that the step gave something to."""
         self._clients.finished(finish.handle for finish in output.finished)
         for client_id, part in split_by_client(output).items():
             client = self._clients.of_id(client_id)
-            if client is not None and not self._socket.send(client.peer, encode(Output(part))):
-                self._drop(client, "is gone")
+            if client is not None:
+                self._send(client, Output(part))
+
+    def _send(self, client: ConnectedClient, message: CoreMessage) -> None:
+        if not self._socket.send(client.peer, encode(message)):
+            self._drop(client, "is gone")
+
+    def _look_around(self, now: float, *, is_idle: bool = False) -> None:
+        """What is done now and then, beside steps. is_idle: there will be no next time soon."""
+        if is_idle or now >= self._stats_due:
+            self._report_stats(now)
+        if now >= self._probe_due:
+            self._probe_due = now + PROBE_INTERVAL_S
+            self._probe_clients()
+
+    def _probe_clients(self) -> None:
+        for client in self._clients:
+            if client.live and not self._socket.is_owed(client.peer):
+                self._send(client, Probe())
 
     def _report_stats(self, now: float) -> None:
         self._stats_due = now + STATS_INTERVAL_S
@@ -168,6 +195,12 @@ class CoreLoop:
             self._add(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message.handles)
+        elif isinstance(message, Extend):
+            self._extend(client, message)
+        elif isinstance(message, ListPins):
+            self._send(client, PinList(message.query, self._core.pins(time.monotonic())))
+        elif isinstance(message, Unpin):
+            self._send(client, Unpinned(message.query, self._core.unpin(message.handle)))
         else:
             self._drop(client, "has left")
 
@@ -211,6 +244,18 @@ class CoreLoop:
             self._fail(client, handles, f"the engine cannot take this request ({error!r})")
         else:
             client.live.update(handles)
+
+    def _extend(self, client: ConnectedClient, message: Extend) -> None:
+        """An open request that has ended is not live any more."""
+        handle = message.handle
+        if handle not in client.live:
+            return
+        try:
+            self._core.extend(handle, message.token_ids, is_last=message.is_last)
+        except RequestError as error:
+            self._counts["refused_total"] += 1
+            self._core.abort([handle])
+            self._send(client, Refused(handle, str(error)))
 
     def _fail(self, client: ConnectedClient, handles: range, message: str) -> None:
         self._core.abort(list(handles))

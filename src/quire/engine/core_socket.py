@@ -56,9 +56,10 @@ class CoreSocket:
             else:
                 yield peer, b""  # no message at all: refused like any other garbled one
 
-    def wait(self) -> None:
-        """Sleep until a message arrives, or the wakeup file can be read."""
-        ready = dict(self._poller.poll(RETRY_MS if self._owed else None))
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until a message arrives, or the wakeup file can be read, or the time is over."""
+        timeout_ms = None if timeout_s is None else int(timeout_s * 1000)
+        ready = dict(self._poller.poll(RETRY_MS if self._owed else timeout_ms))
         if self._wakeup_fd in ready:
             os.read(self._wakeup_fd, 4096)
 
@@ -69,6 +70,10 @@ class CoreSocket:
             owed.append(message)
             return True
         return self._try_send(peer, message)
+
+    def is_owed(self, peer: bytes) -> bool:
+        """Whether the peer has not read all that was sent to it, as far as is known."""
+        return peer in self._owed
 
     def send_owed(self) -> list[bytes]:
         """Try again what slow peers are owed. The peers that turn out to be gone."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from quire.engine.replay import Replays, resume_requests
 from quire.engine.request_stream import RequestStream
+from quire.errors import RequestError
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
+from quire.protocol.step import IntArray
 
 __all__ = ["OpenRequests"]
 
@@ -56,6 +60,25 @@ class OpenRequests:
             if entry is not None:
                 stream, index = entry
                 stream.abort(index)
+
+    def extended(self, handle: int, token_ids: IntArray, *, is_last: bool) -> EngineRequest | None:
+        """An open request with more of its prompt; None if it has ended. RequestError if its
+        prompt has."""
+        if handle not in self._own:
+            return None
+        request = self._own[handle][0].request
+        if not request.is_open:
+            raise RequestError("the prompt of this request has ended: it cannot be extended")
+        prompt = np.concatenate((request.prompt_token_ids, token_ids), dtype=np.int32)
+        return replace(request, prompt_token_ids=prompt, is_open=not is_last)
+
+    def set_request(self, handle: int, request: EngineRequest) -> int | None:
+        """The request has become this one, and so the next core will know it. Its handle in the
+        present core, None if it is in none."""
+        stream, index = self._own[handle]
+        stream.request = request
+        in_core = self._streams[stream] + index
+        return in_core if in_core in self._in_core else None
 
     def fail_all(self, message: str) -> None:
         """End everything with an error."""

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from quire.engine.async_client import EngineUnavailableError
 from quire.engine.core_connection import CoreConnection
+from quire.engine.core_queries import CoreQueries
 from quire.engine.engine_watch import EngineWatch
 from quire.engine.heartbeat import heartbeats
 from quire.engine.in_flight import read_in_flight
@@ -25,13 +26,21 @@ from quire.protocol.messages import (
     Abort,
     Add,
     CoreMessage,
+    Extend,
+    ListPins,
     Output,
+    PinList,
+    Probe,
     Refused,
     Rejected,
+    Unpin,
+    Unpinned,
     Welcome,
 )
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
 __all__ = ["ProcessEngineClient"]
@@ -75,6 +84,7 @@ class ProcessEngineClient:
         self._silence_s = silence_s
         self._next_handle = client_id * HANDLES_PER_CLIENT
         self._open = OpenRequests(self.reserve_handles, max_replays)
+        self._queries = CoreQueries()
         self._watch = EngineWatch(stalled_step_s)
         self._context = zmq.asyncio.Context()
         self._connection: CoreConnection | None = None
@@ -94,23 +104,33 @@ class ProcessEngineClient:
         return first
 
     async def add(self, request: EngineRequest) -> RequestStream:
-        status = self.status
-        if status.state is not EngineState.READY or self._connection is None:
-            raise EngineUnavailableError(f"{status.message or status.state}: try again later")
+        connection = self._require_core()
         request = _without_text(request)
-        data = encode(Add(request))
-        if len(data) > self._max_message_bytes:
-            raise RequestError(
-                f"the request takes {len(data)} bytes, but {self._max_message_bytes} may be sent "
-                "to the engine: shorten the prompt"
-            )
+        data = self._encoded(request)
         stream = self._open.open(request, self._send_abort)
-        self._connection.send_bytes(data)
+        connection.send_bytes(data)
         return stream
 
     def abort(self, handles: Iterable[int]) -> None:
         self._open.abort(handles)
         self._check_idle()
+
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
+        request = self._open.extended(handle, token_ids, is_last=is_last)
+        if request is None:
+            return
+        self._encoded(request)  # the next core may have to be sent all of it at once
+        in_core = self._open.set_request(handle, request)
+        if in_core is not None and self._connection is not None:
+            self._connection.send(Extend(in_core, token_ids, is_last))
+
+    async def unpin(self, handle: int) -> bool:
+        connection = self._require_core()
+        return await self._queries.ask(lambda query: connection.send(Unpin(query, handle)))
+
+    async def pins(self) -> tuple[PinnedPrefix, ...]:
+        connection = self._require_core()
+        return await self._queries.ask(lambda query: connection.send(ListPins(query)))
 
     @property
     def status(self) -> EngineStatus:
@@ -194,8 +214,14 @@ class ProcessEngineClient:
             self._open.refuse(message.first_handle, message.message)
         elif isinstance(message, Welcome):
             self._greeted(self._connection, message)
-        else:
+        elif isinstance(message, Rejected):
             self._rejected(message)
+        elif isinstance(message, PinList):
+            self._queries.answer(message.query, message.pins)
+        elif isinstance(message, Unpinned):
+            self._queries.answer(message.query, message.was_held)
+        else:
+            assert isinstance(message, Probe), "it needs no answer"
         for request in self._open.next_trial():
             self._connection.send(Add(request))
         self._check_idle()
@@ -219,6 +245,7 @@ class ProcessEngineClient:
         if instance is None:
             return  # it went before it had anything of ours
         self._watch.disconnected()
+        self._queries.fail_all("the engine died before it answered: try again later")
         self._open.core_died(read_in_flight(self._directory, instance))
         logger.warning(
             "the engine core is gone; %d requests wait for the next one", len(self._open)
@@ -238,7 +265,23 @@ class ProcessEngineClient:
 
     # --- small parts ----------------------------------------------------------------------------
 
+    def _require_core(self) -> CoreConnection:
+        status = self.status
+        if status.state is not EngineState.READY or self._connection is None:
+            raise EngineUnavailableError(f"{status.message or status.state}: try again later")
+        return self._connection
+
+    def _encoded(self, request: EngineRequest) -> bytes:
+        data = encode(Add(request))
+        if len(data) > self._max_message_bytes:
+            raise RequestError(
+                f"the request takes {len(data)} bytes, but {self._max_message_bytes} may be sent "
+                "to the engine: shorten the prompt"
+            )
+        return data
+
     def _end_all(self, message: str) -> None:
+        self._queries.fail_all(message)
         self._open.fail_all(message)
         self._check_idle()
 

@@ -205,20 +205,26 @@ class KVManager:
 
     # --- coming, branching, going --------------------------------------------------------------
 
-    def lookup(self, names: Sequence[bytes], max_tokens: int) -> PrefixHit:
+    def lookup(
+        self, names: Sequence[bytes], max_tokens: int, held: SavedTables | None = None
+    ) -> PrefixHit:
         """The longest prefix of at most `max_tokens` tokens whose blocks every group still has.
 
         names: of the sequence's full blocks. A full group needs all blocks, a sliding group those
-        that the next token's window reaches.
+        that the next token's window reaches. held: of a held sequence with which this one starts:
+        its full blocks are there whatever they are called, so that a tenant's own blocks behind a
+        prefix that all share are found.
         """
         limit = min(len(names), max_tokens // self.block_size)
+        given = self._full_blocks(held)
         runs: dict[int, list[int]] = {}
         for group, window in enumerate(self._windows):
             if window is None:
-                runs[group] = self.pool.find_run(group, names[:limit])
+                start = list(given[group].values())[:limit]
+                runs[group] = start + self.pool.find_run(group, names[len(start) : limit])
                 limit = len(runs[group])
         while limit > 0:
-            missing = self._last_missing(names, limit)
+            missing = self._last_missing(names, limit, given)
             if missing < 0:
                 break
             limit = missing
@@ -226,12 +232,30 @@ class KVManager:
             tuple(runs[group][:limit])
             if window is None
             else tuple(
-                self.pool.find(group, names[i]) if i >= self._first_needed(window, limit) else None
+                self._find(group, i, names, given)
+                if i >= self._first_needed(window, limit)
+                else None
                 for i in range(limit)
             )
             for group, window in enumerate(self._windows)
         )
         return PrefixHit(limit * self.block_size, limit, blocks)
+
+    def _full_blocks(self, held: SavedTables | None) -> list[dict[int, int]]:
+        """Per group, the full blocks of a held sequence by their index."""
+        if held is None:
+            return [{} for _ in self._windows]
+        end = held.num_tokens // self.block_size
+        return [
+            dict(zip(range(first, end), blocks, strict=False))
+            for first, blocks in zip(held.first, held.blocks, strict=True)
+        ]
+
+    def _find(
+        self, group: int, index: int, names: Sequence[bytes], given: Sequence[dict[int, int]]
+    ) -> int | None:
+        block = given[group].get(index)
+        return self.pool.find(group, names[index]) if block is None else block
 
     def hit_of(self, held: SavedTables, max_tokens: int) -> PrefixHit:
         """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""
@@ -255,12 +279,14 @@ class KVManager:
             return 0
         return max(num_blocks * self.block_size - window + 1, 0) // self.block_size
 
-    def _last_missing(self, names: Sequence[bytes], num_blocks: int) -> int:
+    def _last_missing(
+        self, names: Sequence[bytes], num_blocks: int, given: Sequence[dict[int, int]]
+    ) -> int:
         """The last block index that some sliding group lacks for this prefix, or -1."""
         missing = -1
         for group, window in self._sliding:
             for i in range(num_blocks - 1, self._first_needed(window, num_blocks) - 1, -1):
-                if self.pool.find(group, names[i]) is None:
+                if self._find(group, i, names, given) is None:
                     missing = max(missing, i)
                     break
         return missing

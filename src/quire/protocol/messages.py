@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.status import EngineCapacity, StartPhase
+from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
 __all__ = [
@@ -20,19 +22,25 @@ __all__ = [
     "Add",
     "ClientMessage",
     "CoreMessage",
+    "Extend",
     "Goodbye",
     "Heartbeat",
     "Hello",
     "Launch",
+    "ListPins",
     "Output",
+    "PinList",
+    "Probe",
     "Refused",
     "Rejected",
     "StartFailure",
+    "Unpin",
+    "Unpinned",
     "Welcome",
     "client_of",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Both sides must have the same; it grows with every change of a message."""
 
 HANDLES_PER_CLIENT = 2**40
@@ -60,11 +68,33 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     handles: list[int]
 
 
+class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+    """More of the prompt of an open request, and perhaps its end. A request that has ended is
+    ignored; one that cannot be extended so is ended, and answered by `Refused`."""
+
+    handle: int
+    token_ids: IntArray
+    is_last: bool
+
+
+class ListPins(msgspec.Struct, frozen=True, array_like=True, tag="list_pins"):
+    """Answered by `PinList`. query: the client's number for the answer."""
+
+    query: int
+
+
+class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
+    """Let a prefix go, whichever client pinned it; answered by `Unpinned`."""
+
+    query: int
+    handle: int
+
+
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
-    """The client leaves; what it still has in the core is aborted."""
+    """The client leaves; what it still has in the core is aborted, but what it pinned stays."""
 
 
-ClientMessage = Hello | Add | Abort | Goodbye
+ClientMessage = Hello | Add | Abort | Extend | ListPins | Unpin | Goodbye
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -93,7 +123,25 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     output: EngineOutput
 
 
-CoreMessage = Welcome | Rejected | Refused | Output
+class PinList(msgspec.Struct, frozen=True, array_like=True, tag="pins"):
+    """The prefixes that are held, those that other clients pinned too."""
+
+    query: int
+    pins: tuple[PinnedPrefix, ...]
+
+
+class Unpinned(msgspec.Struct, frozen=True, array_like=True, tag="unpinned"):
+    """was_held: whether there was such a prefix."""
+
+    query: int
+    was_held: bool
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Says nothing: a client to which it cannot be sent is gone, and what it had open is freed."""
+
+
+CoreMessage = Welcome | Rejected | Refused | Output | PinList | Unpinned | Probe
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

@@ -55,6 +55,8 @@ class EngineRequest:
     max_prompt_tokens: of an open request, how many there will be at most; None: whatever fits.
     pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is
         computed, for other requests that start with it; n and max_tokens are 1 then.
+    pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
+        that its text is no secret.
     """
 
     request_id: str
@@ -72,6 +74,7 @@ class EngineRequest:
     is_open: bool = False
     max_prompt_tokens: int | None = None
     pin_seconds: float | None = None
+    pin_is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,22 @@ MAX_PINNED_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Pin:
-    """A held sequence. root: of its tenant. expires: on the clock of `plan`."""
+    """A held sequence. root: of its tenant, None if it is for all. expires: on the clock of
+    `plan`."""
 
-    handle: int
-    root: bytes
-    token_ids: IntArray
+    request: EngineRequest
+    root: bytes | None
     held: SavedTables
     expires: float
     hits: int = 0
+
+    @property
+    def handle(self) -> int:
+        return self.request.first_handle
+
+    @property
+    def token_ids(self) -> IntArray:
+        return self.request.prompt_token_ids
 
 
 class PinnedPrefixes:
@@ -81,22 +89,20 @@ class PinnedPrefixes:
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
         self._pins[finish.handle] = _Pin(
-            handle=finish.handle,
-            root=sequence.group.root,
-            token_ids=prompt,
+            request=request,
+            root=None if request.pin_is_shared else sequence.group.root,
             held=self._kv.hold(sequence.slot, len(prompt)),
             expires=self._now + request.pin_seconds,
         )
         return finish
 
-    def match(self, sequence: Sequence) -> PrefixHit | None:
-        """The longest pinned prefix of a waiting sequence, its last token excepted."""
+    def match(self, sequence: Sequence) -> SavedTables | None:
+        """The longest pinned prefix of a waiting sequence."""
         tokens = sequence.token_ids
         fitting = [pin for pin in self._pins.values() if _starts_with(tokens, pin, sequence)]
         if not fitting:
             return None
-        longest = max(fitting, key=lambda pin: pin.held.num_tokens)
-        return self._kv.hit_of(longest.held, len(tokens) - 1)
+        return max((pin.held for pin in fitting), key=lambda held: held.num_tokens)
 
     def note_hit(self, hit: PrefixHit, sequence: Sequence) -> None:
         """A sequence has entered with `hit`."""
@@ -142,6 +148,9 @@ class PinnedPrefixes:
                 num_blocks=len(pin.held.all_blocks()),
                 hits=pin.hits,
                 seconds_left=max(pin.expires - now, 0.0) if pin.expires != math.inf else math.inf,
+                name=pin.request.request_id,
+                tenant=pin.request.scheduling.tenant,
+                is_shared=pin.root is None,
             )
             for pin in self._pins.values()
             if pin.expires > now
@@ -151,7 +160,7 @@ class PinnedPrefixes:
 def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:
     length = len(pin.token_ids)
     return (
-        sequence.group.root == pin.root
+        pin.root in (None, sequence.group.root)
         and len(tokens) >= length
         and np.array_equal(tokens[:length], pin.token_ids)
     )

@@ -49,9 +49,13 @@ class PrefixCache:
             return self._kv.lookup([], 0)
         if self._enabled:
             self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
-        hit = self._kv.lookup(sequence.names, len(sequence.token_ids) - 1)
-        pinned = self._pins.match(sequence)
-        return pinned if pinned is not None and pinned.num_tokens > hit.num_tokens else hit
+        max_tokens = len(sequence.token_ids) - 1
+        held = self._pins.match(sequence)
+        hit = self._kv.lookup(sequence.names, max_tokens, held)
+        if held is None:
+            return hit
+        pinned = self._kv.hit_of(held, max_tokens)
+        return pinned if pinned.num_tokens > hit.num_tokens else hit
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""

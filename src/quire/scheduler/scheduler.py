@@ -420,9 +420,12 @@ class Scheduler:
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
-        groups = self._roster.groups.values()
-        is_idle = not len(self._policy) and not self._table.todo().any()
-        return is_idle and all(group.request.is_open for group in groups)
+        return (
+            all(group.request.is_open for group in self._roster.groups.values())
+            and not len(self._policy)
+            and not self._outputs.has_any
+            and not self._table.todo().any()
+        )
 
     def running_handles(self) -> npt.NDArray[np.int64]:
         """Of the sequences that have a slot: [number of them]."""

@@ -23,6 +23,7 @@ from quire.server.hot_routes import HotRoutes
 from quire.server.openai_routes import generating_routes, openai_router
 from quire.server.openapi import add_body_schemas
 from quire.server.ops_routes import ops_router
+from quire.server.prefix_routes import prefix_router
 from quire.server.services import Services
 from quire.server.settings import ServerSettings
 from quire.server.stats_line import StatsLine
@@ -54,7 +55,8 @@ def create_app(
         title="quire", version=quire.__version__, root_path=settings.root_path, lifespan=lifespan
     )
     openai = openai_router(services)
-    for router in (openai, text_router(services), ops_router(services)):
+    others = text_router(services), ops_router(services), prefix_router(services)
+    for router in (openai, *others):
         app.include_router(router)
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _reply)

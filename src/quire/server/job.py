@@ -18,7 +18,12 @@ from quire.server.requests import GenerationRequest
 from quire.server.timeline import Timeline
 from quire.server.waiting import Party
 
-__all__ = ["Job"]
+__all__ = ["Job", "tenant_salt"]
+
+
+def tenant_salt(tenant: str, cache_salt: str | None) -> str:
+    """Of the cached prefixes of a request: tenants share none, whatever they name."""
+    return f"{tenant}\0{cache_salt or ''}" if tenant else cache_salt or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,10 @@ class Job:
             timeline=self.timeline,
             party=self.party,
             truncate=body.truncate_prompt_tokens,
-            salt=self._salt(body),
+            salt=tenant_salt(self.tenant, body.cache_salt),
             scheduling=self._scheduling(body),
             beams=beam_rules(body, self.max_beam_width),
         )
 
     def _scheduling(self, body: GenerationRequest) -> SchedulingParams:
         return SchedulingParams(body.priority or 0, body.deadline_s, self.tenant, self.weight)
-
-    def _salt(self, body: GenerationRequest) -> str:
-        return f"{self.tenant}\0{body.cache_salt or ''}" if self.tenant else body.cache_salt or ""

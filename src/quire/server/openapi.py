@@ -16,6 +16,7 @@ _BODIES = (
     requests.ChatRequest,
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
+    requests.PinRequest,
 )
 
 

@@ -17,7 +17,9 @@ from quire.engine.supervisor import EngineSupervisor
 from quire.protocol.status import EngineState
 from quire.server.boot_screen import BootScreen
 from quire.server.fronts import LAST_S, Fronts
-from quire.server.served_model import core_settings, served_names
+from quire.server.pinning import PrefixKeeper
+from quire.server.prefix_files import PrefixFile, RenderedPrefix, render_prefixes
+from quire.server.served_model import core_settings, load_served_model, served_names
 from quire.server.settings import ServerSettings
 from quire.server.stats_line import StatsLine
 from quire.server.stopping import StopSignals, until
@@ -36,10 +38,13 @@ class Owner:
         self,
         engine: EngineSettings,
         server: ServerSettings,
+        prefixes: Sequence[PrefixFile],
         make_supervisor: Callable[..., EngineSupervisor],
     ) -> None:
-        """make_supervisor: as for `host_engine`."""
+        """prefixes: which the owner pins, since it outlives its fronts. make_supervisor: as for
+        `host_engine`."""
         self._make_supervisor = make_supervisor
+        self._prefixes = prefixes
         self._engine = engine
         self._settings = server
         self._screen = BootScreen(sys.stderr, server)
@@ -85,14 +90,24 @@ class Owner:
             ticking.cancel()
 
     async def _start(self, client: AsyncEngineClient, fronts: Fronts) -> None:
+        keeper = PrefixKeeper(client, await asyncio.to_thread(self._rendered_prefixes))
         status = client.status
         while status.state is not EngineState.READY:
             self._screen.show(status)
             status = await client.wait_for_change(status)
         self._screen.show(status)
+        await keeper.start()
         await fronts.wait_until_ready()
         names, root = served_names(self._engine, self._settings)
         self._screen.ready(status, names[0], root)
+        await keeper.keep()
+
+    def _rendered_prefixes(self) -> list[RenderedPrefix]:
+        """It takes the tokenizer, which the owner needs for nothing else."""
+        if not self._prefixes:
+            return []
+        model = load_served_model(self._engine, self._settings)
+        return render_prefixes(self._prefixes, model.front.renderer)
 
     async def _tick(self, client: AsyncEngineClient, fronts: Fronts) -> None:
         """Log a line of figures now and then."""

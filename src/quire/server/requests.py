@@ -11,6 +11,7 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
+    "PinRequest",
     "StreamOptions",
     "TokenizeRequest",
 ]
@@ -108,3 +109,15 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     model: str | None = None
     tokens: list[int]
+
+
+class PinRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/prefixes: what prompts start with, or the first messages of conversations. ttl_s:
+    for how long it is kept; None for as long as the engine runs."""
+
+    model: str | None = None
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    ttl_s: float | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

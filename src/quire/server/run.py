@@ -7,7 +7,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quire.config.settings import EngineSettings
@@ -21,6 +21,8 @@ from quire.server.boot_screen import BootScreen
 from quire.server.http_server import HttpServer, log_to_stderr, new_loop, uvicorn_config
 from quire.server.listening import listening
 from quire.server.owner import Owner
+from quire.server.pinning import PrefixKeeper
+from quire.server.prefix_files import PrefixFile, read_prefix_files, render_prefixes
 from quire.server.served_model import core_settings, load_served_model
 from quire.server.settings import ServerSettings
 from quire.server.stopping import StopSignals, until
@@ -39,19 +41,21 @@ def run_server(
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
     The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
-    second one ends at once. Raises ConfigError if the port is taken or the engine cannot start
-    with these settings, and EngineError if it, or the HTTP server, ends for good without a signal.
+    second one ends at once. Raises ConfigError if the port is taken, a file of `pin_prefix` cannot
+    be read or pinned, or the engine cannot start with these settings, and EngineError if it, or the
+    HTTP server, ends for good without a signal.
     make_supervisor: as for `host_engine`.
     """
     log_to_stderr()
+    prefixes = read_prefix_files(server.pin_prefix)
     with listening(server) as listeners:
         if server.uds is None:
             server = replace(server, port=listeners[0].getsockname()[1])
         with asyncio.Runner(loop_factory=new_loop) as runner:
             if server.api_server_count > 1:
-                runner.run(Owner(engine, server, make_supervisor).run(listeners))
+                runner.run(Owner(engine, server, prefixes, make_supervisor).run(listeners))
             else:
-                runner.run(_Server(engine, server, make_supervisor).run(listeners[0]))
+                runner.run(_Server(engine, server, prefixes, make_supervisor).run(listeners[0]))
     return 0
 
 
@@ -63,9 +67,11 @@ class _Server:
         self,
         engine: EngineSettings,
         server: ServerSettings,
+        prefixes: Sequence[PrefixFile],
         make_supervisor: Callable[..., EngineSupervisor],
     ) -> None:
         self._make_supervisor = make_supervisor
+        self._prefixes = prefixes
         self._engine = engine
         self._settings = server
         self._backend = Backend()
@@ -104,18 +110,22 @@ class _Server:
             starting.cancel()
 
     async def _start(self, client: AsyncEngineClient) -> None:
-        """Load what the front needs itself, and show how the engine's start goes on."""
+        """Load what the front needs itself, show how the engine's start goes on, and pin prefixes
+        on each core."""
         model = await asyncio.to_thread(load_served_model, self._engine, self._settings)
         self._backend.set_model(model)
+        keeper = PrefixKeeper(client, render_prefixes(self._prefixes, model.front.renderer))
         status = client.status
         while status.state is not EngineState.READY:
             self._screen.show(status)
             status = await client.wait_for_change(status)
         self._screen.show(status)
+        await keeper.start()
         self._screen.ready(status, model.names[0], model.root)
         # What start-up made stays: collections need not visit it between tokens.
         gc.collect()
         gc.freeze()
+        await keeper.keep()
 
     async def _drain(self, client: AsyncEngineClient) -> None:
         num_open = client.num_unfinished

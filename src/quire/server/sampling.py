@@ -10,7 +10,7 @@ from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 
-__all__ = ["chat_params", "completion_params"]
+__all__ = ["chat_params", "check_label", "completion_params"]
 
 _SHARED_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
@@ -102,7 +102,7 @@ def _check_limits(body: GenerationRequest, limits: Limits) -> None:
     for word in body.bad_words or ():
         _check_length("a word of bad_words", word, "max_stop_chars", limits)
     for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):
-        _check_label(name, text, limits)
+        check_label(name, text, limits)
 
 
 def _check_at_most(name: str, value: int | None, limit: str, limits: Limits) -> None:
@@ -125,7 +125,8 @@ def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) ->
         )
 
 
-def _check_label(name: str, text: str | None, limits: Limits) -> None:
+def check_label(name: str, text: str | None, limits: Limits) -> None:
+    """RefusedError for what is too long, or cannot stand in logs and JSON as it is."""
     if text is None:
         return
     _check_length(name, text, "max_label_chars", limits)

@@ -17,8 +17,9 @@ MIN_KEY_CHARS = 16
 """128 bits in hexadecimal take 32 characters, in base64 22; below 16 a key can be guessed."""
 
 
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _setting(default: Any, text: str, *, repeats: bool = False) -> Any:
+    """repeats: the flag adds to what it was given before."""
+    return field(default=default, metadata={"help": text, "repeats": repeats})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,12 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = _setting((), "web origins whose pages may call the server")
     allowed_hosts: tuple[str, ...] = _setting(
         (), "values of the Host header to accept beside this machine's own, without an API key"
+    )
+    pin_prefix: tuple[str, ...] = _setting(
+        (),
+        "files with texts, or .json files with messages, that requests of all keys may start with; "
+        "they stay in the KV cache",
+        repeats=True,
     )
     trust_request_chat_template: bool = _setting(
         False, "let requests bring their own chat_template (it runs in a sandbox)"

@@ -1,0 +1,42 @@
+"""What a client asks its core, beside requests: one answer each, or none if the core dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from quire.engine.async_client import EngineUnavailableError
+
+__all__ = ["CoreQueries"]
+
+
+class CoreQueries:
+    """The questions that wait for their answers. For one event loop."""
+
+    def __init__(self) -> None:
+        self._next_number = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    async def ask(self, send: Callable[[int], object]) -> Any:
+        """Send a question under the number that is given to `send`, and wait for the answer.
+        EngineUnavailableError if it does not come any more."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            send(number)
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    def answer(self, number: int, found: object) -> None:
+        """What the core says; an answer that nobody waits for is dropped."""
+        waiting = self._waiting.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(found)
+
+    def fail_all(self, message: str) -> None:
+        """The core will not answer."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(EngineUnavailableError(message))

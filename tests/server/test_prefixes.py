@@ -1,0 +1,262 @@
+"""Pinned prefixes of a server: the routes, the operator's files, and what becomes of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
+from quire.protocol.status import EngineState
+from quire.server.pinning import PrefixKeeper
+from quire.server.prefix_files import RenderedPrefix, read_prefix_files, render_prefixes
+from quire.server.settings import ServerSettings
+from tests.engine.fake_core_process import FakeCoreOptions
+from tests.engine.process_harness import hosted, run, until_state
+from tests.server.running import RunningServer, running_server
+from tests.server.test_run import CODE, children, serving, wait_for
+
+PREFIXES = "/admin/prefixes"
+IDS = list(range(300, 341))  # two blocks of sixteen and a tail of nine
+KEYS = ("a" * 16, "b" * 16)
+
+
+@pytest.fixture
+def keyed(front: ModelFront) -> Iterator[tuple[httpx.Client, httpx.Client, RunningServer]]:
+    """Clients with two different keys."""
+    settings = ServerSettings(api_key=KEYS, disable_access_log=True)
+    with running_server(front, settings) as server:
+        clients = [
+            httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=20)
+            for key in KEYS
+        ]
+        yield clients[0], clients[1], server
+        for client in clients:
+            client.close()
+
+
+def pin(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    reply = http.post(PREFIXES, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def listed(http: httpx.Client) -> list[dict[str, Any]]:
+    return http.get(PREFIXES).json()["prefixes"]
+
+
+def num_cached(http: httpx.Client, prompt: object, **more: Any) -> int:
+    body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, **more}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_pin_list_hit_unpin(http: httpx.Client) -> None:
+    pinned = pin(http, prompt=IDS)
+    assert (pinned["tokens"], pinned["blocks"], pinned["hits"]) == (41, 3, 0)
+    assert pinned["seconds_left"] is None and not pinned["shared"]
+    assert num_cached(http, [*IDS, 7]) == 41
+    assert num_cached(http, [*IDS, 7], cache_salt="mine") == 0
+    assert listed(http) == [{**pinned, "hits": 1}]
+    path = f"{PREFIXES}/{pinned['id']}"
+    assert http.delete(path).json() == {"id": pinned["id"], "deleted": True}
+    assert http.delete(path).status_code == 404
+    assert listed(http) == []
+
+
+def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
+    system = {"role": "system", "content": "You are a short-spoken clerk of the harbour."}
+    pinned = pin(http, messages=[system], cache_salt="mine", ttl_s=60)
+    assert 50 < pinned["seconds_left"] <= 60
+    body = {
+        "messages": [system, {"role": "user", "content": "Hello"}],
+        "max_tokens": 2,
+        "cache_salt": "mine",
+    }
+    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == pinned["tokens"]
+    assert http.delete(f"{PREFIXES}/{pinned['id']}").status_code == 200
+
+
+def test_a_pin_ends_by_itself(http: httpx.Client) -> None:
+    pin(http, prompt="The quick brown fox jumps", ttl_s=0.2)
+    time.sleep(0.25)
+    assert listed(http) == []
+    assert num_cached(http, "Something else") == 0  # and the step lets its blocks go
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "either prompt or messages"),
+        ({"prompt": "x", "messages": []}, "either prompt or messages"),
+        ({"messages": []}, "messages is empty"),
+        ({"prompt": ""}, "no tokens"),
+        ({"prompt": "x", "ttl_s": 0}, "ttl_s is 0"),
+        ({"prompt": "x", "ttl_s": "long"}, "ttl_s: expected"),
+        ({"prompt": "x", "cache_salt": "ü"}, "cache_salt is"),
+        ({"prompt": [99_999_999]}, "99999999"),
+        ({"prompt": [5] * 600}, "maximum context length is 512"),
+        ({"prompt": "x", "tll_s": 3}, "Did you mean 'ttl_s'"),
+    ],
+)
+def test_what_cannot_be_pinned(http: httpx.Client, body: dict[str, Any], words: str) -> None:
+    reply = http.post(PREFIXES, json=body)
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
+    assert listed(http) == []
+
+
+def test_no_more_than_half_of_the_cache_is_pinned(http: httpx.Client) -> None:
+    """512 blocks; a prefix of 500 tokens takes 32."""
+    ids = [pin(http, prompt=[i] * 500)["id"] for i in range(8)]
+    reply = http.post(PREFIXES, json={"prompt": [9] * 500})
+    assert reply.status_code == 400
+    assert "only 0 more may be pinned" in reply.json()["error"]["message"]
+    for each in ids:
+        assert http.delete(f"{PREFIXES}/{each}").status_code == 200
+
+
+def test_keys_see_and_end_their_own_pins(
+    keyed: tuple[httpx.Client, httpx.Client, RunningServer],
+) -> None:
+    one, two, server = keyed
+    assert httpx.get(server.url + PREFIXES).status_code == 401
+    pinned = pin(one, prompt=IDS)
+    assert listed(one) == [pinned] and listed(two) == []
+    assert two.delete(f"{PREFIXES}/{pinned['id']}").status_code == 404
+    assert num_cached(two, [*IDS, 7]) == 0
+    assert num_cached(one, [*IDS, 7]) == 41
+    assert one.delete(f"{PREFIXES}/{pinned['id']}").status_code == 200
+
+
+def test_the_operators_prefix_is_for_all_keys(
+    keyed: tuple[httpx.Client, httpx.Client, RunningServer],
+) -> None:
+    one, two, server = keyed
+    keeper = PrefixKeeper(server.client, [RenderedPrefix("harbour.txt", IDS)])
+    asyncio.run_coroutine_threadsafe(keeper.start(), server.loop).result(10)
+    for client in (one, two):
+        assert num_cached(client, [*IDS, 7]) == 41
+        (found,) = listed(client)
+        assert (found["name"], found["shared"], found["tokens"]) == ("harbour.txt", True, 41)
+        reply = client.delete(f"{PREFIXES}/{found['id']}")
+        assert reply.status_code == 403
+        assert "by the operator" in reply.json()["error"]["message"]
+
+
+def test_prefixes_are_pinned_on_every_core() -> None:
+    prefixes = [RenderedPrefix("one", [1, 2, 3, 4, 5]), RenderedPrefix("two", [6, 7])]
+
+    async def work() -> None:
+        async with hosted(wait=False) as host:
+            keeper = PrefixKeeper(host.client, prefixes)
+            await keeper.start()
+            await keeper.start()  # what is there is not pinned again
+            assert [held.name for held in await host.client.pins()] == ["one", "two"]
+            keeping = asyncio.ensure_future(keeper.keep())
+            for _ in range(2):
+                os.kill(host.supervisor.pid, signal.SIGKILL)
+                await until_state(host.client, EngineState.RESTARTING)
+                await until_state(host.client, EngineState.READY)
+                while len(await host.client.pins()) < 2:
+                    await asyncio.sleep(0.02)
+                assert all(held.is_shared for held in await host.client.pins())
+            keeping.cancel()
+
+    run(work())
+
+
+def test_a_prefix_that_is_too_large_ends_the_start() -> None:
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(num_blocks=8)) as host:
+            keeper = PrefixKeeper(host.client, [RenderedPrefix("large", [1] * 24)])
+            with pytest.raises(ConfigError, match="takes 6 KV blocks, but of the 8"):
+                await keeper.start()
+
+    run(work())
+
+
+def test_files_of_texts_and_messages(tmp_path: Path, front: ModelFront) -> None:
+    text, chat = tmp_path / "policy.txt", tmp_path / "clerk.json"
+    text.write_text("Größe\nzwei\n", encoding="utf-8")
+    messages = [{"role": "system", "content": "You are a clerk."}]
+    chat.write_text(json.dumps(messages))
+    files = read_prefix_files([str(text), str(chat), str(text)])
+    assert [file.content for file in files] == ["Größe\nzwei", messages]
+    first, second = render_prefixes(files, front.renderer)
+    assert first.token_ids == front.renderer.render_prompt("Größe\nzwei").token_ids
+    whole = front.renderer.render_chat([*messages, {"role": "user", "content": "Hi"}]).token_ids
+    assert whole[: len(second.token_ids)] == second.token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing.txt", None, "cannot be read"),
+        ("broken.txt", b"\xff\xfe", "not UTF-8"),
+        ("broken.json", b"{", "is not JSON"),
+        ("empty.json", b"[]", "no list of messages"),
+        ("object.json", b'{"role": "system"}', "no list of messages"),
+        ("roleless.json", b'[{"content": "x"}]', "no list of messages"),
+        ("empty.txt", b"\n", "cannot be a prompt"),
+    ],
+)
+def test_files_that_are_none(
+    tmp_path: Path, front: ModelFront, name: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        render_prefixes(read_prefix_files([str(tmp_path / name)]), front.renderer)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("num_fronts", [1, 2])
+def test_the_whole_command_pins_files_and_pins_them_again(
+    short_tmp: Path, tmp_path: Path, num_fronts: int
+) -> None:
+    """Pinned once, although there are several fronts; and again by the next core."""
+    file = tmp_path / "harbour.txt"
+    file.write_text("The harbour master keeps a list of all ships that have come in since May.\n")
+    settings = f"api_server_count={num_fronts}, pin_prefix=({str(file)!r},), uds="
+    with serving(short_tmp, code=CODE.replace("uds=", settings)) as server:
+        wait_for(lambda: "startup complete" in server.text, "the start", 90)
+        url = server.wait_until_ready()
+        with httpx.Client(base_url=url, timeout=30) as http:
+            (found,) = listed(http)
+            assert (found["name"], found["shared"], found["hits"]) == (str(file), True, 0)
+            text = file.read_text().removesuffix("\n")
+            assert num_cached(http, text + " And more") == found["tokens"]
+            core = next(child for child in children(server.process.pid) if is_core(child))
+            os.kill(int(core), signal.SIGKILL)
+            wait_for(lambda: is_pinned_again(http), "the next core's pin", 60)
+            assert num_cached(http, text + " And more") == found["tokens"]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert server.text.count("Pinned") == 2
+
+
+def is_core(process: object) -> bool:
+    return b"core_process" in Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def is_pinned_again(http: httpx.Client) -> bool:
+    reply = http.get(PREFIXES)
+    return reply.status_code == 200 and [p["hits"] for p in reply.json()["prefixes"]] == [0]
+
+
+def test_a_file_that_is_missing_ends_the_start(short_tmp: Path) -> None:
+    code = CODE.replace("uds=", "pin_prefix=('/no/such/file',), uds=")
+    with serving(short_tmp, code=code) as server:
+        assert server.end() == 1
+    assert "ConfigError: The file of --pin-prefix cannot be read: /no/such/file" in server.text
