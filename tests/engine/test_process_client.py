@@ -18,6 +18,7 @@ import zmq.asyncio
 from quire.engine.core_socket import core_address
 from quire.engine.private_directory import private_directory
 from quire.engine.process_client import ProcessEngineClient
+from quire.engine.supervisor import RestartPolicy
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
@@ -206,6 +207,28 @@ def test_drain_serves_what_is_there_and_fails_what_takes_too_long() -> None:
             assert (await short).finishes[0].reason is FinishReason.LENGTH
             assert "not finished in 0.5 s" in (await long).finishes[0].message
             assert host.client.status.state is EngineState.DRAINING
+
+    run(work())
+
+
+def test_a_drain_ends_with_the_last_request_even_without_a_core() -> None:
+    """Its reader leaves while no core has it."""
+
+    async def work() -> None:
+        policy = RestartPolicy(first_delay_s=30.0)
+        async with hosted(FakeCoreOptions(step_s=0.05), policy=policy, max_replays=5) as host:
+            stream = await ask(host.client, [1], max_tokens=500)
+            for _ in range(2):  # the first restart is at once
+                await until_state(host.client, EngineState.READY)
+                assert host.supervisor.pid is not None
+                os.kill(host.supervisor.pid, signal.SIGKILL)
+                await until_state(host.client, EngineState.RESTARTING)
+            started = time.monotonic()
+            draining = asyncio.ensure_future(host.client.drain(10.0))
+            await asyncio.sleep(0.05)
+            stream.abort()
+            await draining
+            assert time.monotonic() - started < 5.0
 
     run(work())
 

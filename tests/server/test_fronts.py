@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -12,7 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine import supervisor
+from quire.engine.launch import mark_ready, write_failure
 from quire.errors import ConfigError
+from quire.protocol.messages import StartFailure
+from quire.server import app, fronts
 from quire.server.errors import RefusedError
 from quire.server.front_board import FrontBoard, FrontReading
 from quire.server.histogram import LATENCY_BOUNDS
@@ -173,6 +178,129 @@ def test_counters_of_a_front_outlive_it_and_gauges_do_not(tmp_path: Path) -> Non
     after = board.total()
     assert after.metrics.finished == {"stop": 5}
     assert (after.num_waiting_requests, after.metrics.num_open_requests) == (1, 1)
+
+
+def test_restarts_of_the_core_leave_the_board_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the files of an older core are removed, and those of the front of that number."""
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_S", 1.0)
+    board = FrontBoard(tmp_path)
+    for number in range(4):
+        board.write(number, reading(1, 0))
+        mark_ready(tmp_path, number)
+        write_failure(tmp_path, number, StartFailure(is_config=False, message="x"))
+
+    async def work() -> None:
+        owner = supervisor.EngineSupervisor(
+            tmp_path,
+            {},
+            on_dead=lambda _: None,
+            command=("true",),
+            restart_policy=supervisor.RestartPolicy(first_delay_s=0.0, max_failed_starts=1),
+        )
+        running = asyncio.create_task(owner.run())
+        while (tmp_path / "ready-2").exists():
+            await asyncio.sleep(0.01)
+        await owner.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert board.total().metrics.finished == {"stop": 4}
+    assert not any((tmp_path / f"failure-{number}").exists() for number in (0, 1, 2))
+
+
+class Flaky:
+    """A board on a full disk, and the services that write on it."""
+
+    settings = ServerSettings()
+
+    def __init__(self) -> None:
+        self.num_shown = 0
+        self.backend = self
+        self.client = None
+
+    def show(self) -> None:
+        self.num_shown += 1
+        if self.num_shown == 1:
+            raise OSError(28, "No space left on device")
+
+    def retire(self, _: int) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_reading_that_cannot_be_written_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "TICK_S", 0.01)
+    services: Any = Flaky()
+
+    async def work() -> None:
+        ticking = asyncio.create_task(app._tick(services))
+        while services.num_shown < 3:
+            await asyncio.sleep(0.01)
+            assert not ticking.done()
+        ticking.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 10))
+    assert "No space left" in caplog.text
+
+
+SLEEPER = ("sh", "-c", "exec cat > $0")
+"""A front that writes down what it is told, until its standard input ends."""
+
+
+def fronts_of_sleepers(
+    directory: Path, told: Path, monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> fronts.Fronts:
+    monkeypatch.setattr(fronts, "FRONT_COMMAND", (*SLEEPER, str(told)))
+    return fronts.Fronts(directory, [listener], {}, ServerSettings())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_front_is_told_to_drain_even_if_it_was_being_started(
+    is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+
+    async def work(listener: socket.socket) -> None:
+        owner = fronts_of_sleepers(tmp_path, told, monkeypatch, listener)
+        running = asyncio.create_task(owner.run())
+        if is_late:
+            while not (told.exists() and told.stat().st_size):
+                await asyncio.sleep(0.01)
+        else:
+            while owner._next_number == 1:  # then it is being spawned
+                await asyncio.sleep(0)
+        owner.drain()
+        while not (told.exists() and told.read_bytes().endswith(b"d")):
+            await asyncio.sleep(0.01)
+        await owner.stop()
+        await running
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 10))
+
+
+def test_a_full_disk_does_not_end_the_fronts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "told"
+
+    async def work(listener: socket.socket) -> None:
+        owner = fronts_of_sleepers(tmp_path, told, monkeypatch, listener)
+        board: Any = Flaky()
+        owner.board = board
+        running = asyncio.create_task(owner.run())
+        while not told.exists():
+            await asyncio.sleep(0.01)
+        await owner.stop()
+        await running
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 10))
+    assert "front process 1" in caplog.text and "No space left" in caplog.text
 
 
 def test_each_front_has_its_part_of_the_queue() -> None:

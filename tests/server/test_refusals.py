@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.server.body_shape import WINDOW_BYTES, check_shape, check_shape_by_turns
+from quire.server.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
 from quire.server.errors import ErrorReply, RefusedError
 from quire.server.limits import Limits
 from tests.server.running import RunningServer
@@ -268,6 +269,17 @@ def test_shape_check_sees_across_windows(cut: bytes, limit: str) -> None:
     for size in AROUND_A_WINDOW:
         with pytest.raises(RefusedError, match=limit):
             check_shape(b"[" + cut % (b"a" * (size - 2)), limits)
+
+
+def test_no_window_takes_in_the_space_of_the_next_ones() -> None:
+    """Fault: a long string is followed by space up to the end of the body, seen at one go."""
+    long = b'{"' + b"k" * 300 + b'"' + b" " * (3 * WINDOW_BYTES)
+    for rest, is_key in ((b":1}", True), (b",1}", False)):
+        windows = _Scan(long + rest, Limits(max_json_key_bytes=200)).windows()
+        for _ in range(3):
+            next(windows)
+        with pytest.raises(RefusedError, match="key_bytes") if is_key else nullcontext():
+            list(windows)
 
 
 @pytest.mark.parametrize(

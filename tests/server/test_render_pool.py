@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import httpx
@@ -97,6 +101,39 @@ def test_who_leaves_takes_the_work_that_has_not_begun_along() -> None:
         release.set()
         assert await pool.run(lambda: "served") == "served"
         assert not begun
+        pool.close()
+
+    run(work())
+
+
+def test_threads_that_wait_keep_nothing_alive() -> None:
+    class Text:
+        pass
+
+    class TextError(Exception):
+        pass
+
+    def fail(text: Text) -> None:
+        raise TextError
+
+    async def work() -> None:
+        pool = RenderPool(1, 5.0)
+        gc.disable()
+        try:
+            given, failed = Text(), Text()
+            kept = [weakref.ref(given), weakref.ref(failed)]
+            await pool.run(partial(id, given))
+            del given
+            await asyncio.sleep(0.05)
+            assert kept[0]() is None
+            with contextlib.suppress(TextError):
+                await pool.run(partial(fail, failed))
+            del failed
+            await asyncio.sleep(0.05)
+            gc.collect()  # an exception and its frames refer to each other
+            assert kept[1]() is None
+        finally:
+            gc.enable()
         pool.close()
 
     run(work())

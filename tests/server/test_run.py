@@ -19,6 +19,10 @@ from typing import TypeVar
 import httpx
 import pytest
 
+from quire.errors import ConfigError
+from quire.server.listening import listening
+from quire.server.settings import ServerSettings
+
 CODE = """
 import sys
 from quire.config.settings import EngineSettings
@@ -303,3 +307,19 @@ def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
     assert list(short_tmp.iterdir()) == []
+
+
+def test_the_socket_of_a_killed_server_is_replaced(short_tmp: Path) -> None:
+    path = short_tmp / "socket"
+    settings = ServerSettings(uds=str(path))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+        with pytest.raises(ConfigError, match="Stop what listens"), listening(settings):
+            pass
+    with listening(settings) as listeners:
+        assert listeners[0].getsockname() == str(path)
+    path.write_text("kept")
+    with pytest.raises(ConfigError), listening(settings):
+        pass
+    assert path.read_text() == "kept"

@@ -36,8 +36,8 @@ class OpenRequests:
     def open(
         self, request: EngineRequest, send_abort: Callable[[list[int]], None]
     ) -> RequestStream:
-        """Follow a request that is about to be sent as it is. send_abort: takes handles in the
-        core whose sequences the reader has ended."""
+        """Follow a request that is about to be sent as it is. send_abort: called whenever the
+        reader ends sequences, with their handles in the core; none if no core has them."""
 
         def on_abort(indices: list[int]) -> None:
             if stream not in self._streams:
@@ -45,8 +45,7 @@ class OpenRequests:
             first = self._streams[stream]
             in_core = [first + i for i in indices if first + i in self._in_core]
             self._forget_ended(stream)
-            if in_core:
-                send_abort(in_core)
+            send_abort(in_core)
 
         stream = RequestStream(request, on_abort)
         self._own.update(self._handles(stream, request.first_handle))

@@ -259,7 +259,7 @@ class ProcessEngineClient:
         self._check_idle()
 
     def _send_abort(self, handles: list[int]) -> None:
-        if self._connection is not None and self._watch.instance is not None:
+        if handles and self._connection is not None and self._watch.instance is not None:
             self._connection.send(Abort(handles))
         self._check_idle()
 

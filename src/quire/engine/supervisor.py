@@ -31,6 +31,8 @@ SettingValue = str | int | float | bool | None
 CORE_COMMAND = (sys.executable, "-m", "quire.engine.core_process")
 STOP_TIMEOUT_S = 10.0
 WATCH_AGAIN_S = 0.5
+CORE_FILES = ("ready", "failure", "partial", "in-flight")
+"""What a core leaves in the directory, each with its number: see `launch` and `in_flight`."""
 STACKS_S = 0.5
 """How long a hung core gets to write its stacks to standard error before it is killed."""
 
@@ -232,8 +234,8 @@ class EngineSupervisor:
         return delay
 
     def _remove_files_of(self, instance: int) -> None:
-        for path in self._directory.glob(f"*-{instance}"):
-            path.unlink(missing_ok=True)
+        for prefix in CORE_FILES:  # others keep numbered files in the directory as well
+            (self._directory / f"{prefix}-{instance}").unlink(missing_ok=True)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

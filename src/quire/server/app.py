@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -32,6 +33,8 @@ from quire.server.trace import RequestTrace
 
 __all__ = ["create_app"]
 
+logger = logging.getLogger("quire.server")
+
 TICK_S = 1.0
 
 
@@ -45,6 +48,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         ticking = asyncio.create_task(_tick(services))
+        ticking.add_done_callback(_log_end)
         try:
             yield
         finally:
@@ -107,12 +111,20 @@ def _describe_bodies(app: FastAPI) -> None:
     app.openapi = openapi
 
 
+def _log_end(ticking: asyncio.Task[None]) -> None:
+    if not ticking.cancelled():
+        logger.error("the figures of this front are no longer kept", exc_info=ticking.exception())
+
+
 async def _tick(services: Services) -> None:
     """Once a second: measure the rate of prefill; and now and then, log a line of figures."""
     settings = services.settings
     line = StatsLine(settings.log_stats_interval)
     while True:
-        services.show()
+        try:
+            services.show()
+        except OSError as error:  # the next tick tries again
+            logger.warning("this front's reading cannot be shown to the others: %s", error)
         await asyncio.sleep(TICK_S)
         client = services.backend.client
         if client is None:

@@ -23,7 +23,7 @@ WINDOW_BYTES = 16 * 1024
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[\[\]{}]', re.DOTALL)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+("?+)', re.DOTALL)
-_COLON = re.compile(rb"\s*+:")
+_SPACE = re.compile(rb"\s*+")
 _MATCHES_PER_NODE = 3
 """A value is at most a key and two brackets."""
 
@@ -44,7 +44,8 @@ async def check_shape_by_turns(body: bytes, limits: Limits) -> None:
 
 class _Scan:
     """One pass over one body. What it knows at the end of a window: how deep it is, what it has
-    counted, and where the string began in which it is (-1: in none)."""
+    counted, where the string began in which it is (-1: in none), and whether a string that is too
+    long for a key was the last thing before it."""
 
     def __init__(self, body: bytes, limits: Limits) -> None:
         self._body = body
@@ -53,6 +54,7 @@ class _Scan:
         self._num_matches = 0
         self._num_commas = 0
         self._string_start = -1
+        self._may_be_key = False
         # Commas in strings do not count, and are worth telling apart only if there are so many.
         self._counts_commas = body.count(b",") > limits.max_json_nodes
 
@@ -67,6 +69,8 @@ class _Scan:
 
     def _scan(self, start: int, end: int) -> None:
         body, limits = self._body, self._limits
+        if self._may_be_key:
+            self._check_is_no_key(start, end)
         if self._string_start >= 0:
             start = self._leave_string(start, end)
         most = _MATCHES_PER_NODE * limits.max_json_nodes
@@ -79,7 +83,7 @@ class _Scan:
                 if not match.group(1):
                     self._string_start = match.start()
                 elif match.end() - match.start() > limits.max_json_key_bytes + 2:
-                    self._check_is_no_key(match.end())
+                    self._check_is_no_key(match.end(), end)
             elif first in b"[{":
                 self._depth += 1
                 if self._depth > limits.max_json_depth:
@@ -97,13 +101,16 @@ class _Scan:
         assert match is not None, "it matches nothing at least"
         if match.group(1):
             if match.end() - self._string_start > self._limits.max_json_key_bytes + 2:
-                self._check_is_no_key(match.end())
+                self._check_is_no_key(match.end(), end)
             self._string_start = -1
         return match.end()
 
-    def _check_is_no_key(self, end: int) -> None:
-        """Of a string that is too long for a key."""
-        if _COLON.match(self._body, end):
+    def _check_is_no_key(self, start: int, end: int) -> None:
+        """What follows on a string that is too long for a key, up to the end of the window."""
+        space = _SPACE.match(self._body, start, end)
+        assert space is not None, "it matches nothing at least"
+        self._may_be_key = space.end() == end
+        if not self._may_be_key and self._body[space.end()] == 0x3A:
             raise _too_much("key length in bytes", "max_json_key_bytes", self._limits)
 
 

@@ -78,8 +78,7 @@ class Fronts:
         """Let them refuse new requests, and end when open ones have, within `shutdown_timeout`."""
         self._is_stopping = True
         for process in self._processes.values():
-            assert process.stdin is not None, "spawned with a pipe"
-            process.stdin.write(b"d")
+            _tell_to_drain(process)
 
     async def stop(self) -> None:
         """End them now: open requests fail, with a message."""
@@ -109,7 +108,7 @@ class Fronts:
                 _kill(process)
                 await process.wait()
                 del self._processes[number]
-                self.board.retire(number)
+                self._retire(number)
             if self._is_stopping:
                 return
             if status == BAD_CONFIG:
@@ -133,7 +132,22 @@ class Fronts:
         process.stdin.write(launch_bytes(launch))
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await process.stdin.drain()
+        if self._is_stopping:  # since the spawn began, so that `drain` did not reach it
+            _tell_to_drain(process)
         return number, process
+
+    def _retire(self, number: int) -> None:
+        try:
+            self.board.retire(number)
+        except OSError:
+            logger.exception("the last reading of front process %d stays as it was", number)
+
+
+def _tell_to_drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None, "spawned with a pipe"
+    # RuntimeError: the pipe of one that died is closed (uvloop).
+    with contextlib.suppress(OSError, RuntimeError):
+        process.stdin.write(b"d")
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

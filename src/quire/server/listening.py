@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -45,9 +46,14 @@ def listening(settings: ServerSettings) -> Generator[list[socket.socket]]:
 def _listen(settings: ServerSettings) -> list[socket.socket]:
     count = settings.api_server_count
     if settings.uds is not None:
+        _remove_stale(Path(settings.uds))
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(settings.uds)
-        listener.listen(BACKLOG)
+        try:
+            listener.bind(settings.uds)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
         return [listener] * count
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     address = (settings.host, settings.port)
@@ -61,3 +67,14 @@ def _listen(settings: ServerSettings) -> list[socket.socket]:
         socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True)
         for _ in range(count)
     ]
+
+
+def _remove_stale(path: Path) -> None:
+    """The socket of a server that was killed: nobody takes connections there."""
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return  # not ours to remove
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()

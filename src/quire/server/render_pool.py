@@ -102,25 +102,33 @@ class RenderPool:
         threading.Thread(target=self._serve, name="render", daemon=True).start()
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            with self._lock:
-                if job.future.done():
-                    continue
-                job.has_started = True
-            error: BaseException | None = None
-            result: Any = None
-            try:
-                result = job.work()
-            except BaseException as caught:  # noqa: BLE001  it belongs to the one that waits
-                error = caught
-            with self._lock:
-                job.has_ended = True
-                self._num_left -= job.is_left
-                self._num_threads -= job.is_replaced
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-                job.future.get_loop().call_soon_threadsafe(_finish, job, result, error)
-            if job.is_replaced:
-                return
+        # A call per job, so that a thread that waits keeps nothing of the one before alive.
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """Wait for a job and do it; whether this thread shall go on."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        with self._lock:
+            if job.future.done():
+                return True
+            job.has_started = True
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = job.work()
+        except BaseException as caught:  # noqa: BLE001  it belongs to the one that waits
+            error = caught
+        with self._lock:
+            job.has_ended = True
+            self._num_left -= job.is_left
+            self._num_threads -= job.is_replaced
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            job.future.get_loop().call_soon_threadsafe(_finish, job, result, error)
+        del error  # its traceback holds this frame, which would hold it
+        return not job.is_replaced
 
 
 def _finish(job: _Job, result: object, error: BaseException | None) -> None:
