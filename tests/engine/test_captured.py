@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,15 @@ def test_a_failing_kernel_fails_its_row_alone(
     assert "failed with code 3" in (outputs[2].error or "")
     for index in (0, 1, 3):
         assert outputs[index].outputs[0].token_ids == expected[index]
+
+
+def test_a_capture_does_not_load_the_compiler() -> None:
+    """In a process of its own: importing torch._dynamo would hold the first answer up."""
+    code = (
+        "import sys; from quire import LLM, SamplingParams;"
+        "llm = LLM(quiet=True, max_model_len=64);"
+        "llm.generate('a', SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False);"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == "False", found.stderr

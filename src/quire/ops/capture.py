@@ -121,6 +121,12 @@ class _NothingButKernels(TorchDispatchMode):
         super().__init__()
         self._arena = arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's hook: else the first capture imports its compiler, which takes two seconds and
+        makes a folder for temporary files."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
