@@ -338,6 +338,31 @@ DOUBLING_STEPS = (
     "= ns.x.join(['', '', '']) %}",
     "%}{{ ns.x }}{{ ns.x }}{% endset %}",
 )
+# Lists that occur twice in each other: a little memory, and 2^60 items for what goes through them.
+NESTED = (
+    "{% set ns = namespace(x=['x'], y=['x'], z=('x',)) %}{% for a in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% set ns.z = (ns.z, ns.z) %}"
+    "{% endfor %}USE"
+)
+USES_OF_NESTED = (
+    "{{ ns.x }}",
+    "{{ ns }}",
+    "{{ ns.x ~ '' }}",
+    "{{ ns.x | tojson }}",
+    "{{ '%s' % ns.x }}",
+    "{{ '{}'.format(ns.x) }}",
+    "{{ ns.x == ns.y }}",
+    "{{ ns.x is eq(ns.y) }}",
+    "{{ [ns.x].count(ns.y) }}",
+    "{{ [ns.x] | map('string') | list }}",
+    "{{ [ns.x] | select | map('string') | list }}",
+    "{{ [ns.x] | join }}",
+    "{{ {'a': ns.x}.values() | string }}",
+    "{{ {ns.z: 1} }}",
+    "{{ {}[ns.z] }}",
+    "{{ {}.get(ns.z) }}",
+    "{{ raise_exception(ns.x) }}",
+)
 LIMITS = TemplateLimits(max_characters=200_000, max_steps=200_000, max_seconds=1.0)
 
 
@@ -359,6 +384,25 @@ LIMITS = TemplateLimits(max_characters=200_000, max_steps=200_000, max_seconds=1
         "{{ '%1000000000d' | format(1) }}",
         "{{ [1] | tojson(indent=1000000000) }}",
         *(DOUBLING.replace("STEP", step) for step in DOUBLING_STEPS),
+        "{{ ([range(50000)|list] * 500) | sum(start=[]) | length }}",
+        "{{ ((((9**64)**64)**64)**32) > 5 }}",
+        "{% set ns = namespace(x=9**60) %}{% for i in range(18) %}{% set ns.x = ns.x * ns.x %}"
+        "{% endfor %}{{ ns.x > 3 }}",
+        "{{ ('f' * 100000) | int(base=16) // 3 }}",
+        "{{ ('\t' * 9999).expandtabs(tabsize=9999) }}",
+        "{{ ('\n' * 9999) | indent(9999) }}",
+        "{{ ('x' * 9999).translate({120: 'y' * 9999}) }}",
+        "{{ '%9999d' * 9999 % ((1,) * 9999) }}",
+        "{{ ('%(a)s' * 9999) % {'a': 'x' * 9999} }}",
+        "{{ ('{0}' * 9999).format('x' * 9999) }}",
+        "{{ ('{0[0]}' * 9999).format(['x' * 9999]) }}",
+        "{{ ''.join((['x' * 99999] * 9999) | map('string')) }}",
+        "{{ ('x' * 99999).join('y' * 99999) }}",
+        "{{ ('a' * 190000).rfind('b' + 'a' * 90000) }}",
+        "{{ ('a' * 190000).strip('b' * 90000 + 'a') }}",
+        "{{ ('a' * 190000) | trim('b' * 90000 + 'a') }}",
+        "{{ 'x'.encode().ljust(1000000000) }}",
+        *(NESTED.replace("USE", use) for use in USES_OF_NESTED),
         "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(9999) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
         "{% for m in messages recursive %}{{ loop(messages) }}{{ loop(messages) }}{% endfor %}",

@@ -140,7 +140,7 @@ def test_threads_that_wait_keep_nothing_alive() -> None:
 
 
 ENDLESS = (
-    "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = ([0] * 4000000) | sort %}"
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = ('a ' * 8000000) | wordcount %}"
     "{% endfor %}{% endfor %}{{ messages }}"
 )
 

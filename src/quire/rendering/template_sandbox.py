@@ -6,11 +6,8 @@ build. The limits stop accidents and simple attacks inside this process; whoever
 unknown origin should do so in a process that can be killed.
 """
 
-import json
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sized
 from datetime import datetime
 from typing import Any, cast
 
@@ -18,62 +15,55 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
-from jinja2.visitor import NodeTransformer
 
-# Not identifiers of the template language, so no template can name them.
-_BUDGET = "budget of the render"
-_COUNTED = "counted iterable"
-_SIZED = "sized text"
-_CHARGED = "charged operand"
-# A filter or comparison goes through its operand in C, which is this much faster than a step.
-_ITEMS_PER_STEP = 32
-_STEPS_PER_CLOCK_READ = 256
-# Widths, repeat counts and precisions beyond this serve no prompt.
-_LARGEST_WIDTH = 100_000
-_LONG_WIDTH = re.compile(r"%[-+ #0]*\.?\d*\.?\d{6}|\{[^{}]*:[^{}]*\d{6}")
-_BORROWED_WIDTH = re.compile(r"%[-+ #0\d.]*\*|\{[^{}]*:[^{}]*\{")
-_WHOLE = (str, list, tuple, dict)
+from quire.rendering.template_budget import (
+    BUDGET,
+    COPIED_CHARACTERS_PER_STEP,
+    RenderBudget,
+    TemplateLimitError,
+    TemplateLimits,
+    charged,
+    check_bits,
+    counted,
+    measured,
+    spend,
+    spend_copy,
+)
+from quire.rendering.template_filters import (
+    LARGEST_WIDTH,
+    bounded_arguments,
+    bounded_text,
+    check_widths,
+    clock_reader,
+    longest_item,
+    make_dict,
+    raise_exception,
+    to_json,
+)
+from quire.rendering.template_sizes import int_bits, num_formatted
+from quire.rendering.template_tree import (
+    CHARGED,
+    CONCATENATED,
+    COUNTED,
+    MEASURED,
+    SIZED,
+    LimitInserter,
+)
+
+# Searches from the end compare every place of the text with the whole of what they look for.
+_QUADRATIC_METHODS = frozenset(
+    {"rfind", "rindex", "rsplit", "rpartition", "strip", "lstrip", "rstrip"}
+)
+_COMPARED_PER_STEP = 256
+# Their time, or what they build, is not in proportion to the text.
+_TEXT_FILTERS = ("striptags", "title", "urlize", "wordwrap", "xmlattr", "pprint")
 _WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"})
 _WIDTH_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "truncate", "round")
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateLimits:
-    """What one render may use. `max_characters` bounds the prompt and each string on the way."""
-
-    max_characters: int = 1 << 24
-    max_steps: int = 4_000_000
-    max_seconds: float = 5.0
-
-
-class TemplateLimitError(TemplateError):
-    """A template used more than `TemplateLimits` allows."""
-
-
-class RenderBudget:
-    """Counts the steps of one render against its limits."""
-
-    def __init__(self, limits: TemplateLimits, clock: Callable[[], float]) -> None:
-        self._steps_left = limits.max_steps
-        self._clock = clock
-        self._deadline = clock() + limits.max_seconds
-        self._limits = limits
-        self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
-
-    def spend(self, num_steps: int) -> None:
-        """Take `num_steps`; TemplateLimitError when none are left or the time is over."""
-        self._steps_left -= num_steps
-        if self._steps_left > self._next_check:
-            return
-        self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
-        if self._steps_left < 0:
-            raise TemplateLimitError(f"it took more than {self._limits.max_steps} steps")
-        if self._clock() > self._deadline:
-            raise TemplateLimitError(f"it ran for more than {self._limits.max_seconds} s")
 
 
 class GenerationTag(Extension):
@@ -105,7 +95,7 @@ class ChatNamespace(Namespace):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox that counts iterations and calls and refuses oversized strings."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def __init__(
         self,
@@ -121,23 +111,31 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         # Jinja types its tables with bare `dict`.
         variables = cast("dict[str, Any]", self.globals)  # pyright: ignore[reportUnknownMemberType]
         variables.pop("lipsum", None)
-        variables["raise_exception"] = _raise_exception
-        variables["strftime_now"] = _clock_reader(now)
-        variables["dict"] = _make_dict
+        variables["raise_exception"] = raise_exception
+        variables["strftime_now"] = clock_reader(now)
+        variables["dict"] = make_dict
         variables["namespace"] = ChatNamespace
         filters = cast(
             "dict[str, Callable[..., Any]]",
             self.filters,  # pyright: ignore[reportUnknownMemberType]
         )
-        filters["tojson"] = _to_json
-        filters[_COUNTED] = _counted
-        filters[_SIZED] = self._sized
-        filters[_CHARGED] = _charged
-        filters["format"] = _checked_format_filter(filters["format"])
+        filters["tojson"] = to_json
+        filters[COUNTED] = counted
+        filters[SIZED] = self._sized
+        filters[CHARGED] = charged
+        filters[MEASURED] = measured
+        filters[CONCATENATED] = self._concatenated
+        filters["format"] = self._format
+        filters["sum"] = self._sum
+        filters["trim"] = self._trim
+        filters["int"] = self._sized_result(filters["int"])
+        filters["indent"] = self._bounded_indent(filters["indent"])
         filters["replace"] = self._replace
         filters["join"] = self._bounded_join(filters["join"])
+        for name in _TEXT_FILTERS:
+            filters[name] = bounded_text(name, filters[name])
         for name in _WIDTH_FILTERS:
-            filters[name] = _bounded_arguments(name, filters[name])
+            filters[name] = bounded_arguments(name, filters[name])
 
     def render(
         self,
@@ -152,7 +150,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         budget = RenderBudget(limits or self._limits, self._clock)
         parts: list[str] = []
         num_left = self._limits.max_characters
-        for part in template.generate({**variables, _BUDGET: budget}):
+        for part in template.generate({**variables, BUDGET: budget}):
             num_left -= len(part)
             if num_left < 0:
                 raise self._too_long()
@@ -161,28 +159,35 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count the call, and check what it builds."""
-        budget: RenderBudget | None = context.parent.get(_BUDGET)
-        if budget is not None:
-            budget.spend(1)
-        owner = getattr(obj, "__self__", None)
-        if isinstance(owner, str | int):
-            self._check_method(obj.__name__, owner, args)
+        spend(context, 1)
+        if not isinstance(obj, Macro | LoopContext | type):
+            for value in (*args, *kwargs.values()):
+                measured(context, value)
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str) and name == "join" and len(args) == 1:
+            args = (list(counted(context, args[0])),)
+        if isinstance(owner, str | int | list | tuple | dict):
+            self._check_method(context, name, owner, (*args, *kwargs.values()))
         return self._sized(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuse the operators that make small operands huge."""
-        if operator == "*":
+        if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
+            raise TemplateLimitError(f"the exponent {right} is too large")
+        if isinstance(left, int) and isinstance(right, int):
+            check_bits(int_bits(operator, left, right))
+        elif operator == "*":
             for text, count in ((left, right), (right, left)):
                 if isinstance(count, int) and isinstance(text, Sized):
                     self._check_length(len(text) * max(count, 0))
-        elif operator == "**" and isinstance(right, int | float) and abs(right) > 64:
-            raise TemplateLimitError(f"the exponent {right} is too large")
         elif operator == "%" and isinstance(left, str):
             values = cast("tuple[Any, ...]", right) if isinstance(right, tuple) else (right,)
-            _check_format(left, values)
+            self._check_format(context, left, values)
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             self._check_length(len(left) + len(right))
-        return self._sized(super().call_binop(context, operator, left, right))
+        result = self._sized(super().call_binop(context, operator, left, right))
+        spend_copy(context, result)
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandbox's `str.format`, with its widths checked."""
@@ -191,23 +196,37 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return None
         pattern = str(value.__self__)
 
-        def checked_format(*args: Any, **kwargs: Any) -> str:
-            _check_format(pattern, (*args, *kwargs.values()))
+        @pass_context
+        def checked_format(context: Context, *args: Any, **kwargs: Any) -> str:
+            self._check_format(context, pattern, (*args, *kwargs.values()))
             return wrapped(*args, **kwargs)
 
         return checked_format
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        return cast("nodes.Template", _LimitInserter().visit(tree))
+        return cast("nodes.Template", LimitInserter().visit(tree))
 
-    def _check_method(self, name: str, owner: str | int, args: tuple[Any, ...]) -> None:
+    def _check_method(self, context: Context, name: str, owner: Any, args: tuple[Any, ...]) -> None:
+        """Of a value of Python: what the call would build, and what it goes through."""
+        if isinstance(owner, list | tuple):
+            measured(context, owner)  # `count` and `index` compare
+        else:
+            spend_copy(context, owner)
         if name in _WIDTH_METHODS:
-            _check_widths(name, args)
-        elif name == "replace" and isinstance(owner, str) and len(args) >= 2:
+            check_widths(name, args)
+        if not isinstance(owner, str):
+            return
+        if name == "expandtabs":
+            self._check_length(len(owner) + owner.count("\t") * max((8, *args)))
+        elif name == "translate" and args:
+            self._check_length(len(owner) * longest_item(args[0]))
+        elif name == "replace" and len(args) >= 2:
             self._check_replacement(owner, args[0], args[1])
-        elif name == "join" and args and isinstance(args[0], list | tuple):
+        elif name == "join" and args:
             self._check_joined(cast("list[Any]", args[0]), owner)
+        elif name in _QUADRATIC_METHODS and args and isinstance(args[0], str):
+            spend(context, len(owner) * len(args[0]) // _COMPARED_PER_STEP)
 
     def _check_length(self, num_items: int) -> None:
         if num_items > self._limits.max_characters:
@@ -226,7 +245,72 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         sized: Any = value
         if isinstance(value, str | list | tuple):
             self._check_length(len(sized))
+        elif isinstance(value, int):
+            check_bits(value.bit_length())
+        elif isinstance(value, bytes):
+            raise SecurityError("a template can't use bytes")
         return sized
+
+    def _sized_result(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def sized_result(*args: Any, **kwargs: Any) -> Any:
+            return self._sized(function(*args, **kwargs))
+
+        return sized_result
+
+    @pass_context
+    def _concatenated(self, context: Context, operands: list[Any]) -> str:
+        """What `~` gives."""
+        texts: list[str] = []
+        num_characters = 0
+        for operand in operands:
+            texts.append(operand if isinstance(operand, str) else str(measured(context, operand)))
+            num_characters += len(texts[-1])
+            self._check_length(num_characters)
+        spend(context, num_characters // COPIED_CHARACTERS_PER_STEP)
+        return "".join(texts)
+
+    @pass_context
+    def _sum(
+        self, context: Context, iterable: Iterable[Any], attribute: Any = None, start: Any = 0
+    ) -> Any:
+        """As Jinja's, each addition under the limits."""
+        attribute_of = None if attribute is None else make_attrgetter(self, attribute)
+        total = start
+        for item in iterable:
+            added = item if attribute_of is None else attribute_of(item)
+            total = self.call_binop(context, "+", total, added)
+        return total
+
+    @pass_context
+    def _trim(self, context: Context, value: Any, chars: str | None = None) -> str:
+        text = str(value)
+        spend(context, len(text) * len(chars or "") // _COMPARED_PER_STEP)
+        return text.strip(chars)
+
+    @pass_context
+    def _format(self, context: Context, value: Any, *args: Any, **kwargs: Any) -> str:
+        if args and kwargs:
+            raise TemplateError("`format` takes values by place or by name, not both")
+        pattern = str(value)
+        self._check_format(context, pattern, (*args, *kwargs.values()))
+        return pattern % (kwargs or args)
+
+    def _check_format(self, context: Context, pattern: str, values: tuple[Any, ...]) -> None:
+        def pay(num_steps: int) -> None:
+            spend(context, num_steps)
+
+        try:
+            self._check_length(num_formatted(pattern, values, pay, LARGEST_WIDTH))
+        except OverflowError as error:
+            raise TemplateLimitError(str(error)) from None
+
+    def _bounded_indent(self, indent: Callable[..., str]) -> Callable[..., str]:
+        def bounded_indent(s: str, width: int | str = 4, *args: Any, **kwargs: Any) -> str:
+            num_added = len(width) if isinstance(width, str) else width
+            self._check_length(len(s) + (len(s.splitlines()) + 1) * num_added)
+            return indent(s, width, *args, **kwargs)
+
+        return bounded_indent
 
     def _replace(self, s: Any, old: str, new: str, count: int | None = None) -> str:
         text = str(s)
@@ -238,7 +322,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         def bounded_join(
             context: Context, value: Iterable[Any], d: str = "", attribute: Any = None
         ) -> Any:
-            items = list(_counted(context, value))
+            items = list(counted(context, value))
             if attribute is None:
                 self._check_joined(items, d)
             return self._sized(join(context.eval_ctx, items, d, attribute))
@@ -249,148 +333,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return TemplateLimitError(
             f"it built more than {self._limits.max_characters} characters of text"
         )
-
-
-class _LimitInserter(NodeTransformer):
-    """Puts the counters into the syntax tree: what is looped over, what is built with `~`, and
-    what is gone through as a whole (by filters, comparisons and slices)."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        self.generic_visit(node)
-        node.iter = _filtered(node, node.iter, _COUNTED)
-        return node
-
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:  # noqa: N802
-        self.generic_visit(node)
-        if node.node is not None:
-            node.node = _filtered(node, node.node, _CHARGED)
-        return node
-
-    def visit_Operand(self, node: nodes.Operand) -> nodes.Operand:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = _filtered(node, node.expr, _CHARGED)
-        return node
-
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802
-        self.generic_visit(node)
-        node.args = [_filtered(node, argument, _CHARGED) for argument in node.args]
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            node.node = _filtered(node, node.node, _CHARGED)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, node, _SIZED)
-
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:  # noqa: N802
-        self.generic_visit(node)
-        node.filter = _filtered(node, node.filter, _SIZED)
-        return node
-
-
-def _filtered(place: nodes.Node, value: nodes.Node | None, name: str) -> nodes.Filter:
-    """`value | name` at the line of `place`."""
-    wrapped = nodes.Filter(value, name, [], [], None, None, lineno=place.lineno)
-    wrapped.environment = place.environment
-    return wrapped
-
-
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
-    """`items`, its length taken from the budget: at once if known, else one by one."""
-    budget: RenderBudget | None = context.parent.get(_BUDGET)
-    if budget is None:
-        return items
-    if isinstance(items, Sized):
-        budget.spend(len(items))
-        return items
-
-    def one_by_one() -> Iterator[Any]:
-        for item in items:
-            budget.spend(1)
-            yield item
-
-    return one_by_one()
-
-
-@pass_context
-def _charged(context: Context, operand: Any) -> Any:
-    """`operand`, its length taken from the budget before something goes through it."""
-    budget: RenderBudget | None = context.parent.get(_BUDGET)
-    if budget is not None:
-        budget.spend(1 + _num_items(operand) // _ITEMS_PER_STEP)
-    return operand
-
-
-def _num_items(value: object) -> int:
-    return len(cast("Sized", value)) if isinstance(value, _WHOLE) else 0
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
-def _clock_reader(now: Callable[[], datetime]) -> Callable[[str], str]:
-    def strftime_now(format: str) -> str:
-        return now().strftime(format)
-
-    return strftime_now
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(
-    x: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    if indent is not None:
-        _check_widths("tojson", (indent,))
-    return json.dumps(
-        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _bounded_arguments(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_widths(name, args[1:])
-        _check_widths(name, tuple(kwargs.values()))
-        return function(*args, **kwargs)
-
-    # Jinja reads from the function which context argument it wants.
-    bounded.__dict__.update(function.__dict__)
-    return bounded
-
-
-def _check_widths(name: str, args: tuple[Any, ...]) -> None:
-    for value in args:
-        if isinstance(value, int) and abs(value) > _LARGEST_WIDTH:
-            raise TemplateLimitError(f"`{name}` was asked for a width of {value}")
-
-
-def _checked_format_filter(function: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_format(str(value), (*args, *kwargs.values()))
-        return function(value, *args, **kwargs)
-
-    return checked
-
-
-def _check_format(pattern: str, values: tuple[Any, ...]) -> None:
-    """Widths stand in the format string, or come from the values (`%*d`, `{:{}}`)."""
-    if _LONG_WIDTH.search(pattern):
-        raise TemplateLimitError("a format string has a width of more than 5 digits")
-    if _BORROWED_WIDTH.search(pattern):
-        _check_widths("format", values)
 
 
 def _check_name(name: object) -> None:

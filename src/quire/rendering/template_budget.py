@@ -1,0 +1,120 @@
+"""What one render may use of time, steps and text, and how the parts of a template pay for it."""
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
+from jinja2.utils import pass_context
+
+from quire.rendering.template_sizes import ITEMS_PER_STEP, walk
+
+# Not an identifier of the template language, so no template can name it.
+BUDGET = "budget of the render"
+COPIED_CHARACTERS_PER_STEP = 4096
+_STEPS_PER_CLOCK_READ = 256
+# Python's own operators on ints are quadratic, and print no more than 4300 digits.
+_MAX_INT_BITS = 1 << 16
+_WHOLE = (str, list, tuple, dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLimits:
+    """What one render may use. `max_characters` bounds the prompt and each string on the way."""
+
+    max_characters: int = 1 << 24
+    max_steps: int = 4_000_000
+    max_seconds: float = 5.0
+
+
+class TemplateLimitError(TemplateError):
+    """A template used more than `TemplateLimits` allows."""
+
+
+class RenderBudget:
+    """Counts the steps of one render against its limits."""
+
+    def __init__(self, limits: TemplateLimits, clock: Callable[[], float]) -> None:
+        self._steps_left = limits.max_steps
+        self._clock = clock
+        self._deadline = clock() + limits.max_seconds
+        self._limits = limits
+        self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
+
+    def spend(self, num_steps: int) -> None:
+        """Take `num_steps`; TemplateLimitError when none are left or the time is over."""
+        self._steps_left -= num_steps
+        if self._steps_left > self._next_check:
+            return
+        self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
+        if self._steps_left < 0:
+            raise TemplateLimitError(f"it took more than {self._limits.max_steps} steps")
+        if self._clock() > self._deadline:
+            raise TemplateLimitError(f"it ran for more than {self._limits.max_seconds} s")
+
+
+def spend(context: Context, num_steps: int) -> None:
+    """From the budget of the render that goes on."""
+    budget: RenderBudget | None = context.parent.get(BUDGET)
+    if budget is not None:
+        budget.spend(num_steps)
+
+
+def spend_copy(context: Context, value: Any) -> None:
+    """For a value that is built or gone through at one go."""
+    is_text = isinstance(value, str)
+    spend(context, _num_items(value) // (COPIED_CHARACTERS_PER_STEP if is_text else ITEMS_PER_STEP))
+
+
+@pass_context
+def counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
+    """`items`, its length taken from the budget: at once if known, else one by one."""
+    budget: RenderBudget | None = context.parent.get(BUDGET)
+    if budget is None:
+        return items
+    if isinstance(items, Sized):
+        budget.spend(len(items))
+        return items
+
+    def one_by_one() -> Iterator[Any]:
+        for item in items:
+            budget.spend(1)
+            yield item
+
+    return one_by_one()
+
+
+@pass_context
+def charged(context: Context, operand: Any) -> Any:
+    """`operand`, its length taken from the budget before something goes through it."""
+    spend(context, 1 + _num_items(operand) // ITEMS_PER_STEP)
+    return operand
+
+
+@pass_context
+def measured(context: Context, operand: Any) -> Any:
+    """`operand`, all that is in it taken from the budget before something goes through it."""
+
+    def pay(num_steps: int) -> None:
+        spend(context, num_steps)
+
+    if isinstance(operand, str):
+        pay(1 + len(operand) // ITEMS_PER_STEP)
+    elif isinstance(operand, int):
+        check_bits(operand.bit_length())
+    elif isinstance(operand, Iterator):
+        return (measured(context, item) for item in cast("Iterator[Any]", operand))
+    elif operand is not None:
+        walk(operand, pay)
+    return operand
+
+
+def _num_items(value: object) -> int:
+    return len(cast("Sized", value)) if isinstance(value, _WHOLE) else 0
+
+
+def check_bits(num_bits: int) -> None:
+    """Of an int; TemplateLimitError if they are too many."""
+    if num_bits > _MAX_INT_BITS:
+        raise TemplateLimitError(f"a number of {num_bits} bits is too large")

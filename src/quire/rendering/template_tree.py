@@ -1,0 +1,105 @@
+"""Where the counters of `template_budget` go: into the syntax tree of a template."""
+
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+# Not identifiers of the template language, so no template can name them.
+COUNTED = "counted iterable"
+SIZED = "sized text"
+CHARGED = "charged operand"
+MEASURED = "measured operand"
+CONCATENATED = "concatenated operands"
+# These take or leave what they are given item by item, and look into none.
+_SHALLOW_FILTERS = frozenset(
+    {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list",
+     "random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
+)  # fmt: skip
+# These do work of Python for every item.
+_FILTERS_PER_ITEM = frozenset(
+    {"batch", "dictsort", "groupby", "map", "max", "min", "reject", "rejectattr", "select",
+     "selectattr", "slice", "sort", "sum", "unique"}
+)  # fmt: skip
+
+
+class LimitInserter(NodeTransformer):
+    """Puts the counters into the syntax tree: what is looped over, what is built with `~`, and
+    what is gone through as a whole (by filters, comparisons and slices)."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = _filtered(node, node.iter, COUNTED)
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_measured_expression(node, part) for part in node.nodes]
+        return node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        if node.node is not None and node.name in _FILTERS_PER_ITEM:
+            node.node = _filtered(node, node.node, COUNTED)
+        if node.node is not None:
+            is_shallow = node.name in _SHALLOW_FILTERS
+            node.node = _filtered(node, node.node, CHARGED if is_shallow else MEASURED)
+        node.args = [_measured_expression(node, argument) for argument in node.args]
+        for argument in node.kwargs:
+            argument.value = _measured_expression(node, argument.value)
+        return node
+
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Operand:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _measured_expression(node, node.expr)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _measured_expression(node, node.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802
+        self.generic_visit(node)
+        if node.args:  # it compares
+            node.node = _measured_expression(node, node.node)
+        node.args = [_measured_expression(node, argument) for argument in node.args]
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:  # noqa: N802
+        self.generic_visit(node)
+        node.key = _measured_expression(node, node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _filtered(node, node.node, CHARGED)
+        else:
+            node.arg = _measured_expression(node, node.arg)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, nodes.List(node.nodes, lineno=node.lineno), CONCATENATED)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:  # noqa: N802
+        self.generic_visit(node)
+        node.filter = _filtered(node, node.filter, SIZED)
+        return node
+
+
+def _filtered(place: nodes.Node, value: nodes.Node | None, name: str) -> nodes.Filter:
+    """`value | name` at the line of `place`."""
+    wrapped = nodes.Filter(value, name, [], [], None, None, lineno=place.lineno)
+    wrapped.environment = place.environment
+    return wrapped
+
+
+def _measured_expression(place: nodes.Node, value: Any) -> Any:
+    """`value`, measured unless it stands in the template as it is."""
+    if isinstance(value, nodes.TemplateData) or (
+        isinstance(value, nodes.Const) and not isinstance(value.value, int)
+    ):
+        return value
+    return _filtered(place, value, MEASURED)
