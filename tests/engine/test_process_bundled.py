@@ -18,6 +18,7 @@ LENGTH = 24
 SETTINGS = {
     "model": str(bundled_model_path()),
     "max_model_len": 256,
+    "swap_space": 2**24,  # bytes by now: a bare number is GiB only where a user gives it
     "num_kv_blocks": 128,
     "quiet": True,
 }
@@ -30,7 +31,7 @@ KINDS = (
 
 
 def _uncut(prompts: list[list[int]]) -> list[dict[int, list[int]]]:
-    with LLM(**SETTINGS) as llm:
+    with LLM(**{**SETTINGS, "swap_space": "16MiB"}) as llm:
         params = [Params(max_tokens=LENGTH, ignore_eos=True, **kind) for kind in KINDS]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [{o.index: o.token_ids for o in output.outputs} for output in outputs]

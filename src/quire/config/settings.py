@@ -223,6 +223,12 @@ class EngineSettings:
                 chosen[name] = _normalised(known[name], value)
         return cls(**chosen)
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> EngineSettings:
+        """Settings that another process took from its user, by name: nothing is read as text, and
+        a number of bytes is one."""
+        return cls(**values)
+
 
 def setting_fields() -> tuple[Field[Any], ...]:
     """The settings in order. `metadata`: help, and where they apply choices, kind, low, high."""

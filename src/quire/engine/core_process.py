@@ -154,7 +154,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
     """The real core. Imports torch, on first use."""
     from quire.engine.build import build_core
 
-    built = build_core(EngineSettings.from_options(launch.settings), progress.enter, on_plan)
+    built = build_core(EngineSettings.from_values(launch.settings), progress.enter, on_plan)
     chosen = built.resolved.settings
     return StartedCore(
         built.core,

@@ -99,7 +99,7 @@ class _Front:
             await serving
 
     async def _load(self) -> None:
-        engine = EngineSettings.from_options(self._launch.engine)
+        engine = EngineSettings.from_values(self._launch.engine)
         model = await asyncio.to_thread(load_served_model, engine, self._launch.server)
         if model.seed is not None:  # fronts that drew the same seeds would repeat each other
             model = replace(model, seed=model.seed + self._launch.front)
