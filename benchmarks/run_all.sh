@@ -41,3 +41,6 @@ if [[ -n "${PEERS_PYTHON:-}" ]]; then
     --output-folder $results/cpu_mixed
 fi
 $python benchmarks/core_faults.py --output $results/core_faults.json
+$python benchmarks/server_faults.py --output $results/server_faults.json
+$python benchmarks/policies.py --output $results/policies.json
+$python benchmarks/recovery.py --repeats 2 --output $results/recovery.json
