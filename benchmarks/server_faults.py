@@ -42,7 +42,8 @@ Scenario = Callable[[FakeServer], Coroutine[Any, Any, Figures]]
 def _with_server(options: FakeServeOptions, scenario: Scenario) -> Figures:
     async def run(server: FakeServer) -> Figures:
         await until_ready(server.port)
-        return await asyncio.wait_for(scenario(server), LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            return await scenario(server)
 
     with fake_server(options) as server:
         return asyncio.run(run(server))

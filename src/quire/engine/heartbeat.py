@@ -141,8 +141,10 @@ async def heartbeats(
         socket.connect(heartbeat_address(directory))
         while True:
             data: bytes | None = None
+            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes with the data.
             with contextlib.suppress(TimeoutError):
-                data = await asyncio.wait_for(socket.recv(), silence_s)
+                async with asyncio.timeout(silence_s):
+                    data = await socket.recv()
             if data is None:
                 yield None
                 continue

@@ -124,7 +124,8 @@ class EngineSupervisor:
         assert process.stdin is not None, "spawned with a pipe"
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             logger.warning("the engine core did not end in %g s and is killed", STOP_TIMEOUT_S)
             _kill(process)

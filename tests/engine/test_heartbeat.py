@@ -1,0 +1,64 @@
+"""Who follows the beats of a core can be stopped, whatever comes at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quire.engine.heartbeat import heartbeats
+
+
+class OneReader:
+    """A context and its only socket, whose next message this test sets."""
+
+    def __init__(self) -> None:
+        self.message: asyncio.Future[bytes] | None = None
+        self.is_closed = False
+
+    def socket(self, kind: int) -> OneReader:
+        return self
+
+    def setsockopt(self, option: int, value: int) -> None: ...
+
+    def subscribe(self, topic: bytes) -> None: ...
+
+    def connect(self, address: str) -> None: ...
+
+    def recv(self) -> asyncio.Future[bytes]:
+        self.message = asyncio.get_running_loop().create_future()
+        return self.message
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_beat_that_comes_with_the_cancellation_does_not_swallow_it() -> None:
+    async def work() -> None:
+        context = OneReader()
+
+        async def follow() -> None:
+            async for _ in heartbeats(context, Path("/nowhere"), silence_s=5.0):
+                pass
+
+        task = asyncio.ensure_future(follow())
+        while context.message is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it waits for the message now
+        context.message.set_result(b"a beat")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 2)
+        assert task.cancelled()
+
+    asyncio.run(work())
+
+
+def test_silence_is_told_again_and_again() -> None:
+    async def work() -> None:
+        beats = heartbeats(OneReader(), Path("/nowhere"), silence_s=0.01)
+        assert [await anext(beats) for _ in range(3)] == [None, None, None]
+        await beats.aclose()
+
+    asyncio.run(work())
