@@ -18,7 +18,7 @@ from quire.engine.prompt_stream import PromptStream
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
@@ -213,11 +213,10 @@ class LLM:
         is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
         if ttl_s is not None and not (is_number and ttl_s > 0):
             raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
-        params = SamplingParams(max_tokens=1, temperature=0.0)
         handle = self._next_handle
         try:
             ttl = math.inf if ttl_s is None else ttl_s
-            output = self._add(rendered, params, SchedulingParams(), pin_seconds=ttl)
+            output = self._add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=ttl)
             while not output.finished:
                 self._step()
         finally:

@@ -110,9 +110,10 @@ def test_any_client_sees_a_pin_and_lets_it_go() -> None:
 
 def test_a_question_is_answered_or_fails() -> None:
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=1.0)) as host:
-            stream = await ask(host.client, [1], max_tokens=50)
-            await anext(stream)  # the next step has begun
+        async with hosted(FakeCoreOptions(step_s=0.2)) as host:
+            stream = await ask(host.client, [1], max_tokens=500)
+            await anext(stream)
+            os.kill(host.supervisor.pid, signal.SIGSTOP)  # it does not come to the question
             question = asyncio.ensure_future(host.client.pins())
             await asyncio.sleep(0.1)
             assert not question.done()

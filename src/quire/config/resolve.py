@@ -227,9 +227,9 @@ def _choose_recovery(settings: EngineSettings) -> tuple[str, str]:
 
 
 def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
-    """num_threads and why. Small models too take all cores: beside a busy program a second thread
-    loses a little (benchmarks/results/threads_cpu.json), but beside a server's front it gains
-    (benchmarks/results/serving.json)."""
+    """num_threads and why. Small models too take all cores: a second thread loses a fifth beside a
+    program that is always busy (benchmarks/results/threads_cpu.json), but beside a server's front
+    under load it gains a third (serving.json and serving_1_thread.json there)."""
     if settings.num_threads is not None:
         return settings.num_threads, "as asked"
     return platform.cpu.num_cores, "one per usable core"

@@ -45,9 +45,6 @@ FOREIGN: Mapping[str, str] = {
 }
 """Settings of vLLM that have no counterpart, and why none is needed."""
 
-_FLOATS = ("memory_utilization", "priority_ageing_s")
-"""They may be given as integers."""
-
 _BARE_NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS: Mapping[str, int] = {
@@ -272,11 +269,16 @@ def _normalised(item: Field[Any], value: object) -> object:
         except ValueError:
             example = "4GiB" if kind == "bytes" else "4096 or 32k"
             raise _invalid(item.name, value, f"a number such as {example}") from None
-    if item.name in _FLOATS and isinstance(value, int):
-        return value if isinstance(value, bool) else float(value)
+    if _type_name(item) == "float" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     if item.name in ("model", "tokenizer", "download_dir") and hasattr(value, "__fspath__"):
         return str(value)
     return value
+
+
+def _type_name(item: Field[Any]) -> str:
+    """Of a field's values, None excepted."""
+    return cast("str", item.type).split(" | ")[0]
 
 
 def _check(item: Field[Any], value: object) -> None:
@@ -284,7 +286,7 @@ def _check(item: Field[Any], value: object) -> None:
     rules, name = item.metadata, item.name
     if value is None and item.default is None:
         return
-    wanted = cast("str", item.type).split(" | ")[0]
+    wanted = _type_name(item)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "str": isinstance(value, str),

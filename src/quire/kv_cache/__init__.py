@@ -1,7 +1,6 @@
 """Block bookkeeping of the paged KV cache: integers only (PagedAttention paper, 4.2-4.5)."""
 
 from quire.kv_cache.hashing import BlockHasher
-from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.manager import KVManager, PrefixHit, TableUpdates
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
@@ -9,7 +8,6 @@ from quire.kv_cache.saved_tables import SavedTables
 __all__ = [
     "BlockHasher",
     "BlockPool",
-    "HostTier",
     "KVManager",
     "PrefixHit",
     "SavedTables",

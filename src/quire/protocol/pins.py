@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PinnedPrefix"]
+from quire.protocol.sampling_params import SamplingParams
+
+__all__ = ["PIN_PARAMS", "PinnedPrefix"]
+
+PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
+"""Of a request that pins its prompt: it is computed like any other, up to the draw of one token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.scheduler.sequence import SequenceGroup
 
-__all__ = ["MayStart", "NumUncached", "Policy"]
+__all__ = ["CountsTokens", "MayStart", "NumUncached", "Policy"]
 
 MayStart = Callable[[SequenceGroup], bool]
 """Whether a waiting group may be admitted now; others behind it may go if it may not."""
@@ -29,11 +29,10 @@ class Policy(Protocol):
     running group with the smallest key stays that, or gives way to a smaller one, and the engine
     makes progress if no key has infinitely many below it.
 
-    uses_priority: requests may name a priority. counts_tokens: `count_tokens` is called.
+    uses_priority: requests may name a priority.
     """
 
     uses_priority: bool
-    counts_tokens: bool
 
     def add(self, group: SequenceGroup) -> None:
         """A group begins to wait: a new one, or one that was preempted and keeps its key."""
@@ -47,12 +46,17 @@ class Policy(Protocol):
         """The waiting group to admit next, with its key as of now; None if none may start."""
         ...
 
-    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """A step computes `tokens` [N] for groups with these `SequenceGroup.account`s [N]."""
-        ...
-
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         """All groups that wait, in any order."""
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """What a policy has besides if its order depends on what has been computed for whom."""
+
+    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """A step computes `tokens` [N] for groups with these `SequenceGroup.account`s [N]."""
         ...

@@ -47,7 +47,8 @@ class Recovery:
             sequence.swapped = swapped
 
     def _num_blocks(self, num_tokens: np.ndarray) -> int:
-        return int((-(-num_tokens // self._kv.block_size)).sum())
+        """That would be copied at most: sharing and windows make it less."""
+        return int((-(-num_tokens // self._kv.block_size)).sum()) * self._kv.num_groups
 
     def plan_swap_in(self, group: SequenceGroup, budget: int) -> list[int]:
         """Tokens that each sequence may compute in the step in which it comes back."""

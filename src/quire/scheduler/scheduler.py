@@ -20,7 +20,7 @@ from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import InFlight, PlanBuilder
-from quire.scheduler.policy import Policy
+from quire.scheduler.policy import CountsTokens, Policy
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
@@ -90,6 +90,7 @@ class Scheduler:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`."""
         self._kv = kv
         self._policy = policy
+        self._counter = policy if isinstance(policy, CountsTokens) else None
         self._admission = admission
         self._table = SequenceTable(max_num_seqs, max_model_len)
         limits = prefill_limits or PrefillLimits()
@@ -222,10 +223,12 @@ class Scheduler:
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
         """Tell those who measure what a step computes."""
+        table = self._table
         self._steps_total += 1
-        self._speed.step_planned(now, int(tokens[tokens > 1].sum()))
-        if self._policy.counts_tokens:
-            self._policy.count_tokens(self._table.account[slots], tokens)
+        of_prompts = table.num_computed[slots] < table.num_prompt[slots]
+        self._speed.step_planned(now, int(tokens[of_prompts].sum()))
+        if self._counter is not None:
+            self._counter.count_tokens(table.account[slots], tokens)
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""

@@ -108,6 +108,8 @@ class _ServerCollector(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens_total),
             ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.cached_tokens_total),
             ("vllm:num_preemptions", "Requests that lost their blocks.", stats.preempted_total),
+            ("quire:swapped_out_requests", "Preempted to host memory.", stats.swapped_out_total),
+            ("quire:swapped_in_requests", "Back from host memory.", stats.swapped_in_total),
             ("quire:engine_steps", "Steps of the engine.", stats.steps_total),
             ("quire:engine_step_seconds", "Time in steps.", stats.step_seconds_total),
             ("quire:garbled_messages", "Between front and core.", stats.garbled_messages_total),

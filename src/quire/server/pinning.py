@@ -12,19 +12,15 @@ import numpy as np
 
 from quire.engine.async_client import AsyncEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
-from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState, EngineStatus
 from quire.server.prefix_files import RenderedPrefix
 
-__all__ = ["PIN_PARAMS", "PrefixKeeper", "pin_prefix"]
+__all__ = ["PrefixKeeper", "pin_prefix"]
 
 logger = logging.getLogger("quire.server")
-
-PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
-"""A prompt that is pinned is computed like any other, up to the draw of one token."""
 
 RETRY_S = 0.5
 MAX_TRIES = 20

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.engine.async_client import EngineUnavailableError
 from quire.errors import EngineError
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
 from quire.server.answer import encode
@@ -22,7 +22,7 @@ from quire.server.errors import RefusedError
 from quire.server.events import while_connected
 from quire.server.job import tenant_salt
 from quire.server.openapi import body_of
-from quire.server.pinning import PIN_PARAMS, pin_prefix
+from quire.server.pinning import pin_prefix
 from quire.server.prompts import check_context
 from quire.server.requests import PinRequest, TokenizeRequest
 from quire.server.sampling import check_label

@@ -16,6 +16,8 @@ class EngineStats:
     core started, and start again at 0 when it is restarted.
 
     num_running, num_waiting: requests. num_blocks = free + used + cached.
+    num_host_blocks, num_used_host_blocks: of the swap space. swapped_out_total, swapped_in_total:
+    preempted requests that went there, and that came back.
     num_used_blocks: held by sequences. num_cached_blocks: free, but with a prefix that may be hit.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
     generation_tokens_total: sampled and sent. step_seconds_total: time spent in steps.
@@ -31,6 +33,10 @@ class EngineStats:
     num_cached_blocks: int = 0
     num_tokens_in_used_blocks: int = 0
     preempted_total: int = 0
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
+    swapped_out_total: int = 0
+    swapped_in_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generation_tokens_total: int = 0

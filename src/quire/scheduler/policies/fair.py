@@ -25,7 +25,6 @@ class Fair:
     """
 
     uses_priority = False
-    counts_tokens = True
 
     def __init__(self) -> None:
         self._accounts: dict[str, int] = {}
@@ -84,6 +83,7 @@ class Fair:
         return None
 
     def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """As `CountsTokens`."""
         computed = np.bincount(accounts, tokens, len(self._counters))
         self._counters += computed / self._weights
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from quire.scheduler.policies.sorted_groups import SortedGroups
 from quire.scheduler.policy import MayStart, NumUncached
 from quire.scheduler.sequence import SequenceGroup
@@ -19,7 +16,6 @@ class KeyedPolicy(ABC):
     """Subclasses define `key`, and set `uses_priority` if it looks at priorities."""
 
     uses_priority = False
-    counts_tokens = False
 
     def __init__(self) -> None:
         self._waiting = SortedGroups()
@@ -39,9 +35,6 @@ class KeyedPolicy(ABC):
     def first(self, may_start: MayStart, num_uncached: NumUncached) -> SequenceGroup | None:
         del num_uncached  # the key does not depend on it
         return next((group for group in self._waiting if may_start(group)), None)
-
-    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        raise NotImplementedError("a policy that counts tokens defines count_tokens")
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from quire.scheduler.policies.priority import aged_arrival
 from quire.scheduler.policies.sorted_groups import SortedGroups, key_of
 from quire.scheduler.policy import MayStart, NumUncached
@@ -30,7 +27,6 @@ class TwoLevel:
     """
 
     uses_priority = True
-    counts_tokens = False
 
     def __init__(self, staging_size: int, tokens_per_batch: int, ageing_s: float) -> None:
         self._staging_size = staging_size
@@ -63,9 +59,6 @@ class TwoLevel:
             group.key = (float(num_uncached(group) + handicap), group.number)
         ordered = heapq.merge(self._preempted, sorted(self._staged, key=key_of), key=key_of)
         return next((group for group in ordered if may_start(group)), None)
-
-    def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Not called: nobody is charged."""
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._staged) + len(self._preempted)
