@@ -1,20 +1,25 @@
 """The whole server on this machine: `quire serve` with random weights of a small Llama (12.6 M, a
 vocabulary of 8,192 words), streamed requests of 64 tokens in and 64 out from this process, on the
-same cores, at several numbers of streams. Every token is a word of text."""
+same cores, at several numbers of streams. Every token is a word of text.
+
+`--server vllm` loads vLLM's server in the same way, if its command is on the PATH."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from quire.bench.lengths import LengthRange
@@ -29,6 +34,15 @@ VOCAB_SIZE, SEED = 8192, 0
 INPUT_LENGTH = OUTPUT_LENGTH = 64
 REQUESTS_PER_STREAM = {1: 8, 16: 4, 64: 3}
 LATENCIES, PERCENTILES = ("ttft", "tpot", "itl"), (99.0,)
+COMMANDS = {
+    "quire": (sys.executable, "-m", "quire", "serve"),
+    "vllm": ("vllm", "serve"),
+}
+FLAGS = {
+    "quire": ("--disable-access-log",),
+    "vllm": ("--max-model-len", "2048", "--no-enable-prefix-caching"),
+}
+START_LIMIT_S = 900.0
 
 
 def write_model(folder: Path) -> None:
@@ -41,34 +55,39 @@ def write_model(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
 
 
-@contextmanager
-def served(flags: list[str]) -> Iterator[RemoteServer]:
+@contextlib.contextmanager
+def served(name: str, flags: list[str]) -> Iterator[RemoteServer]:
     """A server on a free port, while it is needed; what it says goes to stderr."""
-    with tempfile.TemporaryDirectory() as name:
-        write_model(Path(name))
-        command = [sys.executable, "-m", "quire", "serve", name, "--load-format", "dummy"]
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        address = ("--host", "127.0.0.1", "--port", str(port))
+        model = (folder, "--load-format", "dummy", "--served-model-name", "llama-12m")
         process = subprocess.Popen(
-            [*command, "--port", "0", "--disable-access-log", *flags],
-            stderr=subprocess.PIPE, text=True,
+            [*COMMANDS[name], *model, *address, *FLAGS[name], *flags],
+            stdout=sys.stderr, start_new_session=True,
         )  # fmt: skip
         try:
-            yield RemoteServer(ServerAddress.parse(_wait_until_ready(process)))
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(process, url)
+            yield RemoteServer(ServerAddress.parse(url))
         finally:
             process.terminate()
             try:
-                process.communicate(timeout=30)
-            finally:
-                process.kill()
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    for line in process.stderr:
-        sys.stderr.write(line)
-        found = re.search(r"Uvicorn running on (http://\S+)", line)
-        if found is not None:
-            return found[1]
-    raise EngineError("the server ended before it was ready")
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    end = time.monotonic() + START_LIMIT_S
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/v1/models", timeout=5.0).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise EngineError("the server ended, or took too long, before it was ready")
 
 
 def load(num_streams: int, repeats: int) -> ServingOptions:
@@ -99,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write JSON here")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("flags", nargs="*", help="of quire serve, after --")
+    parser.add_argument("--server", choices=COMMANDS, default="quire")
+    parser.add_argument("flags", nargs="*", help="of the server, after --")
     options = parser.parse_args()
     load_before = os.getloadavg()
     values: dict[str, list[float]] = {}
-    with served(options.flags) as server:
+    with served(options.server, options.flags) as server:
         for num_streams in REQUESTS_PER_STREAM:
             run = run_serving(load(num_streams, options.repeats), server)
             failed = [error for figures in run.figures for error in figures.errors]
@@ -128,7 +148,8 @@ def main() -> None:
         seed=SEED,
         workload={
             "model": "llama-12m, random weights",
-            "flags": options.flags,
+            "server": options.server,
+            "flags": [*FLAGS[options.server], *options.flags],
             "input_length": INPUT_LENGTH,
             "output_length": OUTPUT_LENGTH,
             "requests_per_stream": REQUESTS_PER_STREAM,
