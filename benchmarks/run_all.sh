@@ -44,3 +44,4 @@ $python benchmarks/core_faults.py --output $results/core_faults.json
 $python benchmarks/server_faults.py --output $results/server_faults.json
 $python benchmarks/policies.py --output $results/policies.json
 $python benchmarks/recovery.py --repeats 2 --output $results/recovery.json
+$python benchmarks/soak.py --steps 1000000 --output $results/soak.json

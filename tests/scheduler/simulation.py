@@ -5,7 +5,7 @@ Plans and results are separate moves, so results arrive as late as a test wants 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -158,6 +158,7 @@ class Simulation:
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
         self.num_steps = 0
+        self.done: Counter[str] = Counter()  # what the plans asked for, to show what a walk met
         self.num_refused = 0
         self.lost: set[int] = set()
         self.now = 0.0
@@ -313,6 +314,13 @@ class Simulation:
                     assert table.num_computed[slot] == computed + 1, "a decode was starved"
         self.in_flight.append(self.executor.execute(plan))
         self.num_steps += 1
+        self.done.update(
+            steps=1,
+            forks=len(plan.forks) + len(plan.start_fork_dst),
+            blocks_copied=len(plan.copy_dst),
+            blocks_swapped_out=len(plan.swap_out_dst),
+            blocks_swapped_in=len(plan.swap_in_dst),
+        )
         return True
 
     def apply(self) -> bool:
