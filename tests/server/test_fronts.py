@@ -283,6 +283,56 @@ def test_a_front_is_told_to_drain_even_if_it_was_being_started(
         asyncio.run(asyncio.wait_for(work(listener), 10))
 
 
+@pytest.mark.parametrize("is_another", [False, True], ids=["first", "replacement"])
+def test_a_front_that_is_being_started_does_not_outlive_stop(
+    is_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: `stop` did not know of it, so that it was left behind. It listens to nobody here."""
+    before = children(os.getpid())
+
+    async def work(listener: socket.socket) -> None:
+        monkeypatch.setattr(fronts, "FRONT_COMMAND", ("sleep", "600"))
+        owner = fronts.Fronts(tmp_path, [listener], {}, ServerSettings())
+        running = asyncio.create_task(owner.run())
+        if is_another:
+            while not owner._processes:
+                await asyncio.sleep(0)
+            owner._processes[1].kill()
+        while owner._next_number == 1 + is_another:  # then one is being spawned
+            await asyncio.sleep(0)
+        assert owner._processes.keys() == set()
+        assert children(os.getpid()) != before
+        await owner.stop()
+        assert children(os.getpid()) == before
+        await running
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 10))
+
+
+@pytest.mark.parametrize("how", [fronts.Fronts.stop, fronts.Fronts.drain])
+def test_no_front_is_started_late_after_the_end(
+    how: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: the wait before the next start was waited for."""
+
+    async def work(listener: socket.socket) -> None:
+        monkeypatch.setattr(fronts, "FRONT_COMMAND", ("true",))
+        policy = supervisor.RestartPolicy(first_delay_s=600, max_delay_s=600)
+        owner = fronts.Fronts(tmp_path, [listener], {}, ServerSettings(), policy)
+        running = asyncio.create_task(owner.run())
+        while caplog.text.count("is replaced") < 2:  # then it waits
+            await asyncio.sleep(0)
+        ending = how(owner)
+        if ending is not None:
+            await ending
+        await running
+        assert owner._next_number == 3
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 10))
+
+
 def test_a_full_disk_does_not_end_the_fronts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,7 +52,11 @@ class Fronts:
         self._policy = policy or RestartPolicy()
         self._next_number = 1  # 0 is the owner's own client
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._is_stopping = False
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        """No other process is started."""
+        self._is_stopped = False
+        """One that was being started meanwhile has no time to end by itself."""
 
     async def run(self) -> None:
         """Keep the processes running; returns when `stop` has ended them all.
@@ -62,8 +66,7 @@ class Fronts:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for listener in self._listeners:
-                    group.create_task(self._keep(listener))
+                self._keepers = [group.create_task(self._keep(x)) for x in self._listeners]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -76,40 +79,33 @@ class Fronts:
 
     def drain(self) -> None:
         """Let them refuse new requests, and end when open ones have, within `shutdown_timeout`."""
-        self._is_stopping = True
+        self._stopping.set()
         for process in self._processes.values():
             _tell_to_drain(process)
 
     async def stop(self) -> None:
-        """End them now: open requests fail, with a message."""
-        self._is_stopping = True
-        processes = list(self._processes.values())
-        for process in processes:
+        """End them now: open requests fail, with a message. None is left when it returns."""
+        self._stopping.set()
+        self._is_stopped = True
+        for process in self._processes.values():
             assert process.stdin is not None, "spawned with a pipe"
             process.stdin.close()
-        ends = [asyncio.ensure_future(process.wait()) for process in processes]
-        if ends:
-            _, late = await asyncio.wait(ends, timeout=LAST_S)
-            if late:
-                logger.warning("%d front processes did not end and are killed", len(late))
-        for process in processes:
-            _kill(process)
-        await asyncio.gather(*ends)
+        if not self._keepers:
+            return
+        _, late = await asyncio.wait(self._keepers, timeout=LAST_S)
+        if late:
+            logger.warning("%d front processes did not end and are killed", len(late))
+            for keeper in late:
+                keeper.cancel()
+            await asyncio.wait(late)
 
     async def _keep(self, listener: socket.socket) -> None:
         """One process after the other, on one socket."""
         num_early_ends = 0
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             started = time.monotonic()
-            number, process = await self._spawn(listener)
-            try:
-                status = await process.wait()
-            finally:
-                _kill(process)
-                await process.wait()
-                del self._processes[number]
-                self._retire(number)
-            if self._is_stopping:
+            number, status = await self._run_one(listener)
+            if self._stopping.is_set():
                 return
             if status == BAD_CONFIG:
                 raise ConfigError("A front process cannot start. The log above says why.")
@@ -118,9 +114,13 @@ class Fronts:
             if num_early_ends > self._policy.max_failed_starts:
                 raise EngineError("Front processes end again and again. The log above says why.")
             logger.error("front process %d ended (status %d) and is replaced", number, status)
-            await asyncio.sleep(self._policy.delay(max(0, num_early_ends - 1)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.delay(max(0, num_early_ends - 1))):
+                    await self._stopping.wait()
 
-    async def _spawn(self, listener: socket.socket) -> tuple[int, asyncio.subprocess.Process]:
+    async def _run_one(self, listener: socket.socket) -> tuple[int, int]:
+        """A process from its start to its end; its number and exit status. It ends with this call,
+        however this ends."""
         number, self._next_number = self._next_number, self._next_number + 1
         descriptor = listener.fileno()
         process = await asyncio.create_subprocess_exec(
@@ -128,13 +128,26 @@ class Fronts:
         )
         self._processes[number] = process
         launch = FrontLaunch(number, descriptor, str(self._directory), self._engine, self._server)
+        try:
+            await self._launch(process, launch)
+            status = await process.wait()
+        finally:
+            _kill(process)
+            await process.wait()
+            del self._processes[number]
+            self._retire(number)
+        return number, status
+
+    async def _launch(self, process: asyncio.subprocess.Process, launch: FrontLaunch) -> None:
+        if self._is_stopped:  # since the spawn began, so that `stop` did not reach it
+            _kill(process)
+            return
         assert process.stdin is not None, "spawned with a pipe"
         process.stdin.write(launch_bytes(launch))
+        if self._stopping.is_set():  # as above, for `drain`
+            _tell_to_drain(process)
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await process.stdin.drain()
-        if self._is_stopping:  # since the spawn began, so that `drain` did not reach it
-            _tell_to_drain(process)
-        return number, process
 
     def _retire(self, number: int) -> None:
         try:
