@@ -2,10 +2,10 @@
 
     python benchmarks/policies.py [--requests 1000] [--repeats 3] [--output FILE]
 
-The scheduler is real; steps take the time that a cost model gives them (`STEP_S`, `TOKEN_S`,
-`CONTEXT_S` below), and tokens are constants, so TTFT and waiting are exact and the same on any
-machine. Planning is on this machine's clock: the policies take turns, and each figure is the
-median of the repeats with their spread.
+The scheduler is real; steps take the time of a cost model (`cost_model.py`: Llama-3.1-8B on an
+A100), and tokens are constants, so TTFT and waiting are exact and the same on any machine. Planning
+is on this machine's clock: the policies take turns, and each figure is the median of the repeats
+with their spread.
 """
 
 from __future__ import annotations
@@ -13,40 +13,36 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cost_model import A100, LLAMA_3_8B, StepCost
+from simulation import DEPTH, Served, SimulatedDevice, serve
 
 from quire.bench.record import Spread, new_record, percentile, spread_of
 from quire.config.kv_layout import KVLayout, group_layers
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.kv_cache import BlockHasher, KVManager
-from quire.protocol import EngineRequest, SamplingParams, SchedulingParams, StepPlan, StepResult
+from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
 from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 DEFAULT_OUT = Path(__file__).parent / "results" / "policies.json"
 SEED = 0
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 16384
-NUM_BLOCKS = 8192
+NUM_BLOCKS = 8192  # 17 GB beside 16 GB of weights
 MAX_NUM_SEQS = 64
 STEP_TOKENS = 512
-DEPTH = 2
 VOCAB = 30000
 
-# Orders of magnitude of a small model on a few CPU cores: a step, a token in it, and the K/V that
-# attention reads for a token of context.
-STEP_S = 0.005
-TOKEN_S = 0.0004
-CONTEXT_S = 2e-7
+COST = StepCost(A100, LLAMA_3_8B)
 
 MEDIAN_PROMPT, SIGMA = 200, 1.4  # log-normal; one prompt in a hundred is 26 times the median
 MIN_PROMPT, MAX_PROMPT = 8, 12000
 OUTPUT_TOKENS = (8, 64)
-LOAD = 0.5  # of the rate at which full steps would compute the trace, attention not counted
+LOAD = 0.85  # of the rate at which full steps would compute the trace, attention not counted
 SHARED_PREFIXES, SHARED_TOKENS, SHARED_SHARE = 8, 128, 0.3
 THRESHOLD = 128  # of the one run with long_prefill_token_threshold
 TENANTS = ("heavy", "light")
@@ -68,7 +64,7 @@ def make_trace(count: int, seed: int) -> list[Arrival]:
     lengths = np.exp(rng.normal(np.log(MEDIAN_PROMPT), SIGMA, count))
     lengths = np.clip(lengths, MIN_PROMPT, MAX_PROMPT).astype(int)
     outputs = rng.integers(*OUTPUT_TOKENS, count, endpoint=True)
-    seconds = float((lengths + outputs).sum()) * (TOKEN_S + STEP_S / STEP_TOKENS) / LOAD
+    seconds = float((lengths + outputs).sum()) * COST.token_s / LOAD
     times = np.sort(rng.uniform(0.0, seconds, count))
     prefixes = rng.integers(3, VOCAB, (SHARED_PREFIXES, SHARED_TOKENS))
     trace: list[Arrival] = []
@@ -119,83 +115,34 @@ def make_request(handle: int, arrival: Arrival, scheduler_knows_priority: bool) 
     )
 
 
-class CostModel:
-    """Computes nothing: says how long a step takes, and which rows draw a token."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._length = np.zeros(num_rows, np.int64)
-        self._computed = np.zeros(num_rows, np.int64)
-        self._delta = np.zeros(num_rows, np.int64)
-
-    def execute(self, plan: StepPlan) -> tuple[float, StepResult]:
-        """Seconds, and the result."""
-        self._delta[plan.leave] = 0
-        for row in plan.enter:
-            self._length[row.slot] = len(row.token_ids)
-            self._computed[row.slot] = row.num_computed_tokens
-            self._delta[row.slot] = 0
-        self._delta[plan.delta_slot] = plan.delta_tokens
-        num_tokens = int(self._delta.sum())
-        context = float(self._delta @ (self._computed + self._delta / 2))
-        self._computed += self._delta
-        drawn = ((self._delta > 0) & (self._computed == self._length)).nonzero()[0]
-        self._length[drawn] += 1
-        result = StepResult(plan.step_id, drawn.astype(np.int32), np.full(len(drawn), 3, np.int32))
-        return STEP_S + num_tokens * TOKEN_S + context * CONTEXT_S, result
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """By request, in the order of the trace: seconds from arrival to the first token. plan_us: of
-    each call of `plan`."""
-
-    ttft_s: list[float]
-    plan_us: list[float]
-    num_preempted: int
-
-
-def serve(trace: Sequence[Arrival], policy: str, limits: PrefillLimits) -> Served:
-    """All of the trace; two steps are in flight, as in the engine."""
+def serve_trace(trace: Sequence[Arrival], policy: str, limits: PrefillLimits) -> Served:
+    """All of the trace, by a scheduler of its own."""
     scheduler = make_scheduler(policy, limits, num_seqs=MAX_NUM_SEQS, step_tokens=STEP_TOKENS)
     knows_priority = make_policy(policy, PolicySettings(STEP_TOKENS)).uses_priority
-    model = CostModel(MAX_NUM_SEQS)
-    in_flight: deque[tuple[float, StepResult]] = deque()
-    first: dict[int, float] = {}
-    plan_us: list[float] = []
-    now, next_arrival, device_free = 0.0, 0, 0.0
-    while next_arrival < len(trace) or scheduler.has_unfinished or in_flight:
-        while next_arrival < len(trace) and trace[next_arrival].at_s <= now:
-            scheduler.add(make_request(next_arrival, trace[next_arrival], knows_priority))
-            next_arrival += 1
-        while len(in_flight) < DEPTH and scheduler.has_unfinished:
-            started = time.perf_counter_ns()
-            plan = scheduler.plan(now)
-            plan_us.append((time.perf_counter_ns() - started) / 1000)
-            if plan is None:
-                break
-            seconds, result = model.execute(plan)
-            device_free = max(device_free, now) + seconds
-            in_flight.append((device_free, result))
-        if not in_flight:
-            now = trace[next_arrival].at_s
-            continue
-        now, result = in_flight.popleft()
-        for handle in scheduler.apply(result).handles.tolist():
-            first.setdefault(handle, now)
-    ttft = [first[handle] - arrival.at_s for handle, arrival in enumerate(trace)]
-    return Served(ttft, plan_us, scheduler.stats().preempted_total)
+    requests = [make_request(i, arrival, knows_priority) for i, arrival in enumerate(trace)]
+    return serve(scheduler, make_device(MAX_NUM_SEQS), requests)
+
+
+def make_device(num_seqs: int) -> SimulatedDevice:
+    return SimulatedDevice(COST, num_seqs, MAX_MODEL_LEN, BLOCK_SIZE)
+
+
+def waits(trace: Sequence[Arrival], served: Served) -> list[float]:
+    """Seconds from arrival to the first token, by request."""
+    return [at - arrival.at_s for at, arrival in zip(served.first_token_s, trace, strict=True)]
 
 
 def figures_of(trace: Sequence[Arrival], served: Served) -> dict[str, float]:
     """TTFT of all, of the short half and of the longest hundredth of the prompts, by tenant and by
     priority; `max` is the longest that anyone waited."""
-    ttft, lengths = np.array(served.ttft_s), np.array([len(arrival.prompt) for arrival in trace])
+    waited = waits(trace, served)
+    ttft, lengths = np.array(waited), np.array([len(arrival.prompt) for arrival in trace])
     short = ttft[lengths <= np.median(lengths)]
     long = ttft[lengths >= np.percentile(lengths, 99)]
     found = {
         "ttft_mean_s": float(ttft.mean()),
-        "ttft_p50_s": percentile(served.ttft_s, 50),
-        "ttft_p99_s": percentile(served.ttft_s, 99),
+        "ttft_p50_s": percentile(waited, 50),
+        "ttft_p99_s": percentile(waited, 99),
         "ttft_max_s": float(ttft.max()),
         "ttft_mean_short_s": float(short.mean()),
         "ttft_p99_short_s": percentile(short.tolist(), 99),
@@ -218,14 +165,14 @@ def blocked(policy: str, limits: PrefillLimits) -> float:
         Arrival(0.0, rng.integers(3, VOCAB, 12000).astype(np.int32), 8, 0, TENANTS[0]),
         Arrival(0.01, rng.integers(3, VOCAB, 32).astype(np.int32), 8, 0, TENANTS[1]),
     ]
-    return serve(trace, policy, limits).ttft_s[1]
+    return waits(trace, serve_trace(trace, policy, limits))[1]
 
 
 def steady_plan_us(policy: str, *, num_running: int, num_waiting: int, steps: int) -> float:
     """Median cost of planning a decode step while every slot is taken and others wait."""
     scheduler = make_scheduler(policy, PrefillLimits(), num_seqs=num_running, step_tokens=8192)
     rng = np.random.default_rng(SEED)
-    model = CostModel(num_running)
+    device = make_device(num_running)
     for handle in range(num_running + num_waiting):
         prompt = rng.integers(3, VOCAB, int(rng.integers(65, 321))).astype(np.int32)
         arrival = Arrival(float(handle), prompt, 2000, 0, f"tenant-{handle % 10}")
@@ -236,7 +183,7 @@ def steady_plan_us(policy: str, *, num_running: int, num_waiting: int, steps: in
         plan = scheduler.plan(0.0)
         seconds = time.perf_counter_ns() - started
         assert plan is not None
-        result = model.execute(plan)[1]
+        result = device.execute(plan)[1]
         if len(result.slots) == num_running and not plan.enter:
             costs.append(seconds / 1000)
         scheduler.apply(result)
@@ -255,7 +202,7 @@ def measure(trace: Sequence[Arrival], repeats: int) -> dict[str, Spread]:
     steady: dict[str, list[float]] = {name: [] for name in SCHEDULING_POLICIES}
     for _ in range(repeats):
         for name, (policy, limits) in runs().items():
-            served[name].append(serve(trace, policy, limits))
+            served[name].append(serve_trace(trace, policy, limits))
         for name in SCHEDULING_POLICIES:
             cost = steady_plan_us(name, num_running=256, num_waiting=1000, steps=200)
             steady[name].append(round(cost, 1))
@@ -291,9 +238,7 @@ def main() -> None:
             "prompt_tokens": int(sum(len(arrival.prompt) for arrival in trace)),
             "longest_prompt": max(len(arrival.prompt) for arrival in trace),
             "median_prompt": int(np.median([len(arrival.prompt) for arrival in trace])),
-            "step_s": STEP_S,
-            "token_s": TOKEN_S,
-            "context_s": CONTEXT_S,
+            "cost": COST.describe(),
             "load": LOAD,
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": STEP_TOKENS,
