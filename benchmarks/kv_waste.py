@@ -1,6 +1,6 @@
 """How much of the allocated KV memory holds no token, while a full engine serves chat traffic.
 
-    python benchmarks/kv_waste.py [--requests 1500] [--out benchmarks/results/kv_waste.json]
+    python benchmarks/kv_waste.py [--requests 1500] [--output benchmarks/results/kv_waste.json]
 
 Waste is the paper's (PagedAttention, section 4.2 and figure 2): slots of allocated blocks that
 hold no token, averaged over time (steps). Real scheduler and block manager; tokens are random.

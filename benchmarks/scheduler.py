@@ -1,6 +1,6 @@
 """Cost of the plan side: planning and applying a steady step, prefix hashing, admission.
 
-    python benchmarks/scheduler.py [--repeats 2500] [--out benchmarks/results/scheduler.json]
+    python benchmarks/scheduler.py [--repeats 2500] [--output benchmarks/results/scheduler.json]
 
 No model runs: results are made beforehand, so that only `plan` and `apply` are on the clock. Steady
 steps are measured in several rounds; the figures are those of the round with the lowest median (the
@@ -205,7 +205,7 @@ def hashing(repeats: int) -> dict[str, object]:
     times: list[int] = []
     for _ in range(repeats):
         start = time.perf_counter_ns()
-        hit = kv.lookup(names, 4095)
+        hit = kv.prefixes.lookup(names, 4095)
         kv.enter(1, hit)
         times.append(time.perf_counter_ns() - start)
         assert hit.num_blocks == 255

@@ -74,11 +74,11 @@ class PagedModel:
 
     def snapshot(self) -> tuple[int, dict[int, list[list[int]]]]:
         tables = {slot: [t.tolist() for t in self.kv.tables(slot)] for slot in self.rows}
-        return len(self.kv._updates.block), tables
+        return len(self.kv._updates.pending.block), tables
 
     def _check_only_released(self, before: tuple[int, dict[int, list[list[int]]]]) -> None:
         num_updates, tables = before
-        assert len(self.kv._updates.block) == num_updates, "a refused growth left updates"
+        assert len(self.kv._updates.pending.block) == num_updates, "a refused growth left updates"
         for slot, row in self.rows.items():
             for group, (old, new) in enumerate(
                 zip(tables[slot], self.kv.tables(slot), strict=True)
@@ -98,9 +98,9 @@ class PagedModel:
     def enter(self, slot: int, tokens: list[int]) -> PrefixHit:
         names: list[bytes] = []
         self.hasher.extend(names, np.array(tokens, np.int32), self.root)
-        hit = self.kv.lookup(names, len(tokens) - 1)
+        hit = self.kv.prefixes.lookup(names, len(tokens) - 1)
         available = self.kv.pool.num_available
-        needed = self.kv.num_blocks_to_enter(hit, hit.num_blocks * self.block_size)
+        needed = self.kv.prefixes.num_blocks_to_enter(hit, hit.num_blocks * self.block_size)
         self.kv.enter(slot, hit)
         assert self.kv.pool.num_available == available - needed
         tables = [
@@ -166,7 +166,7 @@ class PagedModel:
     def swap_out(self, slots: list[int]) -> bool:
         """Whether the host took all of them."""
         computed = np.array([self.rows[slot].num_computed for slot in slots], np.int64)
-        stored = self.kv.swap_out(np.array(slots, np.int64), computed)
+        stored = self.kv.swaps.swap_out(np.array(slots, np.int64), computed)
         if stored is None:
             return False
         self.swapped.append([(self.rows[s], each) for s, each in zip(slots, stored, strict=True)])
@@ -178,11 +178,11 @@ class PagedModel:
         """Each sequence of the group comes back and computes what is left of it; whether it did."""
         rows, swapped = [row for row, _ in group], [each for _, each in group]
         ends = [min(len(row.tokens), row.num_computed + MAX_STEP) for row in rows]
-        needed = self.kv.num_blocks_to_swap_in(swapped, ends)
+        needed = self.kv.swaps.num_blocks_to_swap_in(swapped, ends)
         if len(rows) > len(self.free_slots) or needed > self.kv.pool.num_available:
             return False
         slots, available = self.free_slots[: len(rows)], self.kv.pool.num_available
-        self.kv.swap_in(slots, swapped, [row.names for row in rows])
+        self.kv.swaps.swap_in(slots, swapped, [row.names for row in rows])
         self.swapped.remove(group)
         for slot, row in zip(slots, rows, strict=True):
             tables = self.kv.tables(slot)

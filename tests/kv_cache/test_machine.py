@@ -117,7 +117,7 @@ class KVMachine(RuleBasedStateMachine):
                 live.append(slot)
         for number, slot in enumerate(live):
             model.rows[slot].tokens.append(number % 3)
-        copies = model.kv._updates.copy_dst
+        copies = model.kv._updates.pending.copy_dst
         before = len(copies)
         if model.grow(dict.fromkeys(live, 1)):
             assert len(copies) - before <= len(live) * len(model.windows)
@@ -175,7 +175,7 @@ class KVMachine(RuleBasedStateMachine):
         """One sequence of a swapped group is aborted."""
         group = data.draw(st.sampled_from(self.model.swapped))
         row_and_tables = data.draw(st.sampled_from(group))
-        self.model.kv.discard(row_and_tables[1])
+        self.model.kv.swaps.discard(row_and_tables[1])
         group.remove(row_and_tables)
         if not group:
             self.model.swapped.remove(group)
@@ -196,7 +196,7 @@ class KVMachine(RuleBasedStateMachine):
             self.model.free(slot)
         for group in self.model.swapped:
             for _, tables in group:
-                self.model.kv.discard(tables)
+                self.model.kv.swaps.discard(tables)
         self.model.kv.drain()
         self.model.kv.check_invariants()
         assert self.model.kv.host.num_used == 0, "a host block was lost"

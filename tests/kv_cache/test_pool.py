@@ -65,7 +65,7 @@ def test_a_sequences_last_blocks_are_evicted_first():
     kv, names = _published(num_blocks=4)
     kv.free(0)
     kv.pool.allocate()
-    assert kv.lookup(names, 100).num_blocks == 3
+    assert kv.prefixes.lookup(names, 100).num_blocks == 3
 
 
 def _published(num_blocks: int) -> tuple[KVManager, list[bytes]]:
@@ -84,7 +84,7 @@ def test_a_name_is_forgotten_only_while_it_may_be_wrong():
     kv, names = _published(num_blocks=4)
     kv.settle(3)
     kv.retract(0)
-    assert kv.lookup(names, 100).num_blocks == 2
+    assert kv.prefixes.lookup(names, 100).num_blocks == 2
     kv.check_invariants()
 
 
@@ -92,9 +92,9 @@ def test_names_forgotten_for_others_fault_are_published_again():
     """Without it an innocent long sequence would have a hole in its cached prefix for good."""
     kv, names = _published(num_blocks=4)
     kv.retract(2)
-    assert kv.lookup(names, 100).num_blocks == 1
+    assert kv.prefixes.lookup(names, 100).num_blocks == 1
     kv.publish(0, names, 4)
-    assert kv.lookup(names, 100).num_blocks == 4
+    assert kv.prefixes.lookup(names, 100).num_blocks == 4
 
 
 def test_a_block_that_a_window_released_is_not_published():
@@ -140,7 +140,7 @@ def test_dropping_the_cache_leaves_free_blocks():
     kv, names = _published(num_blocks=4)
     kv.free(0)
     kv.pool.drop_cached()
-    assert (kv.pool.num_free, kv.lookup(names, 100).num_blocks) == (4, 0)
+    assert (kv.pool.num_free, kv.prefixes.lookup(names, 100).num_blocks) == (4, 0)
     kv.check_invariants()
 
 
@@ -175,7 +175,7 @@ def test_prefix_hit_is_the_longest_that_every_group_has(windows, block_size, mis
             for position in range(0 if window is None else max(query - window + 1, 0), query)
         )
 
-    hit = kv.lookup(names, max_tokens)
+    hit = kv.prefixes.lookup(names, max_tokens)
     assert hit.num_blocks == max(n for n in range(length + 1) if is_cached(n))
     for group, blocks in enumerate(hit.blocks):
         assert len(blocks) == hit.num_blocks

@@ -1,9 +1,11 @@
 """Block bookkeeping of the paged KV cache: integers only (PagedAttention paper, 4.2-4.5)."""
 
 from quire.kv_cache.hashing import BlockHasher
-from quire.kv_cache.manager import KVManager, PrefixHit, TableUpdates
+from quire.kv_cache.manager import KVManager
 from quire.kv_cache.pool import BlockPool
+from quire.kv_cache.prefix_lookup import PrefixHit
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.table_updates import TableUpdates
 
 __all__ = [
     "BlockHasher",

@@ -46,16 +46,11 @@ class PrefixCache:
         """What is cached of a waiting sequence, its last token excepted. A request that asks for
         prompt logprobs must see all of its prompt computed."""
         if sequence.group.request.params.prompt_logprobs is not None:
-            return self._kv.lookup([], 0)
+            return self._kv.prefixes.lookup([], 0)
         if self._enabled:
             self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
         max_tokens = len(sequence.token_ids) - 1
-        held = self._pins.match(sequence)
-        hit = self._kv.lookup(sequence.names, max_tokens, held)
-        if held is None:
-            return hit
-        pinned = self._kv.hit_of(held, max_tokens)
-        return pinned if pinned.num_tokens > hit.num_tokens else hit
+        return self._kv.prefixes.lookup(sequence.names, max_tokens, self._pins.match(sequence))
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""

@@ -39,7 +39,7 @@ class Recovery:
         num_tokens = np.minimum(computed, total - 1)
         if not self._costs.prefers_swap(int(num_tokens.sum()), self._num_blocks(num_tokens)):
             return
-        stored = self._kv.swap_out(slots, num_tokens)
+        stored = self._kv.swaps.swap_out(slots, num_tokens)
         if stored is None:
             return
         self.swapped_out_total += 1
@@ -63,7 +63,7 @@ class Recovery:
         """Blocks that must be available for `swap_in`."""
         swapped = [_swapped(sequence) for sequence in group.sequences]
         ends = [each.num_tokens + count for each, count in zip(swapped, counts, strict=True)]
-        return self._kv.num_blocks_to_swap_in(swapped, ends)
+        return self._kv.swaps.num_blocks_to_swap_in(swapped, ends)
 
     def swap_in(self, group: SequenceGroup, counts: list[int]) -> list[tuple[int, int]]:
         """Give each sequence a slot, its blocks and those for `counts` tokens more: (slot, tokens)
@@ -71,7 +71,7 @@ class Recovery:
         swapped = [_swapped(sequence) for sequence in group.sequences]
         starts = [each.num_tokens for each in swapped]
         slots = [self._table.enter(*each) for each in zip(group.sequences, starts, strict=True)]
-        self._kv.swap_in(slots, swapped, [sequence.names for sequence in group.sequences])
+        self._kv.swaps.swap_in(slots, swapped, [sequence.names for sequence in group.sequences])
         begin = np.array(starts, np.int64)
         if not self._kv.grow(np.array(slots, np.int64), begin, begin + np.array(counts, np.int64)):
             raise EngineError("a swapped group was given fewer blocks than were counted for it")
@@ -90,7 +90,7 @@ class Recovery:
         """What waits in the host cannot be trusted: the group will be computed again."""
         for sequence in group.sequences:
             if sequence.swapped is not None:
-                self._kv.discard(sequence.swapped)
+                self._kv.swaps.discard(sequence.swapped)
                 sequence.swapped = None
 
 

@@ -150,7 +150,7 @@ class Roster:
         if sequence.slot >= 0:
             self._vacate(sequence)
         if sequence.swapped is not None:
-            self._kv.discard(sequence.swapped)
+            self._kv.swaps.discard(sequence.swapped)
             sequence.swapped = None
         sequence.num_pending = 0
         sequence.group.sequences.remove(sequence)

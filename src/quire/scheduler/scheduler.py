@@ -322,7 +322,7 @@ class Scheduler:
         num_cached = hit.num_tokens
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
         end = min(num_ready, num_cached + budget)
-        if not self._has_room(self._kv.num_blocks_to_enter(hit, end)):
+        if not self._has_room(self._kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
         slot = self._table.enter(sequence, num_cached)
         slots = np.array([slot], np.int64)

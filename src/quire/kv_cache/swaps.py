@@ -1,0 +1,104 @@
+"""Moves sequences between the device's blocks and the host's (Kwon et al. 2023, section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv_cache.block_tables import BlockTables
+from quire.kv_cache.host_tier import HostTier
+from quire.kv_cache.pool import BlockPool
+from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.table_updates import UpdateLog
+
+__all__ = ["Swaps"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class Swaps:
+    """Copies are recorded in `updates`; the plan that carries them makes them."""
+
+    def __init__(
+        self, tables: BlockTables, pool: BlockPool, host: HostTier, updates: UpdateLog
+    ) -> None:
+        self._tables = tables
+        self._pool = pool
+        self._host = host
+        self._updates = updates
+
+    def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
+        """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
+        to be freed. None, and nothing happens, if the host has no room for all of it."""
+        tables = [
+            self._tables.held_of_prefix(slot, count, count)
+            for slot, count in zip(slots.tolist(), num_tokens.tolist(), strict=True)
+        ]
+        distinct = {block for groups in tables for _, blocks in groups for block in blocks}
+        awaits_copy = not distinct.isdisjoint(self._updates.pending.copy_dst)  # made after the swap
+        if awaits_copy or not self._host.has_room(len(distinct)):
+            return None
+        stored, place = self._host.store(num_tokens.tolist(), tables)
+        self._updates.swap_out(place)
+        return stored
+
+    def num_blocks_to_swap_in(self, swapped: Sequence[SavedTables], ends: Sequence[int]) -> int:
+        """Available blocks that go at most when these sequences come back, and grow to `ends`."""
+        whole: set[int] = set()
+        count = 0
+        for tables, end in zip(swapped, ends, strict=True):
+            num_full = self._num_full(tables)
+            for first, blocks in zip(tables.first, tables.blocks, strict=True):
+                whole.update(blocks[: max(num_full - first, 0)])
+                count += len(blocks[max(num_full - first, 0) :])
+            grown = self._tables.blocks_for(end) - self._tables.blocks_for(tables.num_tokens)
+            count += grown * self._tables.num_groups
+        return count + len(whole)
+
+    def swap_in(
+        self, slots: Sequence[int], swapped: Sequence[SavedTables], names: Sequence[list[bytes]]
+    ) -> None:
+        """Start the tables of empty slots with what the host has of them. Full blocks that they
+        shared they share again; one that the cache still has under its name is not copied."""
+        placed: dict[int, int] = {}
+        for slot, tables, chain in zip(slots, swapped, names, strict=True):
+            num_full = self._num_full(tables)
+            for group, (first, blocks) in enumerate(zip(tables.first, tables.blocks, strict=True)):
+                row = [
+                    self._fetch(group, host, placed, chain[i : i + 1])
+                    if i < num_full
+                    else self._copy_in(host)
+                    for i, host in enumerate(blocks, first)
+                ]
+                self._tables.start(slot, group, first, row)
+            self._tables.num_blocks[slot] = self._tables.blocks_for(tables.num_tokens)
+            self._host.release(tables)
+
+    def discard(self, swapped: SavedTables) -> None:
+        """Nobody wants this sequence's K/V back."""
+        self._updates.forget_swaps_out(set(self._host.release(swapped)))
+
+    def _num_full(self, swapped: SavedTables) -> int:
+        """Blocks that nobody writes any more; a partly filled one is not shared after a swap,
+        because each of its owners is about to write into it."""
+        return swapped.num_tokens // self._tables.block_size
+
+    def _fetch(self, group: int, host: int, placed: dict[int, int], name: list[bytes]) -> int:
+        """The device block of a full host block, one reference more to it."""
+        block = placed.get(host)
+        if block is None and name:
+            block = self._pool.find(group, name[0])
+        if block is None:
+            block = self._copy_in(host)
+        else:
+            self._pool.share([block])
+        placed[host] = block
+        return block
+
+    def _copy_in(self, host: int) -> int:
+        block = self._pool.allocate()
+        self._host.hold([host])
+        self._updates.swap_in(host, block)
+        return block
