@@ -19,6 +19,7 @@ from quire.cli.main import main
 from quire.client import ServerAddress
 from quire.errors import ConfigError, EngineError
 from tests.client.scripted_server import Script, serve_script
+from tests.waiting import WAIT_S
 
 SMALL = ["--input-len", "5", "--output-len", "3", "--num-prompts", "6", "--no-limits"]
 
@@ -187,7 +188,7 @@ def test_what_goes_wrong_is_one_line(
 
 
 def test_a_slow_server_does_not_hold_the_benchmark_forever() -> None:
-    script = Script(words=["a", "b"], gap_s=2.0)
+    script = Script(words=["a", "b"], gap_s=60.0)
     with serve_script(script) as url:
         load = Load(
             address=ServerAddress.parse(url), headers={}, path="/v1/completions", bodies=[b"{}"],
@@ -195,7 +196,7 @@ def test_a_slow_server_does_not_hold_the_benchmark_forever() -> None:
         )  # fmt: skip
         result = run_load(load)
     assert result.answers[0].error == "no end after 0.2 s"
-    assert result.duration_s < 1.5
+    assert result.duration_s < 60.0
 
 
 def test_connections_are_used_again() -> None:
@@ -205,7 +206,7 @@ def test_connections_are_used_again() -> None:
         load = Load(
             address=ServerAddress.parse(url), headers={}, path="/v1/completions",
             bodies=[b'{"max_tokens": 2}'] * 20, arrivals=[0.0] * 20, max_concurrency=1,
-            timeout_s=5.0,
+            timeout_s=WAIT_S,
         )  # fmt: skip
         result = run_load(load)
     assert [answer.error for answer in result.answers] == [None] * 20

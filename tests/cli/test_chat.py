@@ -18,6 +18,7 @@ from quire.cli.answer import print_answer
 from quire.cli.main import main
 from quire.cli.text_source import Piece
 from tests.client.scripted_server import Script, serve_script
+from tests.waiting import WAIT_S
 
 ENGINE = ["--max-model-len", "128", "--num-threads", "1", "--quiet"]
 
@@ -158,12 +159,12 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
             process.send_signal(signal.SIGINT)
             shown = _read_until(main_end, "> ")
             assert "stopped; first token after" in shown
-            assert script.closed_early.wait(5)
+            assert script.closed_early.wait(WAIT_S)
             script.words, script.gap_s = ("Again",), 0.0
             os.write(main_end, b"More.\n")
             assert "Again" in _read_until(main_end, "tokens in")
             os.write(main_end, b"/exit\n")
-            assert process.wait(10) == 0
+            assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
             process.wait()
@@ -175,7 +176,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
 
 def _read_until(descriptor: int, wanted: str) -> str:
     """What a terminal shows until `wanted` has appeared after all that was read before."""
-    shown, deadline = "", time.monotonic() + 20
+    shown, deadline = "", time.monotonic() + WAIT_S
     while wanted not in shown and time.monotonic() < deadline:
         shown += os.read(descriptor, 4096).decode()
     assert wanted in shown, shown

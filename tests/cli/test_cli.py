@@ -18,7 +18,7 @@ QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from quire.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_help_lists_every_command_and_loads_nothing_heavy() -> None:

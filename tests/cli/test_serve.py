@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from quire.cli.main import main
+from tests.waiting import WAIT_S
 
 CODE = "import sys; from quire.cli.main import main; sys.exit(main())"
-START_S = 90
+START_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()
     try:
-        yield _wait_until_ready(process), process
+        url = _wait_until_ready(process)
+        watchdog.cancel()
+        yield url, process
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, rest
     finally:
         watchdog.cancel()
@@ -103,7 +106,7 @@ def test_no_such_model_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
     missing = str(tmp_path / "no-model")
     ended = subprocess.run(
         [sys.executable, "-c", CODE, "serve", missing, "--port", "0"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert ended.returncode == 2, ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("quire: error: ")]

@@ -7,6 +7,7 @@ import pytest
 from quire.client import RemoteServer, ServerAddress
 from quire.errors import ConfigError, EngineError, RequestError
 from tests.client.scripted_server import Script, serve_script
+from tests.waiting import WAIT_S
 
 BODY = {"prompt": "a"}
 
@@ -67,7 +68,7 @@ def test_leaving_a_stream_closes_the_connection() -> None:
         events = remote(url).stream("/v1/completions", BODY)
         next(events)
         events.close()
-        assert script.closed_early.wait(5)
+        assert script.closed_early.wait(WAIT_S)
 
 
 def test_a_key_is_sent_and_its_lack_is_told() -> None:

@@ -13,6 +13,7 @@ from huggingface_hub import errors
 
 from quire.config import resolve_model_folder
 from quire.errors import ConfigError
+from tests.waiting import WAIT_S
 
 
 def test_local_folder_touches_no_network_code(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_local_folder_touches_no_network_code(tmp_path: Path) -> None:
         "print(sorted({'torch', 'huggingface_hub', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
     )
     assert done.stdout.split("\n")[:2] == [str(tmp_path), "[]"]
 

@@ -19,8 +19,8 @@ async def _work() -> None:
         stream = await ask(host.client, [1], max_tokens=200)
         await anext(stream)
         print(host.supervisor.pid, host.directory, flush=True)  # noqa: T201
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
 
 
 if __name__ == "__main__":
-    run(_work())
+    run(_work(), 3600)

@@ -20,16 +20,17 @@ from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
+from tests.waiting import WAIT_S
 
 FAKE_MODEL = FakeModel([None], 1000)
 
-STATS_AGE_S = 0.3
-"""Older a reading is not: the core's interval of readings, and a few of its heartbeats."""
+NUM_FRESH_BEATS = 4
+"""Heartbeats after an answer of the core, after which the reading is not from before the answer."""
 
 RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
 
 
-def run(work: Coroutine[Any, Any, None], limit_s: float = 120) -> None:
+def run(work: Coroutine[Any, Any, None], limit_s: float = 240) -> None:
     """Run a test's coroutine; hanging is failing."""
     asyncio.run(asyncio.wait_for(work, limit_s))
 
@@ -51,7 +52,7 @@ async def hosted(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 3.0)),
+        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0)),
         restart_policy=policy,
         **supervisor_options,
     )
@@ -73,8 +74,8 @@ async def until_state(client: ProcessEngineClient, state: EngineState) -> None:
 
 async def until_idle(client: ProcessEngineClient) -> None:
     """Until the core reports that it holds nothing for anybody, which means that nothing leaks."""
-    async with asyncio.timeout(20):
-        await asyncio.sleep(STATS_AGE_S)
+    async with asyncio.timeout(WAIT_S):
+        await until_fresh(client)
         while True:
             stats = client.stats
             if stats.num_blocks and not (
@@ -82,6 +83,16 @@ async def until_idle(client: ProcessEngineClient) -> None:
             ):
                 return
             await asyncio.sleep(0.02)
+
+
+async def until_fresh(client: ProcessEngineClient) -> None:
+    """Until the client's readings know of all that it has sent so far."""
+    await until_state(client, EngineState.READY)
+    await client.pins()
+    for _ in range(NUM_FRESH_BEATS):
+        beat = client._watch._beat
+        while client._watch._beat is beat:
+            await asyncio.sleep(0.01)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.runner.captured import CapturedSteps
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, write_checkpoint
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
 
@@ -157,5 +158,7 @@ def test_a_capture_does_not_load_the_compiler() -> None:
         "llm.generate('a', SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False);"
         "print('torch._dynamo' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S
+    )
     assert found.stdout.strip() == "False", found.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.heartbeat import heartbeats
+from tests.waiting import WAIT_S
 
 
 class OneReader:
@@ -49,7 +50,7 @@ def test_a_beat_that_comes_with_the_cancellation_does_not_swallow_it() -> None:
         context.message.set_result(b"a beat")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.shield(task), 2)
+            await asyncio.wait_for(asyncio.shield(task), WAIT_S)
         assert task.cancelled()
 
     asyncio.run(work())

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +42,7 @@ from tests.engine.process_harness import (
     until_idle,
     until_state,
 )
+from tests.waiting import wait_for
 
 
 def test_many_streams_at_once_each_get_their_own_tokens() -> None:
@@ -113,7 +113,7 @@ def test_an_abort_storm_leaks_nothing() -> None:
 
 def test_an_abort_frees_within_two_steps() -> None:
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.1)) as host:
+        async with hosted(FakeCoreOptions(step_s=0.5)) as host:
             stream = await ask(host.client, [1, 2, 3], max_tokens=200)
             await anext(stream)
             steps = host.client.stats.steps_total
@@ -200,12 +200,12 @@ def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
 
 def test_drain_serves_what_is_there_and_fails_what_takes_too_long() -> None:
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
+        async with hosted(FakeCoreOptions(step_s=0.05)) as host:
             short = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=5)))
             long = asyncio.ensure_future(collect(await ask(host.client, [2], max_tokens=200)))
-            await host.client.drain(0.5)
+            await host.client.drain(4.0)
             assert (await short).finishes[0].reason is FinishReason.LENGTH
-            assert "not finished in 0.5 s" in (await long).finishes[0].message
+            assert "not finished in 4 s" in (await long).finishes[0].message
             assert host.client.status.state is EngineState.DRAINING
 
     run(work())
@@ -215,7 +215,7 @@ def test_a_drain_ends_with_the_last_request_even_without_a_core() -> None:
     """Its reader leaves while no core has it."""
 
     async def work() -> None:
-        policy = RestartPolicy(first_delay_s=30.0)
+        policy = RestartPolicy(first_delay_s=3600.0)
         async with hosted(FakeCoreOptions(step_s=0.05), policy=policy, max_replays=5) as host:
             stream = await ask(host.client, [1], max_tokens=500)
             for _ in range(2):  # the first restart is at once
@@ -223,12 +223,10 @@ def test_a_drain_ends_with_the_last_request_even_without_a_core() -> None:
                 assert host.supervisor.pid is not None
                 os.kill(host.supervisor.pid, signal.SIGKILL)
                 await until_state(host.client, EngineState.RESTARTING)
-            started = time.monotonic()
-            draining = asyncio.ensure_future(host.client.drain(10.0))
-            await asyncio.sleep(0.05)
+            draining = asyncio.ensure_future(host.client.drain(3600.0))
+            await until_state(host.client, EngineState.DRAINING)
             stream.abort()
             await draining
-            assert time.monotonic() - started < 5.0
 
     run(work())
 
@@ -255,12 +253,11 @@ def test_sigusr2_lets_a_core_finish_what_it_has() -> None:
     """And then it ends, and another one takes over."""
 
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
-            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=40)))
-            await asyncio.sleep(0.1)
+        async with hosted(FakeCoreOptions(step_s=0.02)) as host:
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
             os.kill(host.supervisor.pid, signal.SIGUSR2)
             await until_state(host.client, EngineState.DRAINING)
-            assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 40, 0)
+            assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 200, 0)
             while host.client.status.restarts == 0:
                 await asyncio.sleep(0.02)
             await until_state(host.client, EngineState.READY)
@@ -297,10 +294,7 @@ def test_a_core_dies_with_its_parent_and_the_next_start_clears_up() -> None:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while _is_alive(pid):
-        assert time.monotonic() < deadline, "the core outlives its parent"
-        time.sleep(0.02)
+    wait_for(lambda: not _is_alive(pid), "end of the core, which outlives its parent")
     with private_directory() as other:
         assert other.exists()
     assert not directory.exists()

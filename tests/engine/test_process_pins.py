@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.engine.async_client import EngineUnavailableError
+from quire.engine.in_flight import read_in_flight
 from quire.engine.process_client import ProcessEngineClient
 from quire.engine.request_stream import RequestStream
 from quire.errors import RequestError
@@ -25,6 +26,7 @@ from tests.engine.process_harness import (
     collect,
     hosted,
     run,
+    until_fresh,
     until_idle,
     until_state,
 )
@@ -174,8 +176,9 @@ def test_an_open_prompt_goes_on_in_the_next_core(number: signal.Signals) -> None
         async with hosted(max_replays=0) as host:
             stream = await open_prompt(host.client, PROMPT[:30])
             extend(host.client, stream, PROMPT[30:50])
-            await until_computed(host.client, 1)
-            await asyncio.sleep(0.3)
+            await until_fresh(host.client)
+            while read_in_flight(host.directory, 0):  # so that it cannot be charged with the death
+                await asyncio.sleep(0.01)
             os.kill(host.supervisor.pid, number)
             while host.client.status.restarts == 0 and host.client._watch.instance is not None:
                 await asyncio.sleep(0.005)

@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_S
 
 from quire.ops.compile import ISAS, SOURCE_FOLDER, CompileError, build_hash, compile_kernels
 from quire.ops.compile.__main__ import main
+
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 
 AVX2 = next(isa for isa in ISAS if isa.name == "avx2")
 
@@ -79,4 +82,4 @@ def test_the_build_file_needs_neither_torch_nor_the_package() -> None:
         "assert module.SOURCE_FOLDER.is_dir()\n"
         "assert 'torch' not in sys.modules and 'quire' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=WAIT_S)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import WAIT_S
 
 from quire.ops import ALL_OPS, Case, Team
 from quire.ops.check import compare
@@ -111,6 +112,6 @@ for call in calls:
 def test_a_draw_without_memory_fails_alone() -> None:
     """Turns red when a process ends because a thread of the team finds no memory."""
     done = subprocess.run(
-        [sys.executable, "-c", NO_MEMORY], timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", NO_MEMORY], timeout=WAIT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,8 @@ from tests.ops.tile_emulator import AMX, tiles_unavailable
 from quire.ops.compile import ISAS, build
 from quire.platform import detect_platform
 
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
+
 CPU = detect_platform().cpu
 ISA_NAMES = [
     isa.name
@@ -94,7 +96,7 @@ def sanitizer_runtime(tmp_path_factory: pytest.TempPathFactory) -> str:
     source = folder / "probe.cpp"
     source.write_text("int main() { return 0; }\n")
     command = [compiler, *build._SANITIZE_FLAGS, str(source), "-o", str(folder / "probe")]
-    probe = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    probe = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if probe.returncode != 0:
         pytest.skip(f"{compiler} has no sanitizers: {probe.stderr.strip()[-200:]}")
     name = "libclang_rt.asan-x86_64.so" if "clang" in Path(compiler).name else "libasan.so"
@@ -130,7 +132,7 @@ def run_sanitized(script: str, runtime: str, kernels: Path) -> subprocess.Comple
         env={**os.environ, **options},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=Path(__file__).parents[2],  # where `tests` is found
     )
 

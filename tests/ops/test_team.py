@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.waiting import WAIT_S
 
 from quire.ops import ALL_OPS, Provider, Team
 from quire.platform import detect_platform
@@ -127,7 +128,7 @@ here = detect_platform()
 provider = next(p for p in ALL_OPS["draw"].providers if p.unavailable(here) is None)
 call, count = provider.load(Team(3)), 2_000_000
 number, integer = torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
-logits = torch.randn(1, 50_000)
+logits = torch.randn(1, 500_000)
 minutes = lambda: call(logits, integer, number, integer, number * 0.9, 0 * number, *[integer] * 3)
 threading.Thread(target=minutes, daemon=True).start()
 time.sleep(0.2)
@@ -138,7 +139,7 @@ time.sleep(0.2)
 def test_the_interpreter_ends_while_a_daemon_thread_computes() -> None:
     """Turns red when the end waits for a kernel, or takes its team away while it runs."""
     done = subprocess.run(
-        [sys.executable, "-c", DRAWS_AT_THE_END], timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", DRAWS_AT_THE_END], timeout=WAIT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -149,7 +150,7 @@ def test_too_many_threads_are_refused() -> None:
     """Turns red when a process ends without a word because the system gives it only some of the
     threads that it was told to use."""
     done = subprocess.run(
-        [sys.executable, "-c", TOO_MANY], timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", TOO_MANY], timeout=WAIT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -159,6 +160,6 @@ def test_too_many_threads_are_refused() -> None:
 def test_a_forked_child_computes_alone_and_ends() -> None:
     """Turns red when a child waits for threads that stayed with its parent."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", FORKED], timeout=WAIT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

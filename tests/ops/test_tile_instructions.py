@@ -19,6 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.tile_emulator import build_emulator, emulation, tiles_unavailable
+from tests.waiting import WAIT_S
+
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 
 SMALLEST = Fraction(2) ** -126
 """The smallest float32 that is not denormal."""
@@ -201,6 +204,6 @@ def test_the_emulation_refuses_what_the_processor_refuses(
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
     )
     assert result.returncode < 0 and breach in result.stderr

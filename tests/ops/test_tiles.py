@@ -38,6 +38,8 @@ from quire.ops.linear_int8.inputs import int8_weight
 from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = TILE_OPS
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
+
 PLATFORM = detect_platform()
 if (_REASON := tiles_unavailable()) is not None:
     pytest.skip(_REASON, allow_module_level=True)

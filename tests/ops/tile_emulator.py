@@ -87,7 +87,7 @@ def build_emulator(folder: Path) -> Path:
     """Compile it into `folder`."""
     target = folder / "tile_emulator.so"
     command = [build._compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=600)
     return target
 
 

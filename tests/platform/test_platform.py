@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_S
 
 from quire.config import env
 from quire.errors import ConfigError
@@ -73,7 +74,7 @@ def test_features_and_caches_are_parsed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_platform_needs_no_torch() -> None:
     """Turns red when reading facts costs the seconds of importing torch."""
     code = "import sys, quire.platform; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 
 def test_the_forced_isa_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

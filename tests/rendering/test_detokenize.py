@@ -141,10 +141,14 @@ def test_neighbour_dependent_decoder(tokenizers_by_name: dict[str, Tokenizer]) -
 def test_cost_per_token_is_flat(name: str, tokenizers_by_name: dict[str, Tokenizer]) -> None:
     """Fault: cost that grows with the length of the output (a 32k answer takes minutes)."""
     tokenizer = tokenizers_by_name[name]
-    ids = tokenizer.encode(TEXTS[0] + TEXTS[2] + TEXTS[4]) * 200
+    ids = tokenizer.encode(TEXTS[0] + TEXTS[2] + TEXTS[4])
     detokenizer = IncrementalDetokenizer(tokenizer)
-    started = time.perf_counter()
-    for i in ids:
-        detokenizer.append((i,))
-    # Microseconds per token on a slow, busy machine; a quadratic stream takes a hundred times more.
-    assert (time.perf_counter() - started) / len(ids) < 50e-6
+    spent: list[float] = []
+    for _ in range(400):
+        started = time.thread_time()
+        for i in ids:
+            detokenizer.append((i,))
+        spent.append(time.thread_time() - started)
+    # The best of many, so that nothing else on the machine counts. A quadratic stream takes a
+    # hundred times longer at the end.
+    assert min(spent[-50:]) < 10 * min(spent[:50])

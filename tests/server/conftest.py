@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
+from tests import waiting
 from tests.server.running import RunningServer, bundled_front, running_server
 
 
@@ -25,7 +26,7 @@ def server(front: ModelFront) -> Iterator[RunningServer]:
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A client of the module's server; no request and no block may be left behind."""
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with waiting.PatientClient(base_url=server.url) as client:
         yield client
     server.wait_until_idle()
 

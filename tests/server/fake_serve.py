@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,7 @@ from quire.config.settings import EngineSettings  # noqa: E402
 from quire.engine.supervisor import EngineSupervisor  # noqa: E402
 from quire.server import Limits, ServerSettings, run_server  # noqa: E402
 from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
-
-START_S = 60.0
+from tests.waiting import wait_for  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,7 @@ class FakeServeOptions:
 
     core: FakeCoreOptions = dataclasses.field(default_factory=FakeCoreOptions)
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: float = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +87,7 @@ def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
 
 def wait_until_gone(session: int) -> None:
     """Until no process of a session is left."""
-    deadline = time.monotonic() + 10
-    while members_of(session):
-        assert time.monotonic() < deadline, f"processes are left: {members_of(session)}"
-        time.sleep(0.02)
+    wait_for(lambda: not members_of(session), f"end of the processes of session {session}")
 
 
 def members_of(session: int) -> list[int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -21,7 +22,7 @@ from quire.bench.record import percentile
 from tests.server.fake_serve import FakeServer, members_of
 
 CHAT = "/v1/chat/completions"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 """An answer that is not complete by then has no ending."""
 
 Figures = dict[str, float]
@@ -131,7 +132,7 @@ async def until_ready(port: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def leftovers(port: int, wait_s: float = 15.0) -> Figures:
+async def leftovers(port: int, wait_s: float = 60.0) -> Figures:
     """What the server still holds for anybody, once it has had time to let go of it."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -243,6 +244,7 @@ async def overload(server: FakeServer, factor: float, seconds: float, num_client
         "offered_per_s": len(replies) / offered_s,
         "goodput_per_s": goodput,
         "goodput_share": goodput / peak,
+        "done": len(done),
         "rejected": len(rejected),
         "rejected_without_retry_after": sum(b"retry-after: " not in r.data for r in rejected),
         "reject_p50_ms": 1000 * percentile([r.seconds for r in rejected], 50),
@@ -262,13 +264,15 @@ def _rate(times: Sequence[float], since: float, until: float) -> float:
 async def shutdown_under_load(
     server: FakeServer, num_streams: int, delay_s: float, *, to_group: bool
 ) -> Figures:
-    """Streams are open and others come when SIGTERM does, to the front or to all its processes."""
+    """Streams are open and others come when SIGTERM does, to the front or to all its processes.
+
+    delay_s: before that; infinite: until the server has all the streams."""
     port = server.port
     requests = [chat_request(f"Say {i}.", max_tokens=40, stream=i % 4 != 3) for i in range(8)]
     tasks = [
         asyncio.create_task(exchange(port, requests[i % len(requests)])) for i in range(num_streams)
     ]
-    await asyncio.sleep(delay_s)
+    await (_until_open(port, tasks) if math.isinf(delay_s) else asyncio.sleep(delay_s))
     send: Callable[[int, int], None] = os.killpg if to_group else os.kill
     send(server.process.pid, signal.SIGTERM)
     began = time.monotonic()
@@ -277,7 +281,7 @@ async def shutdown_under_load(
     status = await asyncio.to_thread(server.process.wait, LIMIT_S)
     seconds = time.monotonic() - began
     endings = Counter(reply.ending for reply in replies)
-    await asyncio.sleep(0.1)
+    await _until_gone(server)
     return {
         "streams": len(replies),
         **{name: endings[name] for name in ("done", "error", "refused", "closed", "broken")},
@@ -287,6 +291,23 @@ async def shutdown_under_load(
         "left_files": len(list(server.directory.iterdir())),
         "left_port": float(_is_open(port)),
     }
+
+
+async def _until_open(port: int, streams: Sequence[asyncio.Task[Reply]]) -> None:
+    """Until the server has, or has served, each of them."""
+    num_open = -1.0
+    async with asyncio.timeout(LIMIT_S):
+        while sum(stream.done() for stream in streams) + num_open < len(streams):
+            await asyncio.sleep(0.02)
+            num_open = (await get_json(port, "/load"))["server_load"] - 1.0  # this one
+
+
+async def _until_gone(server: FakeServer) -> None:
+    """Until no process is left, or for long enough that those that are will stay."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_S / 4):
+            while members_of(server.process.pid):
+                await asyncio.sleep(0.02)
 
 
 def _is_open(port: int) -> bool:

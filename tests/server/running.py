@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,6 +21,7 @@ from quire.server.backend import Backend, ServedModel
 from quire.server.http_server import uvicorn_config
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
+from tests.waiting import WAIT_S, wait_for
 
 Result = TypeVar("Result")
 
@@ -51,17 +51,20 @@ class RunningServer:
             event.set()
 
         self.loop.call_soon_threadsafe(run)
-        assert event.wait(10)
+        assert event.wait(WAIT_S)
         return done[0]
 
-    def wait_until_idle(self, timeout_s: float = 10.0) -> None:
+    def wait_until_open(self, num_requests: int = 1) -> None:
+        """Until the engine has so many."""
+        wait_for(lambda: self.call(lambda: self.client.num_unfinished) >= num_requests, "request")
+
+    def wait_until_idle(self) -> None:
         """Until no request is open; then no block may be in use."""
-        deadline = time.monotonic() + timeout_s
-        while self.call(
-            lambda: self.client.num_unfinished or self.client.engine.core.has_unfinished
-        ):
-            assert time.monotonic() < deadline, "a request never ended"
-            time.sleep(0.005)
+
+        def is_idle() -> bool:
+            return not (self.client.num_unfinished or self.client.engine.core.has_unfinished)
+
+        wait_for(lambda: self.call(is_idle), "end of a request")
         assert self.call(lambda: self.client.stats.num_used_blocks) == 0
 
 
@@ -87,13 +90,10 @@ def running_server(
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: server.started, "start of the server")
     try:
         yield RunningServer(f"http://127.0.0.1:{port}", port, engine, backend, loops[0])
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(WAIT_S)
         assert not thread.is_alive()

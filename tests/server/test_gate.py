@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
@@ -14,6 +12,7 @@ from quire.errors import ConfigError
 from quire.server.gate import OPEN_PATHS
 from quire.server.limits import Limits
 from quire.server.settings import ServerSettings
+from tests import waiting
 from tests.server.running import RunningServer, running_server
 
 KEYS = ("first-key-0123456789", "second-key-0123456789")
@@ -26,14 +25,14 @@ def guarded(front: ModelFront) -> Iterator[RunningServer]:
         api_key=KEYS,
         api_key_weights=(1.0, 2.5),
         disable_access_log=True,
-        limits=Limits(max_requests_per_key=2, header_timeout_s=0.3, max_header_bytes=4096),
+        limits=Limits(max_requests_per_key=2, max_header_bytes=4096),
     )
     with running_server(front, settings) as found:
         yield found
 
 
 def routes(server: RunningServer) -> list[str]:
-    document = httpx.get(f"{server.url}/openapi.json", headers={"x-api-key": KEYS[0]}).json()
+    document = waiting.get(f"{server.url}/openapi.json", headers={"x-api-key": KEYS[0]}).json()
     return [
         path.replace("{model_id}", "x").replace("{request_id}", "x") for path in document["paths"]
     ]
@@ -42,7 +41,7 @@ def routes(server: RunningServer) -> list[str]:
 def test_every_route_wants_a_key_but_the_probes(guarded: RunningServer) -> None:
     paths = [*routes(guarded), "/docs", "/redoc", "/openapi.json", "/no-such", "/livez/", "//livez"]
     assert "/metrics" in paths and "/tokenize" in paths
-    with httpx.Client(base_url=guarded.url) as http:
+    with waiting.PatientClient(base_url=guarded.url) as http:
         for path in paths:
             for method in ("GET", "POST", "OPTIONS", "HEAD"):
                 reply = http.request(method, path)
@@ -68,12 +67,12 @@ def test_every_route_wants_a_key_but_the_probes(guarded: RunningServer) -> None:
     ids=str,
 )
 def test_keys(guarded: RunningServer, headers: dict[str, str], status: int) -> None:
-    assert httpx.get(f"{guarded.url}/v1/models", headers=headers).status_code == status
+    assert waiting.get(f"{guarded.url}/v1/models", headers=headers).status_code == status
 
 
 def test_holders_of_different_keys_share_no_prefix(guarded: RunningServer) -> None:
     def cached(key: str, **fields: object) -> int:
-        reply = httpx.post(
+        reply = waiting.post(
             f"{guarded.url}/v1/completions", json={**BODY, **fields}, headers={"x-api-key": key}
         )
         return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -86,7 +85,7 @@ def test_holders_of_different_keys_share_no_prefix(guarded: RunningServer) -> No
 
 
 def test_a_key_sees_the_timelines_of_its_own_requests_only(guarded: RunningServer) -> None:
-    with httpx.Client(base_url=guarded.url) as http:
+    with waiting.PatientClient(base_url=guarded.url) as http:
         for key in KEYS:
             headers = {"x-api-key": key}
             body = {**BODY, "request_id": f"of-{key[:5]}"}
@@ -107,28 +106,27 @@ def test_one_key_has_so_many_requests_at_once(guarded: RunningServer) -> None:
     guarded.client.paused = True
     url, headers = f"{guarded.url}/v1/completions", {"x-api-key": KEYS[0]}
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(httpx.post, url, json=BODY, headers=headers) for _ in range(2)]
-        while guarded.call(lambda: guarded.client.num_unfinished) < 2:
-            time.sleep(0.005)
-        reply = httpx.post(url, json=BODY, headers=headers)
+        queued = [pool.submit(waiting.post, url, json=BODY, headers=headers) for _ in range(2)]
+        guarded.wait_until_open(2)
+        reply = waiting.post(url, json=BODY, headers=headers)
         assert reply.status_code == 429 and "max_requests_per_key" in reply.text
         assert int(reply.headers["retry-after"]) >= 1
-        other = httpx.get(f"{guarded.url}/version", headers={"x-api-key": KEYS[1]})
+        other = waiting.get(f"{guarded.url}/version", headers={"x-api-key": KEYS[1]})
         assert other.status_code == 200
         guarded.client.paused = False
-        assert [found.result().status_code for found in waiting] == [200, 200]
+        assert [found.result().status_code for found in queued] == [200, 200]
     guarded.wait_until_idle()
 
 
 def test_too_many_headers(guarded: RunningServer) -> None:
     headers = {"x-api-key": KEYS[0], **{f"x-{i}": "v" for i in range(100)}}
-    reply = httpx.get(f"{guarded.url}/version", headers=headers)
+    reply = waiting.get(f"{guarded.url}/version", headers=headers)
     assert reply.status_code == 431 and "max_headers" in reply.json()["error"]["message"]
 
 
 def test_a_foreign_host_is_refused_without_a_key(server: RunningServer) -> None:
     for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("evil.example:80", 403)):
-        reply = httpx.get(f"{server.url}/version", headers={"host": host})
+        reply = waiting.get(f"{server.url}/version", headers={"host": host})
         assert reply.status_code == status, host
 
 
@@ -138,14 +136,14 @@ def test_pages_of_named_origins_may_call(front: ModelFront) -> None:
     with running_server(front, settings) as server:
         for origin, status in (("https://ui.example", 200), ("https://evil.example", 400)):
             headers = {"origin": origin, **asked}
-            reply = httpx.options(f"{server.url}/v1/completions", headers=headers)
+            reply = waiting.options(f"{server.url}/v1/completions", headers=headers)
             assert reply.status_code == status
             assert ("access-control-allow-origin" in reply.headers) == (status == 200)
 
 
 def test_request_ids_come_back(server: RunningServer) -> None:
     def returned(given: str) -> str:
-        return httpx.get(f"{server.url}/version", headers={"x-request-id": given}).headers[
+        return waiting.get(f"{server.url}/version", headers={"x-request-id": given}).headers[
             "x-request-id"
         ]
 
@@ -166,7 +164,7 @@ def test_listening_to_the_world_wants_a_key() -> None:
 def test_keys_are_tenants_with_weights(guarded: RunningServer) -> None:
     """What the policy `fair` is told, and the key itself never."""
     for key, weight in zip(KEYS, (1.0, 2.5), strict=True):
-        httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers={"x-api-key": key})
+        waiting.post(f"{guarded.url}/v1/completions", json=BODY, headers={"x-api-key": key})
         asked = guarded.client.added[-1].scheduling
         assert asked.weight == weight
         assert asked.tenant and key not in asked.tenant

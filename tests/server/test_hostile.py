@@ -19,6 +19,7 @@ from quire.server.backend import Backend, ServedModel
 from quire.server.settings import ServerSettings
 from tests.profiles import machine_settings
 from tests.server.in_memory import InMemoryClient
+from tests.waiting import WAIT_S
 
 PATHS = (
     "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models",
@@ -65,7 +66,7 @@ class Site:
     def ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], chunks: list[bytes]
     ) -> Answer:
-        return self.runner.run(asyncio.wait_for(self._ask(method, path, headers, chunks), 20))
+        return self.runner.run(asyncio.wait_for(self._ask(method, path, headers, chunks), WAIT_S))
 
     async def _ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], chunks: list[bytes]

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.server.running import MODEL, RunningServer
+from tests.waiting import WAIT_S
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
@@ -19,7 +20,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
         base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,
-        timeout=20,
+        timeout=WAIT_S,
         _strict_response_validation=True,
     ) as found:
         yield found

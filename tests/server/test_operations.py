@@ -17,6 +17,7 @@ from quire.server.metrics import ServerMetrics
 from quire.server.settings import ServerSettings
 from quire.server.stats_line import StatsLine
 from quire.telemetry import EngineStats
+from tests import waiting
 from tests.server.running import MODEL, RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
@@ -65,7 +66,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def test_metrics_count_what_was_served(front: ModelFront) -> None:
-    with running_server(front) as server, httpx.Client(base_url=server.url) as http:
+    with running_server(front) as server, waiting.PatientClient(base_url=server.url) as http:
         for _ in range(3):
             assert http.post(CHAT, json=BODY).status_code == 200
         http.post(CHAT, json={**BODY, "n": 0})
@@ -147,7 +148,7 @@ def test_requests_are_logged_without_their_text(
             "chat_template_kwargs": {"context": "secret context"},
             "cache_salt": "secret salt",
         }
-        assert httpx.post(server.url + CHAT, json=body).status_code == 200
+        assert waiting.post(server.url + CHAT, json=body).status_code == 200
     assert any("'max_tokens': 6" in message for message in caplog.messages)
     assert "secret" not in caplog.text
 

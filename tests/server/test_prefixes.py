@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,12 @@ from quire.protocol.status import EngineState
 from quire.server.pinning import PrefixKeeper
 from quire.server.prefix_files import RenderedPrefix, read_prefix_files, render_prefixes
 from quire.server.settings import ServerSettings
+from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import hosted, run, until_state
 from tests.server.running import RunningServer, running_server
-from tests.server.test_run import CODE, children, serving, wait_for
+from tests.server.test_run import CODE, children, serving
+from tests.waiting import WAIT_S, wait_for
 
 PREFIXES = "/admin/prefixes"
 IDS = list(range(300, 341))  # two blocks of sixteen and a tail of nine
@@ -36,8 +37,7 @@ def keyed(front: ModelFront) -> Iterator[tuple[httpx.Client, httpx.Client, Runni
     settings = ServerSettings(api_key=KEYS, disable_access_log=True)
     with running_server(front, settings) as server:
         clients = [
-            httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=20)
-            for key in KEYS
+            waiting.PatientClient(base_url=server.url, headers={"x-api-key": key}) for key in KEYS
         ]
         yield clients[0], clients[1], server
         for client in clients:
@@ -75,8 +75,8 @@ def test_pin_list_hit_unpin(http: httpx.Client) -> None:
 
 def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
     system = {"role": "system", "content": "You are a short-spoken clerk of the harbour."}
-    pinned = pin(http, messages=[system], cache_salt="mine", ttl_s=60)
-    assert 50 < pinned["seconds_left"] <= 60
+    pinned = pin(http, messages=[system], cache_salt="mine", ttl_s=6000)
+    assert 5000 < pinned["seconds_left"] <= 6000
     body = {
         "messages": [system, {"role": "user", "content": "Hello"}],
         "max_tokens": 2,
@@ -89,8 +89,7 @@ def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
 
 def test_a_pin_ends_by_itself(http: httpx.Client) -> None:
     pin(http, prompt="The quick brown fox jumps", ttl_s=0.2)
-    time.sleep(0.25)
-    assert listed(http) == []
+    wait_for(lambda: listed(http) == [], "end of the pin")
     assert num_cached(http, "Something else") == 0  # and the step lets its blocks go
 
 
@@ -130,7 +129,7 @@ def test_keys_see_and_end_their_own_pins(
     keyed: tuple[httpx.Client, httpx.Client, RunningServer],
 ) -> None:
     one, two, server = keyed
-    assert httpx.get(server.url + PREFIXES).status_code == 401
+    assert waiting.get(server.url + PREFIXES).status_code == 401
     pinned = pin(one, prompt=IDS)
     assert listed(one) == [pinned] and listed(two) == []
     assert two.delete(f"{PREFIXES}/{pinned['id']}").status_code == 404
@@ -144,7 +143,7 @@ def test_the_operators_prefix_is_for_all_keys(
 ) -> None:
     one, two, server = keyed
     keeper = PrefixKeeper(server.client, [RenderedPrefix("harbour.txt", IDS)])
-    asyncio.run_coroutine_threadsafe(keeper.start(), server.loop).result(10)
+    asyncio.run_coroutine_threadsafe(keeper.start(), server.loop).result(WAIT_S)
     for client in (one, two):
         assert num_cached(client, [*IDS, 7]) == 41
         (found,) = listed(client)
@@ -230,16 +229,16 @@ def test_the_whole_command_pins_files_and_pins_them_again(
     file.write_text("The harbour master keeps a list of all ships that have come in since May.\n")
     settings = f"api_server_count={num_fronts}, pin_prefix=({str(file)!r},), uds="
     with serving(short_tmp, code=CODE.replace("uds=", settings)) as server:
-        wait_for(lambda: "startup complete" in server.text, "the start", 90)
+        wait_for(lambda: "startup complete" in server.text, "start")
         url = server.wait_until_ready()
-        with httpx.Client(base_url=url, timeout=30) as http:
+        with waiting.PatientClient(base_url=url) as http:
             (found,) = listed(http)
             assert (found["name"], found["shared"], found["hits"]) == (str(file), True, 0)
             text = file.read_text().removesuffix("\n")
             assert num_cached(http, text + " And more") == found["tokens"]
             core = next(child for child in children(server.process.pid) if is_core(child))
             os.kill(int(core), signal.SIGKILL)
-            wait_for(lambda: is_pinned_again(http), "the next core's pin", 60)
+            wait_for(lambda: is_pinned_again(http), "pin of the next core")
             assert num_cached(http, text + " And more") == found["tokens"]
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0

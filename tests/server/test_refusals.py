@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quire.server.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
 from quire.server.errors import ErrorReply, RefusedError
 from quire.server.limits import Limits
+from tests import waiting
 from tests.server.running import RunningServer
 
 CHAT = "/v1/chat/completions"
@@ -209,7 +210,7 @@ def test_no_body_makes_the_server_fail(
     elif path == TEXT:
         base["prompt"] = "hi"
     content = json.dumps({**base, **fields}).encode("utf-8", "surrogatepass")
-    with httpx.Client(base_url=server.url, timeout=20) as http:
+    with waiting.PatientClient(base_url=server.url) as http:
         reply = http.post(path, content=content, headers={"content-type": "application/json"})
     assert reply.status_code < 500, (fields, reply.text)
     server.wait_until_idle()

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
@@ -20,18 +18,20 @@ from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.render_pool import LEFT_PER_THREAD, RenderPool
 from quire.server.settings import ServerSettings
+from tests import waiting
 from tests.server.running import running_server
+from tests.waiting import WAIT_S, wait_for
 
 CHAT = "/v1/chat/completions"
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
+    asyncio.run(asyncio.wait_for(work, WAIT_S))
 
 
 def test_gives_results_and_errors() -> None:
     async def work() -> None:
-        pool = RenderPool(2, 5.0)
+        pool = RenderPool(2, WAIT_S)
         assert await asyncio.gather(*(pool.run(lambda i=i: i * i) for i in range(50))) == [
             i * i for i in range(50)
         ]
@@ -46,7 +46,7 @@ def test_work_that_never_ends_does_not_stop_the_rest() -> None:
     release = threading.Event()
 
     async def work() -> None:
-        pool = RenderPool(1, 0.1)
+        pool = RenderPool(1, 0.5)
         for _ in range(LEFT_PER_THREAD):
             with pytest.raises(RefusedError, match="render_timeout_s") as refused:
                 await pool.run(release.wait)
@@ -77,25 +77,30 @@ def test_the_threads_that_are_left_are_bounded() -> None:
             assert refused.value.status == 503 and refused.value.retry_after_s
         assert threading.active_count() - before <= LEFT_PER_THREAD + 1
         release.set()
-        await asyncio.sleep(0.1)
+        while pool.num_left:
+            await asyncio.sleep(0.01)
+        pool._timeout_s = WAIT_S
         assert await pool.run(lambda: "served") == "served"
         pool.close()
 
     run(work())
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: threading.active_count() <= before, "end of the threads")
 
 
 def test_who_leaves_takes_the_work_that_has_not_begun_along() -> None:
-    release, begun = threading.Event(), []
+    has_begun, release, begun = threading.Event(), threading.Event(), []
+
+    def first_work() -> None:
+        has_begun.set()
+        release.wait()
 
     async def work() -> None:
-        pool = RenderPool(1, 5.0)
-        first = asyncio.create_task(pool.run(release.wait))
+        pool = RenderPool(1, WAIT_S)
+        first = asyncio.create_task(pool.run(first_work))
+        while not has_begun.is_set():
+            await asyncio.sleep(0.01)
         second = asyncio.create_task(pool.run(lambda: begun.append(2)))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it is queued now
         first.cancel()
         second.cancel()
         release.set()
@@ -117,21 +122,21 @@ def test_threads_that_wait_keep_nothing_alive() -> None:
         raise TextError
 
     async def work() -> None:
-        pool = RenderPool(1, 5.0)
+        pool = RenderPool(1, WAIT_S)
         gc.disable()
         try:
             given, failed = Text(), Text()
             kept = [weakref.ref(given), weakref.ref(failed)]
             await pool.run(partial(id, given))
             del given
-            await asyncio.sleep(0.05)
-            assert kept[0]() is None
+            while kept[0]() is not None:
+                await asyncio.sleep(0.01)
             with contextlib.suppress(TextError):
                 await pool.run(partial(fail, failed))
             del failed
-            await asyncio.sleep(0.05)
-            gc.collect()  # an exception and its frames refer to each other
-            assert kept[1]() is None
+            while kept[1]() is not None:
+                await asyncio.sleep(0.01)
+                gc.collect()  # an exception and its frames refer to each other
         finally:
             gc.enable()
         pool.close()
@@ -140,7 +145,7 @@ def test_threads_that_wait_keep_nothing_alive() -> None:
 
 
 ENDLESS = (
-    "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = ('a ' * 8000000) | wordcount %}"
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = ('a ' * 80000) | wordcount %}"
     "{% endfor %}{% endfor %}{{ messages }}"
 )
 
@@ -149,13 +154,11 @@ def test_an_endless_template_holds_up_nobody(front: ModelFront) -> None:
     settings = ServerSettings(
         disable_access_log=True,
         trust_request_chat_template=True,
-        limits=Limits(render_timeout_s=0.5),
+        limits=Limits(render_timeout_s=1.0),
     )
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     with running_server(front, settings) as server:
-        reply = httpx.post(
-            f"{server.url}{CHAT}", json={**body, "chat_template": ENDLESS}, timeout=20
-        )
+        reply = waiting.post(f"{server.url}{CHAT}", json={**body, "chat_template": ENDLESS})
         assert reply.status_code == 400 and "render_timeout_s" in reply.text
-        assert httpx.post(f"{server.url}{CHAT}", json=body, timeout=20).status_code == 200
+        assert waiting.post(f"{server.url}{CHAT}", json=body).status_code == 200
         server.wait_until_idle()

@@ -1,0 +1,34 @@
+"""Waiting for a state: long, since others use the machine too, and never for a time to pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import httpx
+
+__all__ = ["WAIT_S", "PatientClient", "get", "options", "post", "stream", "wait_for"]
+
+Found = TypeVar("Found")
+
+WAIT_S = 120.0
+"""What has not come by then will not come."""
+
+
+def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_S) -> Found:
+    """What `condition` gives once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.01)
+    return found
+
+
+# Those of httpx give a busy server 5 seconds.
+get = partial(httpx.get, timeout=WAIT_S)
+post = partial(httpx.post, timeout=WAIT_S)
+options = partial(httpx.options, timeout=WAIT_S)
+stream = partial(httpx.stream, timeout=WAIT_S)
+PatientClient = partial(httpx.Client, timeout=WAIT_S)
