@@ -106,3 +106,8 @@ def test_random_traffic(block):
             run_random(seed, num_moves=100)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("seed", [1280])  # the budget's only token went to one who was preempted
+def test_walks_of_the_soak_that_once_failed(seed):
+    run_random(seed, num_moves=400)

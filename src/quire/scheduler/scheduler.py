@@ -186,8 +186,9 @@ class Scheduler:
         table, mark = self._table, self._kv.mark()
         self._pins.expire(now)
         self._drop_late(self._deadlines.pop_late(now, self._prefill_speed(now)))
-        slots, tokens = self._budget.choose_running()
-        slots, tokens, was_preempted = self._give_blocks(slots, tokens)
+        slots, tokens, was_preempted = self._give_blocks(*self._budget.choose_running())
+        while was_preempted and not len(slots):  # the budget was theirs that are preempted now
+            slots, tokens, was_preempted = self._give_blocks(*self._budget.choose_running())
         if not was_preempted:
             slots, tokens = self._admit_waiting(slots, tokens, now)
         if not len(slots):
