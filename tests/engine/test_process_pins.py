@@ -138,7 +138,9 @@ def test_a_prompt_in_pieces_is_the_whole_prompt() -> None:
             for start in range(1, 70, 23):
                 await asyncio.sleep(0.05)
                 extend(host.client, stream, PROMPT[start : start + 23])
+            assert host.client.awaits_prompt(stream.request.first_handle)
             extend(host.client, stream, [], is_last=True)
+            assert not host.client.awaits_prompt(stream.request.first_handle)
             with pytest.raises(RequestError, match="has ended"):
                 extend(host.client, stream, [3])
             found = await collect(stream)
@@ -221,7 +223,10 @@ def test_a_prompt_that_grows_too_long_is_refused_and_an_abort_ends_one_that_wait
             extend(host.client, long, [1] * 200)
             with pytest.raises(RequestError, match="270 tokens, but may have 248"):
                 await collect(long)
+            assert not host.client.awaits_prompt(long.request.first_handle)
+            assert host.client.awaits_prompt(waiting.request.first_handle)
             waiting.abort()
+            assert not host.client.awaits_prompt(waiting.request.first_handle)
             assert (await collect(waiting)).finishes[0].reason is FinishReason.ABORT
             await until_idle(host.client)
             whole = await collect(await ask(host.client, PROMPT[:3], max_tokens=3))

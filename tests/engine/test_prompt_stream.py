@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
+from quire.protocol import StepPlan, StepResult
 
 TEXT = "The capital of France is Paris, and the capital of Portugal is Lisbon; that of Italy is"
 IDS = [5 + 7 * i % 400 for i in range(60)]
@@ -90,3 +92,51 @@ def test_mistakes(llm: LLM) -> None:
     with llm.open_prompt(PARAMS) as stream, pytest.raises(RequestError, match="no tokens"):
         stream.finish()
     llm.generate("Others go on", PARAMS, use_tqdm=False)
+
+
+def test_a_prompt_that_was_ended_takes_no_more(llm: LLM) -> None:
+    """Fault: pieces for a request that is gone are swallowed, and the answer has no tokens."""
+    client = llm.engine.client
+    with llm.open_prompt(PARAMS) as stream:
+        stream.append(IDS[:30])
+        assert client.awaits_prompt(stream.handle)
+        client.abort([stream.handle])
+        assert not client.awaits_prompt(stream.handle)
+        with pytest.raises(RequestError, match="ended before its prompt did"):
+            stream.append(IDS[30:])
+    with llm.open_prompt(PARAMS) as stream:
+        stream.append(IDS[:30])
+        client.abort([stream.handle])
+        with pytest.raises(RequestError, match="ended before its prompt did"):
+            stream.finish()
+    assert not client.awaits_prompt(10**6)
+
+
+def test_a_prompt_awaits_its_rest_until_it_is_finished(llm: LLM) -> None:
+    client = llm.engine.client
+    with llm.open_prompt(PARAMS) as stream:
+        assert not client.awaits_prompt(stream.handle)  # nothing was given to the engine yet
+        stream.append(IDS)
+        assert client.awaits_prompt(stream.handle)
+        stream.finish()
+        assert not client.awaits_prompt(stream.handle)
+        with pytest.raises(RequestError, match="this prompt has ended"):
+            stream.append(IDS)
+
+
+def lost_step(plan: StepPlan) -> Future[StepResult]:
+    future: Future[StepResult] = Future()
+    future.set_exception(RuntimeError("the device was lost"))
+    return future
+
+
+def test_a_failure_while_a_piece_is_computed_is_told(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = llm.engine.client._core._executor
+    with llm.open_prompt(PARAMS) as stream:
+        stream.append(IDS[:30])
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "execute", lost_step)
+            with pytest.raises(RequestError, match="the device was lost"):
+                stream.append(IDS[30:])

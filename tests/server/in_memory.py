@@ -76,6 +76,9 @@ class InMemoryClient:
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
         self.engine.core.extend(handle, token_ids, is_last=is_last)
 
+    def awaits_prompt(self, handle: int) -> bool:
+        return self.engine.core.awaits_prompt(handle)
+
     async def pins(self) -> tuple[PinnedPrefix, ...]:
         return self.engine.core.pins(time.monotonic())
 

@@ -125,6 +125,11 @@ class AsyncEngineClient(Protocol):
         """
         ...
 
+    def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request of this client that may be extended: not when its prompt
+        is complete, nor when it is known to have ended, however it did."""
+        ...
+
     async def pins(self) -> tuple[PinnedPrefix, ...]:
         """The prefixes that the core holds, whichever client pinned them. A request with
         `pin_seconds` pins one; it stays when its client goes, and ends with the core.

@@ -31,6 +31,10 @@ class EngineClient(Protocol):
         open or grows too long; one that has ended is ignored."""
         ...
 
+    def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request that may be extended; not once it has ended."""
+        ...
+
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some open prompt goes on."""
@@ -72,6 +76,9 @@ class InProcessClient:
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
         self._core.extend(handle, token_ids, is_last=is_last)
+
+    def awaits_prompt(self, handle: int) -> bool:
+        return self._core.awaits_prompt(handle)
 
     @property
     def waits_for_input(self) -> bool:

@@ -54,6 +54,10 @@ class EngineCore:
         """More of the prompt of an open request, and perhaps its end; see `Scheduler.extend`."""
         self._scheduler.extend(handle, token_ids, is_last=is_last)
 
+    def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request that may be extended; not once it has ended."""
+        return self._scheduler.awaits_prompt(handle)
+
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""

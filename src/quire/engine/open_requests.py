@@ -60,6 +60,11 @@ class OpenRequests:
                 stream, index = entry
                 stream.abort(index)
 
+    def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request that has not ended."""
+        entry = self._own.get(handle)
+        return entry is not None and entry[0].request.is_open
+
     def extended(self, handle: int, token_ids: IntArray, *, is_last: bool) -> EngineRequest | None:
         """An open request with more of its prompt; None if it has ended. RequestError if its
         prompt has."""

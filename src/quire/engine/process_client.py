@@ -124,6 +124,9 @@ class ProcessEngineClient:
         if in_core is not None and self._connection is not None:
             self._connection.send(Extend(in_core, token_ids, is_last))
 
+    def awaits_prompt(self, handle: int) -> bool:
+        return self._open.awaits_prompt(handle)
+
     async def unpin(self, handle: int) -> bool:
         connection = self._require_core()
         return await self._queries.ask(lambda query: connection.send(Unpin(query, handle)))

@@ -49,19 +49,21 @@ class PromptStream:
 
     def append(self, piece: str | Sequence[int]) -> None:
         """The next piece: text, or token ids. It is computed before this returns, but for the last
-        few tokens. RequestError if it cannot be part of the prompt; the request ends then."""
+        few tokens. RequestError if it cannot be part of the prompt, which ends the request, or if
+        that has ended: it says why."""
         self._check_open()
         try:
             found = self._pieces.add(piece)
             if found and self._output is None:
                 self._output = self._add(found, is_open=True)
             elif found:
-                self._client.extend(self._handle, _ids(found), is_last=False)
+                self._client.extend(self.handle, _ids(found), is_last=False)
         except RequestError:
             self.close()
             raise
-        while found and not self._client.waits_for_input and not self._has_ended:
+        while found and not self._client.waits_for_input and self._awaits_prompt:
             self._step()
+        self._check_open()
 
     def finish(self, piece: str | Sequence[int] = "") -> RequestOutput:
         """The last piece, if any, and the answer. Raises RequestError if the request failed."""
@@ -82,8 +84,8 @@ class PromptStream:
         """End the request, whatever its state. May be called twice."""
         self._is_finished = True
         if self._output is not None and not self._output.finished:
-            self._assembler.drop([self._handle])
-            self._client.abort([self._handle])
+            self._assembler.drop([self.handle])
+            self._client.abort([self.handle])
 
     def __enter__(self) -> PromptStream:
         return self
@@ -97,29 +99,35 @@ class PromptStream:
         self.close()
 
     @property
-    def _handle(self) -> int:
+    def handle(self) -> int:
+        """By which the engine knows the request at the moment."""
         return self._request.first_handle
 
     @property
-    def _has_ended(self) -> bool:
-        return self._output is not None and self._output.finished
+    def _awaits_prompt(self) -> bool:
+        return self._output is None or self._client.awaits_prompt(self.handle)
 
     def _check_open(self) -> None:
         if self._is_finished:
             raise RequestError("this prompt has ended: open another one")
+        if not self._awaits_prompt:
+            assert self._output is not None, "otherwise the engine has not heard of it"
+            reason = self._output.error or "it was aborted"
+            self.close()
+            raise RequestError(f"this request ended before its prompt did: {reason}")
 
     def _complete(self) -> RequestOutput:
         """Give the engine what it lacks of the whole prompt."""
         whole, given = self._pieces.whole(), self._pieces.token_ids
         if self._output is not None and whole.token_ids[: len(given)] == given:
-            self._assembler.set_prompt(self._handle, whole)
+            self._assembler.set_prompt(self.handle, whole)
             rest = _ids(whole.token_ids[len(given) :])
-            self._client.extend(self._handle, rest, is_last=True)
+            self._client.extend(self.handle, rest, is_last=True)
             return self._output
         if self._output is not None:  # the text's first tokens are others than they seemed
-            self._assembler.drop([self._handle])
-            self._client.abort([self._handle])
-            self._request = replace(self._request, first_handle=self._handle + 1)
+            self._assembler.drop([self.handle])
+            self._client.abort([self.handle])
+            self._request = replace(self._request, first_handle=self.handle + 1)
         self._output = self._add(whole.token_ids, is_open=False, text=whole.text)
         return self._output
 
@@ -128,12 +136,12 @@ class PromptStream:
     ) -> RequestOutput:
         prompt = RenderedPrompt(token_ids, text)
         name = self._request.request_id
-        output = self._assembler.add(name, self._handle, prompt, self._params)
+        output = self._assembler.add(name, self.handle, prompt, self._params)
         request = replace(self._request, prompt_token_ids=_ids(token_ids), is_open=is_open)
         try:
             self._client.add(request)
         except RequestError:
-            self._assembler.drop([self._handle])
+            self._assembler.drop([self.handle])
             raise
         return output
 

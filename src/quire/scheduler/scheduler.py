@@ -421,6 +421,11 @@ class Scheduler:
         """Whether any request has not ended, or its end has not been reported yet."""
         return bool(self._roster.groups) or self._outputs.has_any
 
+    def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request that may be extended; not once it has ended."""
+        group = self._roster.groups.get(handle)
+        return group is not None and group.request.is_open
+
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
