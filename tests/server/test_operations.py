@@ -18,6 +18,7 @@ from quire.server.settings import ServerSettings
 from quire.server.stats_line import StatsLine
 from quire.telemetry import EngineStats
 from tests import waiting
+from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
@@ -81,6 +82,28 @@ def test_metrics_count_what_was_served(front: ModelFront) -> None:
     assert found["vllm:inter_token_latency_seconds_count"] == 15
     assert f'http_requests_total{{handler="{CHAT}",method="POST",status="4xx"}} 1.0' in text
     assert f'model_name="{MODEL}"' in text
+
+
+def test_both_tiers_of_the_cache_are_shown(front: ModelFront) -> None:
+    """Fault: one tier's figure under the other's name, or a division by the blocks of none."""
+    full = EngineStats(num_blocks=10, num_used_blocks=5, num_host_blocks=8, num_used_host_blocks=2)
+    for stats, device, host in ((full, 0.5, 0.25), (EngineStats(), 0.0, 0.0)):
+        with running_server(front, client=ClientWithStats(stats)) as server:
+            found = samples(waiting.get(f"{server.url}/metrics").text)
+        assert found["vllm:kv_cache_usage_perc"] == device
+        assert found["quire:host_kv_cache_usage_perc"] == host
+
+
+class ClientWithStats(InMemoryClient):
+    """Says what it is told to say."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        super().__init__()
+        self._stats = stats
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
 
 
 def test_labels_are_closed(http: httpx.Client) -> None:

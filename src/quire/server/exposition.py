@@ -72,6 +72,7 @@ class _ServerCollector(Collector):
             ("vllm:num_requests_running", "Requests that compute.", stats.num_running),
             ("vllm:num_requests_waiting", "Requests that wait to compute.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
+            ("quire:host_kv_cache_usage_perc", "Of the swap space.", stats.host_kv_cache_usage),
             ("vllm:engine_sleep_state", "1 while the engine sleeps, which it never does.", 0),
             ("quire:kv_blocks", "KV blocks.", stats.num_blocks),
             ("quire:kv_blocks_cached", "Free ones with a prefix.", stats.num_cached_blocks),

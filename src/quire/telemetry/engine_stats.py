@@ -52,3 +52,9 @@ class EngineStats:
     def kv_cache_usage(self) -> float:
         """Share of the blocks that sequences hold, 0 … 1."""
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def host_kv_cache_usage(self) -> float:
+        """Share of the swap space's blocks that hold preempted requests, 0 … 1; 0 without any."""
+        num_blocks = self.num_host_blocks
+        return self.num_used_host_blocks / num_blocks if num_blocks else 0.0
