@@ -43,5 +43,7 @@ fi
 $python benchmarks/core_faults.py --output $results/core_faults.json
 $python benchmarks/server_faults.py --output $results/server_faults.json
 $python benchmarks/policies.py --output $results/policies.json
+$python benchmarks/shared_prefix_simulated.py --output $results/shared_prefix_simulated.json
+$python benchmarks/shared_prefix.py --output $results/shared_prefix.json
 $python benchmarks/recovery.py --repeats 2 --output $results/recovery.json
 $python benchmarks/soak.py --steps 1000000 --output $results/soak.json

@@ -1,0 +1,160 @@
+"""Request rates with a prefix that all prompts share: the PagedAttention paper's section 6.4.
+
+    python benchmarks/shared_prefix_simulated.py [--requests 3000] [--output FILE]
+
+LLaMA-13B on an A100 with the 15,700 KV slots of the paper's table 1: the real scheduler and block
+manager over `cost_model.py`, without reuse of prefixes (off), with automatic reuse (cached), and
+with the prefix pinned, so that its partly filled last block is shared too (pinned); and Orca
+(Oracle) in the same memory (`orca.py`). Requests per second while all wait, and at shares of that
+rate the mean normalized latency: seconds from arrival to end per output token. The same on any
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from cost_model import A100, LLAMA_13B, StepCost
+from orca import serve_orca
+from simulation import Served, SimulatedDevice, serve
+from translation import PREFIX_TOKENS, Tokens, Translations, draw_translations, make_prefix
+
+from quire.bench.record import new_record, spread_of
+from quire.config.kv_layout import KVLayout, group_layers
+from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol import EngineRequest, SamplingParams
+from quire.protocol.pins import PIN_PARAMS
+from quire.scheduler import Admission, Fcfs, Scheduler
+
+DEFAULT_OUTPUT = Path(__file__).parent / "results" / "shared_prefix_simulated.json"
+SEED = 0
+COST = StepCost(A100, LLAMA_13B)
+NUM_SLOTS = 15_700  # of tokens; table 1 of the paper
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 1024  # the memory is the limit
+STEP_TOKENS = 2560
+MAX_MODEL_LEN = 2048
+VOCAB = 32000
+SYSTEMS = ("off", "cached", "pinned", "orca")
+LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
+PIN_HANDLE = 2**30
+
+
+def make_scheduler(reuses_prefixes: bool) -> Scheduler:
+    num_blocks = NUM_SLOTS // BLOCK_SIZE
+    layout = KVLayout(group_layers([None]), BLOCK_SIZE, 1, 1, 2)
+    return Scheduler(
+        kv=KVManager([None], BLOCK_SIZE, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
+        hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
+        policy=Fcfs(),
+        admission=Admission(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=STEP_TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=reuses_prefixes,
+    )
+
+
+def make_requests(
+    work: Translations, prefix: Tokens, arrivals: Sequence[float]
+) -> list[EngineRequest]:
+    prompts = work.prompts(prefix)
+    return [
+        EngineRequest(
+            request_id=str(handle),
+            first_handle=handle,
+            prompt_token_ids=prompt,
+            params=SamplingParams(max_tokens=length),
+            seed=handle,
+            arrival_time=at_s,
+        )
+        for handle, (prompt, length, at_s) in enumerate(
+            zip(prompts, work.output_lengths, arrivals, strict=True)
+        )
+    ]
+
+
+def simulate(
+    system: str, work: Translations, prefix: Tokens, arrivals: Sequence[float]
+) -> tuple[list[EngineRequest], Served]:
+    """All of the work, by one of SYSTEMS."""
+    requests = make_requests(work, prefix, arrivals)
+    if system == "orca":
+        return requests, serve_orca(
+            requests,
+            COST,
+            num_slots=NUM_SLOTS,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=STEP_TOKENS,
+        )
+    scheduler = make_scheduler(reuses_prefixes=system != "off")
+    device = SimulatedDevice(COST, MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE)
+    if system == "pinned":
+        pin = EngineRequest("pin", PIN_HANDLE, prefix, PIN_PARAMS, SEED, pin_seconds=float("inf"))
+        serve(scheduler, device, [pin])
+    return requests, serve(scheduler, device, requests)
+
+
+def saturated_rate(served: Served) -> float:
+    """Requests per second from a fifth to four fifths of them finished, all waiting at first."""
+    finished = np.sort(served.finished_s)
+    low, high = len(finished) // 5, 4 * len(finished) // 5
+    return float((high - low) / (finished[high] - finished[low]))
+
+
+def normalized_latency(requests: Sequence[EngineRequest], served: Served) -> float:
+    """Mean over requests of seconds from arrival to end per output token."""
+    pairs = zip(requests, served.finished_s, strict=True)
+    return float(np.mean([(at - r.arrival_time) / r.params.max_tokens for r, at in pairs]))
+
+
+def figures_of(work: Translations) -> Iterator[tuple[str, float]]:
+    """Name and value of each."""
+    gaps = np.random.default_rng(SEED).exponential(1.0, len(work.sentences))
+    for num_prefix in PREFIX_TOKENS:
+        prefix = make_prefix(num_prefix, VOCAB)
+        for system in SYSTEMS:
+            name = f"{num_prefix}.{system}"
+            _, served = simulate(system, work, prefix, [0.0] * len(gaps))
+            rate = saturated_rate(served)
+            yield f"{name}.requests_per_s", rate
+            yield f"{name}.mean_running", served.mean_running
+            yield f"{name}.preempted", served.num_preempted
+            for load in LOADS:
+                arrivals = np.cumsum(gaps / (rate * load)).tolist()
+                latency = normalized_latency(*simulate(system, work, prefix, arrivals))
+                yield f"{name}.s_per_token_at_{load}", latency
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    arguments = parser.parse_args()
+    work = draw_translations(arguments.requests, VOCAB, SEED)
+    record = new_record(
+        "shared_prefix_simulated",
+        ["python", "benchmarks/shared_prefix_simulated.py", *sys.argv[1:]],
+        None,
+        None,
+        seed=SEED,
+        workload={
+            **work.describe(),
+            "cost": COST.describe(),
+            "kv_slots": NUM_SLOTS,
+            "block_size": BLOCK_SIZE,
+            "max_num_batched_tokens": STEP_TOKENS,
+        },
+        figures={name: spread_of([round(value, 4)]) for name, value in figures_of(work)},
+    )
+    record.save(arguments.output)
+    for name, spread in record.figures.items():
+        print(f"{name:40} {spread.median:10.3f}")
+
+
+if __name__ == "__main__":
+    main()
