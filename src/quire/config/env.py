@@ -7,6 +7,7 @@
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
+| `TRITON_INTERPRET` | Triton's own: 1 runs its kernels on a CPU, slowly; for tests |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "flag_setting",
     "limit_spinning",
     "num_threads",
+    "triton_interpreter",
 ]
 
 SPIN_COUNT = "1000"
@@ -52,6 +54,11 @@ def num_threads() -> int | None:
             "Unset it or give a positive integer."
         )
     return int(first)
+
+
+def triton_interpreter() -> bool:
+    """Whether kernels in Triton are interpreted. Has to be set before Triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def limit_spinning() -> None:

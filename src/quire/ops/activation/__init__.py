@@ -10,6 +10,7 @@ from quire.ops.activation.inputs import make_inputs
 from quire.ops.activation.reference import activation
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -18,5 +19,5 @@ OP = Op(
     reference=activation,
     make_inputs=make_inputs,
     tolerance=rounding("a polynomial exp, erf or tanh", float32=4e-6),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.activation.triton:activation")),
 )

@@ -10,6 +10,7 @@ from quire.ops.activation_and_mul.inputs import make_inputs
 from quire.ops.activation_and_mul.reference import activation_and_mul
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -20,5 +21,8 @@ OP = Op(
     tolerance=rounding(
         "a polynomial exp or erf; the activation and the product round separately", float32=4e-6
     ),
-    providers=cpu_providers(bind_with_mul),
+    providers=(
+        *cpu_providers(bind_with_mul),
+        triton_provider("quire.ops.activation.triton:activation_and_mul"),
+    ),
 )

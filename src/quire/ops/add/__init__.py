@@ -5,6 +5,7 @@ from quire.ops.add.inputs import make_inputs
 from quire.ops.add.reference import add
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -13,5 +14,5 @@ OP = Op(
     reference=add,
     make_inputs=make_inputs,
     tolerance=exact("one addition, rounded once"),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.add.triton:add")),
 )

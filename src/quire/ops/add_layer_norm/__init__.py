@@ -11,6 +11,7 @@ from quire.ops.add_layer_norm.reference import add_layer_norm
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.layer_norm.cpu import bind_with_residual
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -19,5 +20,8 @@ OP = Op(
     reference=add_layer_norm,
     make_inputs=make_inputs,
     tolerance=rounding("mean and variance summed in another order", float32=4e-6),
-    providers=cpu_providers(bind_with_residual),
+    providers=(
+        *cpu_providers(bind_with_residual),
+        triton_provider("quire.ops.layer_norm.triton:add_layer_norm"),
+    ),
 )

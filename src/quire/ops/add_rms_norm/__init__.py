@@ -11,6 +11,7 @@ from quire.ops.add_rms_norm.reference import add_rms_norm
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.rms_norm.cpu import bind_with_residual
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -19,5 +20,8 @@ OP = Op(
     reference=add_rms_norm,
     make_inputs=make_inputs,
     tolerance=rounding("mean of squares summed in another order; weight product rounds twice"),
-    providers=cpu_providers(bind_with_residual),
+    providers=(
+        *cpu_providers(bind_with_residual),
+        triton_provider("quire.ops.rms_norm.triton:add_rms_norm"),
+    ),
 )

@@ -11,6 +11,7 @@ from quire.ops.copy_blocks.inputs import make_inputs
 from quire.ops.copy_blocks.reference import copy_blocks
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -19,5 +20,5 @@ OP = Op(
     reference=copy_blocks,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.copy_blocks.triton:copy_blocks")),
 )

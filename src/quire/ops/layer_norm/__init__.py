@@ -9,6 +9,7 @@ from quire.ops.layer_norm.cpu import bind
 from quire.ops.layer_norm.inputs import make_inputs
 from quire.ops.layer_norm.reference import layer_norm
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -17,5 +18,5 @@ OP = Op(
     reference=layer_norm,
     make_inputs=make_inputs,
     tolerance=rounding("mean and variance summed in another order", float32=4e-6),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.layer_norm.triton:layer_norm")),
 )

@@ -11,6 +11,7 @@ from quire.ops.operation import Op, rounding
 from quire.ops.rms_norm.cpu import bind
 from quire.ops.rms_norm.inputs import make_inputs
 from quire.ops.rms_norm.reference import rms_norm
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -19,5 +20,5 @@ OP = Op(
     reference=rms_norm,
     make_inputs=make_inputs,
     tolerance=rounding("mean of squares summed in another order; weight product rounds twice"),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.rms_norm.triton:rms_norm")),
 )

@@ -25,6 +25,7 @@ from quire.ops.operation import Op, rounding
 from quire.ops.rope_and_write_kv.cpu import bind
 from quire.ops.rope_and_write_kv.inputs import make_inputs
 from quire.ops.rope_and_write_kv.reference import rope_and_write_kv
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -35,5 +36,8 @@ OP = Op(
     tolerance=rounding(
         "sums in another order; a norm rounded to the neighbour is then rotated", float32=4e-6
     ),
-    providers=cpu_providers(bind),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.rope_and_write_kv.triton:rope_and_write_kv"),
+    ),
 )

@@ -11,6 +11,7 @@ from quire.ops.operation import Op, exact
 from quire.ops.swap_blocks.cpu import bind
 from quire.ops.swap_blocks.inputs import make_inputs
 from quire.ops.swap_blocks.reference import swap_blocks
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -19,5 +20,5 @@ OP = Op(
     reference=swap_blocks,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.copy_blocks.triton:swap_blocks")),
 )

@@ -1,0 +1,50 @@
+"""Providers written in Triton: loaded when they are chosen, so that nobody else imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from quire.config import env
+from quire.ops.operation import Provider
+from quire.ops.team import ALONE, Team
+from quire.platform import Platform
+
+__all__ = ["MIN_CAPABILITY", "triton_provider", "triton_unavailable"]
+
+MIN_CAPABILITY = (8, 0)
+"""NVIDIA architectures before SM 80 have no bfloat16 and no asynchronous copies."""
+
+
+def triton_provider(target: str) -> Provider:
+    """`triton` over a function named as `module:function`."""
+    return Provider(name="triton", unavailable=triton_unavailable, load=partial(_load, target))
+
+
+def triton_unavailable(platform: Platform) -> str | None:
+    """Why kernels in Triton cannot run here, or None when they can.
+
+    On a CPU they run in Triton's interpreter, which is for tests, if TRITON_INTERPRET=1 is set.
+    """
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if platform.device == "cpu":
+        return None if env.triton_interpreter() else "tensors live on the CPU"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if torch.version.hip is not None:
+        return None
+    capability = torch.cuda.get_device_capability()
+    if capability < MIN_CAPABILITY:
+        return f"the GPU is SM {capability[0]}{capability[1]}, older than SM 80"
+    return None
+
+
+def _load(target: str, team: Team = ALONE) -> Callable[..., Any]:  # noqa: ARG001  no threads here
+    module, _, function = target.partition(":")
+    return getattr(import_module(module), function)

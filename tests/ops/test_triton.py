@@ -1,0 +1,110 @@
+"""Kernels in Triton, on a machine without a GPU: they are right in Triton's interpreter, and they
+compile for GPUs that are not here. Neither shows that they are right on a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config import env
+from quire.ops import ALL_OPS, REFERENCE, Op, build_op_set
+from quire.platform import detect_platform
+
+pytest.importorskip("triton")
+from tests.ops.triton.compiler import AMD, AMPERE, HOPPER, Launch, compiled, launches
+
+PLATFORM = detect_platform()
+OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
+INTERPRETED = sorted((Path(__file__).parent / "triton").glob("interpreted_*.py"))
+
+
+@pytest.mark.parametrize("path", INTERPRETED, ids=lambda path: path.stem)
+def test_in_the_interpreter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, since Triton is asked to interpret before it is imported."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_kernels_compile_to_machine_code(
+    op: Op, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when a kernel uses what only the interpreter understands, or asks for more shared
+    memory than a multiprocessor has."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for launch in _some_launches(op):
+        for target, code, shared in ((AMPERE, "cubin", 163), (HOPPER, "cubin", 227)):
+            kernel = compiled(launch, target)
+            assert kernel.asm[code], launch.label
+            assert kernel.metadata.shared <= shared * 1024, launch.label
+        assert compiled(launch, AMD).asm["hsaco"], launch.label
+
+
+def _some_launches(op: Op) -> list[Launch]:
+    """In bfloat16, the first and the last of each kernel."""
+    provider = op.provider("triton")
+    assert provider is not None
+    call = provider.load()
+    found: dict[str, list[Launch]] = {}
+    with launches() as seen:
+        for case in op.make_inputs(torch.Generator().manual_seed(0)):
+            if any(_is(torch.bfloat16, value) for value in case.args):
+                op.apply(call, *case.args, **case.kwargs)
+    for launch in seen:
+        found.setdefault(launch.kernel.__name__, []).append(launch)
+    assert found
+    return [
+        launch for of_kernel in found.values() for launch in _distinct(of_kernel[0], of_kernel[-1])
+    ]
+
+
+def _distinct(*of_kernel: Launch) -> list[Launch]:
+    return list({launch.label: launch for launch in of_kernel}.values())
+
+
+def _is(dtype: torch.dtype, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype
+
+
+def test_no_cpu_computes_by_the_interpreter_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a machine without compiled kernels gets the interpreter."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    bare = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))
+    assert set(build_op_set(bare).chosen.values()) == {REFERENCE}
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert env.triton_interpreter()
+    assert build_op_set(bare).chosen["rms_norm"] == "triton"
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "expected"),
+    [((9, 0), None, None), ((8, 0), None, None), ((7, 5), None, "SM 75"), ((0, 0), "6.4", None)],
+)
+def test_which_gpus_are_served(
+    capability: tuple[int, int],
+    hip: str | None,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns red when a GPU without bfloat16 is given these kernels, or an AMD one is not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    provider = ALL_OPS["rms_norm"].provider("triton")
+    assert provider is not None
+    reason = provider.unavailable(replace(PLATFORM, device="cuda"))
+    assert (reason is None) if expected is None else expected in (reason or "")
+
+
+def test_importing_the_operations_imports_no_triton() -> None:
+    """Turns red when every start pays for kernels that only GPUs use."""
+    code = "import sys, quire, quire.ops.registry; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

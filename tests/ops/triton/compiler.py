@@ -1,0 +1,83 @@
+"""Compile kernels as a call would, for GPUs that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime.jit import JITFunction, mangle_type
+
+__all__ = ["AMD", "AMPERE", "HOPPER", "Launch", "compiled", "launches"]
+
+AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
+AMD = GPUTarget("hip", "gfx942", 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a call would have launched. signature: type by argument; constants: of the kernel."""
+
+    kernel: JITFunction[Any]
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    divisible: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel.__name__} {self.signature} {self.constants} {self.options}"
+
+
+@contextmanager
+def launches() -> Iterator[list[Launch]]:
+    """Kernels that are called within compute nothing; they are listed instead."""
+    seen: list[Launch] = []
+
+    def run(self: JITFunction[Any], *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
+        seen.append(_launch(self, args, kwargs))
+
+    original: Callable[..., Any] = JITFunction.run
+    JITFunction.run = run
+    try:
+        yield seen
+    finally:
+        JITFunction.run = original
+
+
+def compiled(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    """Down to machine code. Raises what Triton raises for a kernel that does not compile."""
+    names = launch.kernel.arg_names
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.divisible}
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+    return triton.compile(source, target=target, options=launch.options)
+
+
+def _launch(kernel: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    values |= {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+    constant = {param.name for param in kernel.params if param.is_constexpr}
+    assert values.keys() == set(kernel.arg_names), f"{kernel.__name__} was called without some"
+    signature = {
+        name: "constexpr" if name in constant else mangle_type(values[name])
+        for name in kernel.arg_names
+    }
+    return Launch(
+        kernel,
+        signature,
+        {name: value for name, value in values.items() if name in constant},
+        tuple(name for name in values if name not in constant and _is_divisible(values[name])),
+        {name: value for name, value in kwargs.items() if name not in kernel.arg_names},
+    )
+
+
+def _is_divisible(value: object) -> bool:
+    """By 16, as Triton's own launches find out."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and value % 16 == 0

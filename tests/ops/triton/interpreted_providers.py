@@ -1,0 +1,68 @@
+"""Every provider in Triton equals the reference, run in Triton's interpreter.
+
+Runs with TRITON_INTERPRET=1, which must be set before Triton is imported: from
+tests/ops/test_triton.py, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ops.test_rope_and_write_kv import test_fused_equals_one_after_the_other as fused
+from tests.ops.triton.interpreter import repair_bfloat16
+
+from quire.ops import ALL_OPS, Op, check_provider
+from quire.platform import detect_platform
+
+repair_bfloat16()
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+PLATFORM = detect_platform()
+OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_a_kernel_equals_the_reference(op: Op) -> None:
+    """Turns red when a kernel reads beyond a row, rounds twice, or drops a tail."""
+    provider = op.provider("triton")
+    assert provider is not None
+    assert provider.unavailable(PLATFORM) is None
+    report = check_provider(op, provider)
+    assert report.num_cases > 0
+    assert not report.failures, "\n".join(report.failures)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(
+    ("tokens", "group", "head_dim", "rotary", "normed", "dtype", "broken"),
+    [
+        (6, 2, 64, 1.0, True, torch.bfloat16, False),
+        (6, 1, 30, 0.5, True, torch.float32, True),
+        (3, 7, 80, 0.0, False, torch.float16, True),
+        (0, 1, 8, 1.0, False, torch.float32, False),
+    ],
+)
+def test_fused_equals_one_after_the_other(
+    tokens: int,
+    group: int,
+    head_dim: int,
+    rotary: float,
+    normed: bool,
+    dtype: torch.dtype,
+    broken: bool,
+    cache_dtype: torch.dtype,
+) -> None:
+    """To the bit, NaN included: see tests/ops/test_rope_and_write_kv.py."""
+    fused.hypothesis.inner_test(
+        ALL_OPS["rope_and_write_kv"].provider("triton"),
+        tokens=tokens,
+        kv_heads=2,
+        group=group,
+        head_dim=head_dim,
+        rotary=rotary,
+        normed=normed,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        block_size=16,
+        broken=broken,
+        seed=0,
+    )
