@@ -3,8 +3,9 @@
 from quire.scheduler.admission import Admission
 from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
 from quire.scheduler.policy import Policy
-from quire.scheduler.scheduler import Scheduler, SchedulerStats
+from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.stats import SchedulerStats
 from quire.scheduler.token_budget import PrefillLimits
 
 __all__ = [

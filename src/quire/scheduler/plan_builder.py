@@ -1,8 +1,6 @@
-"""Collects what a plan changes, and what must be remembered until its result arrives."""
+"""Collects what a plan changes."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +10,7 @@ from quire.protocol.step import EMPTY_INTS, EnterRow, ExtendPrompt, ForkRow, Int
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
-__all__ = ["InFlight", "PlanBuilder"]
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was planned and whose result has not been applied.
-
-    generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step. A sequence whose results are not wanted any more is struck off `sequences`.
-    mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
-    swapped_in: slots whose blocks came from the host with this step.
-    """
-
-    step_id: int
-    generation: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    sequences: list[Sequence | None]
-    mark: int
-    swapped_in: frozenset[int] = frozenset()
+__all__ = ["PlanBuilder"]
 
 
 def _ints(values: list[int]) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import StepResult
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.outputs import OutputCollector
-from quire.scheduler.plan_builder import InFlight
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
@@ -23,6 +23,24 @@ from quire.scheduler.table import SequenceTable
 __all__ = ["ResultIntake"]
 
 Slots = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was planned and whose result has not been applied.
+
+    generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
+        the step. A sequence whose results are not wanted any more is struck off `sequences`.
+    mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
+    swapped_in: slots whose blocks came from the host with this step.
+    """
+
+    step_id: int
+    generation: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    sequences: list[Sequence | None]
+    mark: int
+    swapped_in: frozenset[int] = frozenset()
 
 
 class ResultIntake:
@@ -47,8 +65,18 @@ class ResultIntake:
         self._beams = beams
         self._in_flight: deque[InFlight] = deque()
 
-    def expect(self, step: InFlight) -> None:
-        """A step was planned; its result comes after those of all steps before it."""
+    def expect(self, step_id: int, starts: Slots, mark: int) -> None:
+        """A step was planned; its result comes after those of all steps before it. starts, mark:
+        see `InFlight`."""
+        table = self._table
+        step = InFlight(
+            step_id,
+            table.generation.copy(),
+            starts,
+            table.sequences.copy(),
+            mark,
+            self._recovery.slots_swapped_in(),
+        )
         self._in_flight.append(step)
 
     def apply(self, result: StepResult) -> None:

@@ -97,6 +97,17 @@ class Roster:
                 return True
         return False
 
+    def free_idle(self, *, is_last_resort: bool) -> bool:
+        """Take blocks from who does not compute; of pins only `is_last_resort`. Whether there was
+        anyone."""
+        return self.park_one() or (is_last_resort and self._pins.release_one())
+
+    def make_room(self) -> None:
+        """Take blocks from someone, so that a running group can grow: from who does not compute, or
+        else from the last running group by key."""
+        if not self.free_idle(is_last_resort=len(self.running) == 1):
+            self.preempt(self.running[-1])
+
     def start_running(self, group: SequenceGroup) -> None:
         """A waiting group has got its slots and blocks."""
         self.waiting.remove(group)

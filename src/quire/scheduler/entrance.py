@@ -1,0 +1,90 @@
+"""Lets waiting groups in, in the policy's order, as far as tokens and blocks go."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.request import FinishReason
+from quire.scheduler.deadlines import Deadlines, PrefillSpeed
+from quire.scheduler.placement import Placement
+from quire.scheduler.policy import Policy
+from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.roster import Roster
+from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.token_budget import TokenBudget
+
+__all__ = ["Entrance"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class Entrance:
+    """Between those that wait and those that run; drops who can no longer be served in time."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        roster: Roster,
+        budget: TokenBudget,
+        prefixes: PrefixCache,
+        placement: Placement,
+        deadlines: Deadlines,
+        speed: PrefillSpeed,
+    ) -> None:
+        self._policy = policy
+        self._roster = roster
+        self._budget = budget
+        self._prefixes = prefixes
+        self._placement = placement
+        self._deadlines = deadlines
+        self._speed = speed
+
+    def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
+        """Admit waiting groups in order until one does not fit; it holds back all after it. They
+        compute with tokens that are left, or that running prompts after them had been given.
+
+        slots, tokens: what running sequences compute, [R]; what all compute then.
+        """
+        if not len(self._policy):
+            return slots, tokens
+        if self._roster.num_free_slots <= 0 and not self._roster.park_one():
+            return slots, tokens
+        step = self._budget.open(slots, tokens)
+        while group := self._policy.first(step.may_start, self._prefixes.num_uncached):
+            if self._deadlines.is_late(group, now, self._prefill_speed(now)):
+                self._drop(group)
+                continue
+            if any(sequence.num_pending for sequence in group.sequences):
+                break
+            if self._placement.has_nothing_to_compute(group):
+                self._roster.park(group)
+                continue
+            budget = step.offered_to(group)
+            chunks = self._placement.place(group, budget)
+            is_short = budget > 0 and not chunks
+            if is_short and self._roster.free_idle(is_last_resort=not self._roster.running):
+                continue
+            if not chunks:
+                break
+            self._roster.start_running(group)
+            step.admit(chunks)
+        return step.chosen()
+
+    def drop_late(self, now: float) -> None:
+        """End the waiting groups whose first token can no longer come before their deadline."""
+        for group in self._deadlines.pop_late(now, self._prefill_speed(now)):
+            self._drop(group)
+
+    def _prefill_speed(self, now: float) -> float:
+        """By which requests are dropped; 0.0, which drops nobody before time, while nothing runs:
+        a wrong estimate must not keep away those who would correct it."""
+        return self._speed.tokens_per_s(now) if self._roster.running else 0.0
+
+    def _drop(self, group: SequenceGroup) -> None:
+        message = (
+            f"the first token cannot come within {group.request.scheduling.deadline_s:g} s of "
+            "the request's arrival (deadline_s), so its prompt was not computed: send it "
+            "again when the engine has less to do, or allow more time"
+        )
+        self._roster.fail(group, message, FinishReason.DEADLINE)

@@ -1,0 +1,147 @@
+"""Gives a waiting group slots and blocks: what is cached or swapped of it, and room to compute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.errors import EngineError
+from quire.kv_cache import KVManager
+from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
+from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
+from quire.scheduler.roster import Roster
+from quire.scheduler.sequence import Sequence, SequenceGroup
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["Placement"]
+
+NUM_BLOCKS_PER_HEADROOM = 100
+"""New groups leave one block in a hundred to those that already run, so that an admission does
+not cause a preemption in the next step (the value is that of vLLM's watermark)."""
+
+Chunk = tuple[int, int]
+"""A slot, and the tokens that it computes in the step in which it is filled."""
+
+
+class Placement:
+    """Places groups whole or not at all.
+
+    prompt_tokens_total, cached_tokens_total: of all groups placed for the first time.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        kv: KVManager,
+        builder: PlanBuilder,
+        roster: Roster,
+        prefixes: PrefixCache,
+        pins: PinnedPrefixes,
+        recovery: Recovery,
+        outputs: OutputCollector,
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._builder = builder
+        self._roster = roster
+        self._prefixes = prefixes
+        self._pins = pins
+        self._recovery = recovery
+        self._outputs = outputs
+        self.prompt_tokens_total = 0
+        self.cached_tokens_total = 0
+
+    def place(self, group: SequenceGroup, budget: int) -> list[Chunk]:
+        """Let each sequence of a waiting group compute, at most `budget` tokens in all; nothing,
+        and no change, if the group does not fit."""
+        if budget <= 0 or group.num_slots > self._roster.num_free_slots:
+            return []
+        if group.sequences[0].swapped is not None:
+            chunks, num_cached = self._swap_in(group, budget), 0
+        else:
+            chunks, num_cached = self._enter_all(group, budget)
+        if chunks:
+            self._note(group, num_cached)
+        return chunks
+
+    def has_nothing_to_compute(self, group: SequenceGroup) -> bool:
+        """Whether all but the last token of an open prompt is in the cache or the host already."""
+        if not group.request.is_open:
+            return False
+        sequence = group.sequences[0]
+        if sequence.swapped is not None:
+            num_cached = sequence.swapped.num_tokens
+        else:
+            num_cached = self._prefixes.lookup(sequence).num_tokens
+        return num_cached >= len(sequence.token_ids) - 1
+
+    def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], int]:
+        """What `place` says, and how many tokens were cached."""
+        chunks: list[Chunk] = []
+        mark = self._kv.mark()
+        num_cached = 0
+        for sequence in group.sequences:
+            chunk = self._enter(sequence, budget)
+            if chunk is None:
+                self._undo(group, mark)
+                return [], 0
+            slot, count = chunk
+            budget -= count
+            num_cached += int(self._table.num_computed[slot])
+            chunks.append(chunk)
+        return chunks, num_cached
+
+    def _enter(self, sequence: Sequence, budget: int) -> Chunk | None:
+        """Give the sequence a slot that starts with its cached prefix, and blocks for as many
+        tokens as the budget allows. None if there is no room."""
+        hit = self._prefixes.lookup(sequence)
+        num_cached = hit.num_tokens
+        num_ready = len(sequence.token_ids) - sequence.group.request.is_open
+        end = min(num_ready, num_cached + budget)
+        if not self._has_room(self._kv.prefixes.num_blocks_to_enter(hit, end)):
+            return None
+        slot = self._table.enter(sequence, num_cached)
+        slots = np.array([slot], np.int64)
+        self._kv.enter(slot, hit)
+        self._pins.note_hit(hit, sequence)
+        if not self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end):
+            raise EngineError("an admission was given fewer blocks than were counted for it")
+        self._prefixes.publish_to(slot, end)
+        return slot, end - num_cached
+
+    def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
+        """What `place` says, for a group whose K/V wait in the host."""
+        counts = self._recovery.plan_swap_in(group, budget)
+        if not self._has_room(self._recovery.num_blocks_to_swap_in(group, counts)):
+            return []
+        chunks = self._recovery.swap_in(group, counts)
+        for slot, _ in chunks:
+            self._prefixes.publish_to(slot, int(self._table.num_computed[slot]))
+        return chunks
+
+    def _has_room(self, num_blocks: int) -> bool:
+        pool = self._kv.pool
+        headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
+        return num_blocks + headroom <= pool.num_available
+
+    def _undo(self, group: SequenceGroup, mark: int) -> None:
+        """Take back what sequences of the group have got since `mark`."""
+        self._kv.retract(mark)
+        entered = [sequence for sequence in group.sequences if sequence.slot >= 0]
+        self._kv.forget_updates({sequence.slot for sequence in entered})
+        for sequence in entered:
+            self._kv.free(sequence.slot)
+            self._table.leave(sequence)
+        self._kv.forget_copies()
+
+    def _note(self, group: SequenceGroup, num_cached: int) -> None:
+        """Tell the plan, and with the first admission the client."""
+        for sequence in group.sequences:
+            self._builder.enter(sequence, int(self._table.num_computed[sequence.slot]))
+        if not group.was_admitted:
+            group.was_admitted = True
+            self.prompt_tokens_total += len(group.request.prompt_token_ids)
+            self.cached_tokens_total += num_cached
+            self._outputs.cached(group.sequences[0].handle, num_cached)
