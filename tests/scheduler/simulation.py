@@ -28,7 +28,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
-from quire.protocol.recovery import ALWAYS_SWAP
+from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
     Admission,
     Policy,
@@ -58,6 +58,7 @@ class Setup:
     poison: int | None = None
     readers_fail: bool = False
     num_host_blocks: int = 0
+    recovery_costs: RecoveryCosts = ALWAYS_SWAP
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
@@ -139,7 +140,7 @@ class Simulation:
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
             prefill_limits=setup.prefill_limits,
-            recovery_costs=ALWAYS_SWAP if setup.num_host_blocks else None,
+            recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
         )
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),

@@ -56,6 +56,29 @@ def test_a_prompt_that_is_the_prefix_computes_one_token() -> None:
     simulation.drain()
 
 
+@pytest.mark.parametrize("num_blocks", [40, 18])
+def test_samples_are_one_hit(num_blocks) -> None:
+    """Also where they do not fit together, and each enters as a group of its own. Hits are what an
+    operator goes by: how many requests a prefix has served."""
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": num_blocks}))
+    handles = simulation.add([*PREFIX, 5], max_tokens=4, n=3)
+    groups = {id(simulation.scheduler._roster.groups[handle]) for handle in handles}
+    assert len(groups) == (1 if num_blocks == 40 else 3)
+    run(simulation)
+    assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
+    simulation.drain()
+
+
+def test_a_request_that_comes_back_hits_no_more() -> None:
+    simulation, _ = pinned()
+    (handle,) = simulation.add([*PREFIX, 5], max_tokens=6)
+    simulation.plan()
+    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[handle])
+    run(simulation)
+    assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
+    simulation.drain()
+
+
 def test_tenants_do_not_share_pins() -> None:
     simulation, _ = pinned()
     simulation.add([*PREFIX, 5], max_tokens=4, salt="other")

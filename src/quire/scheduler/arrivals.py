@@ -58,8 +58,9 @@ class Arrivals:
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._prefixes.name_prompt(request.salt, tokens)
+        pins_hit = set[int]()
         for samples in self._admission.split(request, max_total):
-            group = SequenceGroup(request, self._num_groups, root, max_total)
+            group = SequenceGroup(request, self._num_groups, root, max_total, pins_hit=pins_hit)
             self._num_groups += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))

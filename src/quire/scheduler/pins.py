@@ -23,7 +23,7 @@ MAX_PINNED_SHARE = 0.5
 @dataclass(slots=True, eq=False)
 class _Pin:
     """A held sequence. root: of its tenant, None if it is for all. expires: on the clock of
-    `plan`."""
+    `plan`. hits: requests that have used it."""
 
     request: EngineRequest
     root: bytes | None
@@ -105,11 +105,14 @@ class PinnedPrefixes:
         return max((pin.held for pin in fitting), key=lambda held: held.num_tokens)
 
     def note_hit(self, hit: PrefixHit, sequence: Sequence) -> None:
-        """A sequence has entered with `hit`."""
+        """A sequence has entered with `hit`; that is one hit for all sequences of its request, and
+        for all times that they enter."""
+        counted = sequence.group.pins_hit
         for pin in list(self._pins.values()):
             is_used = hit.num_tokens >= min(len(pin.token_ids), len(sequence.token_ids) - 1)
             if is_used and _starts_with(sequence.token_ids, pin, sequence):
-                pin.hits += 1
+                pin.hits += pin.handle not in counted
+                counted.add(pin.handle)
                 self._pins[pin.handle] = self._pins.pop(pin.handle)
 
     def expire(self, now: float) -> None:

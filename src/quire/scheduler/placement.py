@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.errors import EngineError
-from quire.kv_cache import KVManager
+from quire.kv_cache import KVManager, PrefixHit
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
@@ -80,36 +80,35 @@ class Placement:
     def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], int]:
         """What `place` says, and how many tokens were cached."""
         chunks: list[Chunk] = []
+        hits: list[PrefixHit] = []
         mark = self._kv.mark()
-        num_cached = 0
         for sequence in group.sequences:
-            chunk = self._enter(sequence, budget)
+            hit = self._prefixes.lookup(sequence)
+            chunk = self._enter(sequence, hit, budget)
             if chunk is None:
                 self._undo(group, mark)
                 return [], 0
-            slot, count = chunk
-            budget -= count
-            num_cached += int(self._table.num_computed[slot])
+            budget -= chunk[1]
             chunks.append(chunk)
-        return chunks, num_cached
+            hits.append(hit)
+        for sequence, hit in zip(group.sequences, hits, strict=True):
+            self._pins.note_hit(hit, sequence)
+        return chunks, sum(hit.num_tokens for hit in hits)
 
-    def _enter(self, sequence: Sequence, budget: int) -> Chunk | None:
+    def _enter(self, sequence: Sequence, hit: PrefixHit, budget: int) -> Chunk | None:
         """Give the sequence a slot that starts with its cached prefix, and blocks for as many
         tokens as the budget allows. None if there is no room."""
-        hit = self._prefixes.lookup(sequence)
-        num_cached = hit.num_tokens
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
-        end = min(num_ready, num_cached + budget)
+        end = min(num_ready, hit.num_tokens + budget)
         if not self._has_room(self._kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
-        slot = self._table.enter(sequence, num_cached)
+        slot = self._table.enter(sequence, hit.num_tokens)
         slots = np.array([slot], np.int64)
         self._kv.enter(slot, hit)
-        self._pins.note_hit(hit, sequence)
-        if not self._kv.grow(slots, slots * 0 + num_cached, slots * 0 + end):
+        if not self._kv.grow(slots, slots * 0 + hit.num_tokens, slots * 0 + end):
             raise EngineError("an admission was given fewer blocks than were counted for it")
         self._prefixes.publish_to(slot, end)
-        return slot, end - num_cached
+        return slot, end - hit.num_tokens
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """What `place` says, for a group whose K/V wait in the host."""

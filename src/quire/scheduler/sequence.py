@@ -72,7 +72,7 @@ class SequenceGroup:
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
-    beams.
+    beams. pins_hit: handles of the pinned prefixes that the request has used; its groups share it.
     """
 
     request: EngineRequest
@@ -86,6 +86,7 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
     beams: BeamGroup | None = None
+    pins_hit: set[int] = field(default_factory=set[int])
 
     @property
     def num_slots(self) -> int:
