@@ -16,6 +16,7 @@ $quire bench latency --batch-size 1 --input-len 32 --output-len 128 --num-iters 
   --quiet --output-json $results/latency_bundled.json
 $python benchmarks/front.py --output $results/front.json
 $python benchmarks/serving.py --output $results/serving.json
+$python benchmarks/serving.py --output $results/serving_1_thread.json -- --num-threads 1
 $python benchmarks/scheduler.py --output $results/scheduler.json
 $python benchmarks/kv_waste.py --output $results/kv_waste.json
 $python benchmarks/block_sharing.py --output $results/block_sharing.json
@@ -47,3 +48,4 @@ $python benchmarks/shared_prefix_simulated.py --output $results/shared_prefix_si
 $python benchmarks/shared_prefix.py --output $results/shared_prefix.json
 $python benchmarks/recovery.py --repeats 2 --output $results/recovery.json
 $python benchmarks/soak.py --steps 1000000 --output $results/soak.json
+$python benchmarks/plots.py # needs quire[plots]

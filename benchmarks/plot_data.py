@@ -1,0 +1,204 @@
+"""What the plots of docs/benchmarks.md show, read from the committed results and from nothing else.
+
+A plot is panels side by side, a panel is series over common axes; `plots.py` draws them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PLOTS", "RESULTS", "Panel", "Plot", "Series"]
+
+RESULTS = Path(__file__).parent / "results"
+POLICIES = {
+    "fcfs": "fcfs",
+    "fcfs_threshold_128": "fcfs,\nthreshold 128",
+    "priority": "priority",
+    "fair": "fair",
+    "two_level": "two_level",
+    "srtf": "srtf",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """y over x: numbers of a line, or the names of groups of bars."""
+
+    label: str
+    x: tuple[float, ...] | tuple[str, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Bars if x are names, else lines. y_limit: where the axis is cut, None at the largest value.
+    log_x: to the base of 2, with ticks at the values. log_y: to the base of 10."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    log_x: bool = False
+    log_y: bool = False
+    y_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """source: the file in results/ that all numbers come from."""
+
+    source: str
+    panels: tuple[Panel, ...]
+
+
+Figures = Mapping[str, float]
+
+
+def read_figures(source: str) -> Figures:
+    """Medians, by name."""
+    record = json.loads((RESULTS / source).read_text(encoding="utf-8"))
+    return {name: spread["median"] for name, spread in record["figures"].items()}
+
+
+def block_sharing() -> Plot:
+    figures = read_figures("block_sharing.json")
+    sizes = (2, 4, 6)
+
+    def series(dataset: str, kind: str, label: str) -> Series:
+        values = [figures[f"{dataset}_{size}_{kind}_saved_percent"] for size in sizes]
+        return Series(label, tuple(map(str, sizes)), tuple(values))
+
+    kinds = {"samples": ("samples", "parallel samples"), "beams": ("beams", "beam search")}
+    panels = [
+        Panel(
+            title,
+            x_label,
+            "KV blocks saved, %",
+            (
+                series("sharegpt", kind, "ShareGPT-like"),
+                series("alpaca", kind, "Alpaca-like"),
+            ),
+        )
+        for kind, (x_label, title) in kinds.items()
+    ]
+    return Plot("block_sharing.json", tuple(panels))
+
+
+def recovery() -> Plot:
+    figures = read_figures("recovery.json")
+    sizes = sorted({int(name.split(":")[0].removeprefix("block ")) for name in figures})
+
+    def series(suffix: str, label: str) -> Series:
+        values = [figures[f"block {size}: {suffix}"] for size in sizes]
+        return Series(label, tuple(map(float, sizes)), tuple(values))
+
+    cost = Panel(
+        "cost of a preempted token, Qwen3-0.6B shape",
+        "block size",
+        "µs per token",
+        (series("recompute, us/token", "recompute"), series("swap, us/token", "swap out and in")),
+        log_x=True,
+        log_y=True,
+    )
+    throughput = Panel(
+        "cache for 8 of 24 requests, 12.6 M Llama",
+        "block size",
+        "output tokens/s",
+        (
+            series("recompute, output tokens/s", "recompute"),
+            series("swap, output tokens/s", "swap"),
+        ),
+        log_x=True,
+    )
+    return Plot("recovery.json", (cost, throughput))
+
+
+def shared_prefix() -> Plot:
+    figures = read_figures("shared_prefix_simulated.json")
+    systems = {
+        "pinned": "pinned",
+        "cached": "automatic reuse",
+        "off": "no reuse",
+        "orca": "Orca (Oracle)",
+    }
+
+    def series(prefix: int, system: str) -> Series:
+        start = f"{prefix}.{system}."
+        capacity = figures[start + "requests_per_s"]
+        marker = start + "s_per_token_at_"
+        loads = sorted(
+            float(name.removeprefix(marker)) for name in figures if name.startswith(marker)
+        )
+        rates = tuple(load * capacity for load in loads)
+        return Series(systems[system], rates, tuple(figures[f"{marker}{load}"] for load in loads))
+
+    panels = [
+        Panel(
+            f"prefix of {prefix} tokens",
+            "requests/s that arrive",
+            "s per output token, arrival to end",
+            tuple(series(prefix, system) for system in systems),
+            y_limit=0.3,
+        )
+        for prefix in (80, 341)
+    ]
+    return Plot("shared_prefix_simulated.json", tuple(panels))
+
+
+def policies() -> Plot:
+    figures = read_figures("policies.json")
+
+    def series(figure: str, label: str) -> Series:
+        values = [figures[f"{policy}.{figure}"] for policy in POLICIES]
+        return Series(label, tuple(POLICIES.values()), tuple(values))
+
+    waits = Panel(
+        "time to the first token, heavy-tailed trace",
+        "",
+        "s",
+        (
+            series("ttft_mean_s", "mean"),
+            series("ttft_p99_s", "p99"),
+            series("ttft_max_s", "longest"),
+        ),
+        log_y=True,
+    )
+    blocking = Panel(
+        "head-of-line blocking: 32 tokens behind 12,000",
+        "",
+        "time to the first token, s",
+        (series("ttft_blocked_s", "short prompt"),),
+    )
+    return Plot("policies.json", (waits, blocking))
+
+
+def kv_waste() -> Plot:
+    source = "kv_waste.json"
+    traffic: dict[str, list[dict[str, Any]]] = json.loads((RESULTS / source).read_text())["traffic"]
+    labels = {"sharegpt_like": "ShareGPT-like", "mixed": "mixed", "alpaca_like": "Alpaca-like"}
+    series = [
+        Series(
+            label,
+            tuple(float(run["block_size"]) for run in traffic[name]),
+            tuple(run["waste_percent"] for run in traffic[name]),
+        )
+        for name, label in labels.items()
+    ]
+    panel = Panel(
+        "KV slots that hold no token", "block size", "% of allocated slots", tuple(series), True
+    )
+    return Plot(source, (panel,))
+
+
+PLOTS: Mapping[str, Callable[[], Plot]] = {
+    "block_sharing": block_sharing,
+    "recovery": recovery,
+    "shared_prefix": shared_prefix,
+    "policies": policies,
+    "kv_waste": kv_waste,
+}
+"""By the name of the file in docs/plots."""

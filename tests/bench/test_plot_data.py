@@ -1,0 +1,55 @@
+"""The plots of docs/benchmarks.md: all that they show is in the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("block_sharing", "recovery", "shared_prefix", "policies", "kv_waste")
+
+
+@pytest.fixture
+def plot_data(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("plot_data")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plot_reads_the_committed_results(plot_data: Any, name: str) -> None:
+    """Turns red when a benchmark's figures change their names, or a series loses a point."""
+    plot = plot_data.PLOTS[name]()
+    assert (plot_data.RESULTS / plot.source).is_file()
+    for panel in plot.panels:
+        labels = [series.label for series in panel.series]
+        assert len(set(labels)) == len(labels) > 0
+        for series in panel.series:
+            assert len(series.x) == len(series.y) >= 3
+            assert all(math.isfinite(value) and value > 0 for value in series.y)
+            assert all(isinstance(value, str) for value in series.x) or (
+                list(series.x) == sorted(series.x)
+            )
+
+
+def test_every_plot_is_drawn_and_shown(plot_data: Any) -> None:
+    """Turns red when a plot is not committed, or its page does not show it."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert tuple(plot_data.PLOTS) == NAMES
+    drawn = {path.stem for path in (ROOT / "docs" / "plots").glob("*.svg")}
+    assert drawn == set(NAMES)
+    assert all(f"(plots/{name}.svg)" in page for name in NAMES)
+
+
+def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
+    """Turns red when results are committed without drawing their plots again: bars carry their
+    values as text."""
+    for name in ("block_sharing", "policies"):
+        drawing = (ROOT / "docs" / "plots" / f"{name}.svg").read_text(encoding="utf-8")
+        for panel in plot_data.PLOTS[name]().panels:
+            for series in panel.series:
+                shows = all(f">{value:.3g}<" in drawing for value in series.y)
+                assert shows, f"{name}.svg is old: python benchmarks/plots.py, with quire[plots]"
