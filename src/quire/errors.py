@@ -3,12 +3,13 @@
     QuireError
     ├── RequestError   the request's fault: it alone fails (HTTP 4xx)
     ├── EngineError    our fault or the machine's (HTTP 5xx)
+    │   └── EngineUnavailableError    requests cannot be taken, now or any more (HTTP 503)
     └── ConfigError    the engine cannot start as asked: wrong path, unsupported value, broken file
 
 A message has three parts: what, the value, what to do.
 """
 
-__all__ = ["ConfigError", "EngineError", "QuireError", "RequestError"]
+__all__ = ["ConfigError", "EngineError", "EngineUnavailableError", "QuireError", "RequestError"]
 
 
 class QuireError(Exception):
@@ -21,6 +22,10 @@ class RequestError(QuireError):
 
 class EngineError(QuireError):
     """The engine, not the request, is at fault."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
 
 
 class ConfigError(QuireError):

@@ -11,9 +11,8 @@ import signal
 import pytest
 
 from quire.engine import core_connection, supervisor
-from quire.engine.async_client import EngineUnavailableError
 from quire.engine.heartbeat import heartbeats
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError
 from quire.protocol.messages import CoreMessage

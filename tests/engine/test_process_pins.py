@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.engine.async_client import EngineUnavailableError
 from quire.engine.in_flight import read_in_flight
 from quire.engine.process_client import ProcessEngineClient
 from quire.engine.request_stream import RequestStream
-from quire.errors import RequestError
+from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.status import EngineState

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.engine.async_client import EngineUnavailableError, UpdateStream
+from quire.engine.async_client import UpdateStream
 from quire.engine.open_requests import OpenRequests
-from quire.errors import RequestError
+from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus

@@ -17,7 +17,7 @@ from quire.engine import supervisor
 from quire.engine.launch import mark_ready, write_failure
 from quire.errors import ConfigError
 from quire.protocol.messages import StartFailure
-from quire.server import app, fronts
+from quire.server import app, fronts, watched_front
 from quire.server.errors import RefusedError
 from quire.server.front_board import FrontBoard, FrontReading
 from quire.server.histogram import LATENCY_BOUNDS
@@ -254,7 +254,7 @@ SLEEPER = ("sh", "-c", "exec cat > $0")
 def fronts_of_sleepers(
     directory: Path, told: Path, monkeypatch: pytest.MonkeyPatch, listener: socket.socket
 ) -> fronts.Fronts:
-    monkeypatch.setattr(fronts, "FRONT_COMMAND", (*SLEEPER, str(told)))
+    monkeypatch.setattr(watched_front, "FRONT_COMMAND", (*SLEEPER, str(told)))
     return fronts.Fronts(directory, [listener], {}, ServerSettings())
 
 
@@ -291,16 +291,16 @@ def test_a_front_that_is_being_started_does_not_outlive_stop(
     before = children(os.getpid())
 
     async def work(listener: socket.socket) -> None:
-        monkeypatch.setattr(fronts, "FRONT_COMMAND", ("sleep", "600"))
+        monkeypatch.setattr(watched_front, "FRONT_COMMAND", ("sleep", "600"))
         owner = fronts.Fronts(tmp_path, [listener], {}, ServerSettings())
         running = asyncio.create_task(owner.run())
         if is_another:
-            while not owner._processes:
+            while not owner._fronts:
                 await asyncio.sleep(0)
-            owner._processes[1].kill()
+            await owner._fronts[1].kill()
         while owner._next_number == 1 + is_another:  # then one is being spawned
             await asyncio.sleep(0)
-        assert owner._processes.keys() == set()
+        assert owner._fronts.keys() == set()
         assert children(os.getpid()) != before
         await owner.stop()
         assert children(os.getpid()) == before
@@ -317,7 +317,7 @@ def test_no_front_is_started_late_after_the_end(
     """Fault: the wait before the next start was waited for."""
 
     async def work(listener: socket.socket) -> None:
-        monkeypatch.setattr(fronts, "FRONT_COMMAND", ("true",))
+        monkeypatch.setattr(watched_front, "FRONT_COMMAND", ("true",))
         policy = supervisor.RestartPolicy(first_delay_s=600, max_delay_s=600)
         owner = fronts.Fronts(tmp_path, [listener], {}, ServerSettings(), policy)
         running = asyncio.create_task(owner.run())

@@ -8,7 +8,6 @@ from typing import Protocol, Self
 
 import msgspec
 
-from quire.errors import EngineError
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
@@ -17,15 +16,10 @@ from quire.telemetry import EngineStats
 
 __all__ = [
     "AsyncEngineClient",
-    "EngineUnavailableError",
     "RequestUpdate",
     "SampleUpdate",
     "UpdateStream",
 ]
-
-
-class EngineUnavailableError(EngineError):
-    """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
 
 
 class SampleUpdate(msgspec.Struct, gc=False):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from quire.engine.async_client import EngineUnavailableError
+from quire.errors import EngineUnavailableError
 
 __all__ = ["CoreQueries"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from quire.engine.async_client import EngineUnavailableError
 from quire.engine.core_connection import CoreConnection
 from quire.engine.core_queries import CoreQueries
 from quire.engine.engine_watch import EngineWatch
@@ -19,7 +18,7 @@ from quire.engine.heartbeat import heartbeats
 from quire.engine.in_flight import read_in_flight
 from quire.engine.open_requests import OpenRequests
 from quire.engine.request_stream import RequestStream
-from quire.errors import RequestError
+from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,

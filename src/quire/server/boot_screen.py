@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import quire
-from quire.protocol.status import EngineState, EngineStatus
 from quire.server.settings import ServerSettings
+
+if TYPE_CHECKING:  # the first line is written before this is imported
+    from quire.protocol.status import EngineStatus
 
 __all__ = ["BootScreen"]
 
@@ -35,9 +37,9 @@ class BootScreen:
 
     def ready(self, status: EngineStatus, name: str, root: str) -> None:
         """The capacity, and lines to copy. name, root: as in `ServedModel`."""
-        if status.state is not EngineState.READY or status.capacity is None:
-            return
         capacity, url = status.capacity, self._settings.url
+        if capacity is None:
+            return
         concurrency = capacity.capacity_tokens / capacity.max_model_len
         self._line(
             f"  {'ready after':<24}{time.monotonic() - self._started:8.2f} s\n\n"

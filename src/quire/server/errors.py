@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quire.engine.async_client import EngineUnavailableError
-from quire.errors import EngineError, QuireError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 
 __all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply"]
 

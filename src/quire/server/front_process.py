@@ -1,12 +1,14 @@
 """One of several fronts as a process: `python -m quire.server.front_process`, started by `Fronts`.
 
 What it shall do comes on its standard input as a `FrontLaunch`. That pipe stays open: a byte more
-means that the server drains, its end that this process ends.
+means that the server drains, its end that this process ends. A byte on its standard output means
+that it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -16,41 +18,24 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from quire.config.settings import EngineSettings
 from quire.engine.launch import read_message
 from quire.engine.process_client import ProcessEngineClient
-from quire.engine.supervisor import SettingValue
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec
 from quire.server.app import create_app
 from quire.server.backend import Backend
 from quire.server.front_board import FrontBoard, FrontReading
-from quire.server.http_server import HttpServer, log_to_stderr, new_loop, uvicorn_config
+from quire.server.front_launch import BAD_CONFIG, FrontLaunch
+from quire.server.http_server import HttpServer, uvicorn_config
 from quire.server.metrics import ServerMetrics
+from quire.server.runtime import log_to_stderr, new_loop
 from quire.server.served_model import load_served_model
-from quire.server.settings import ServerSettings
 from quire.server.stopping import until
 
-__all__ = ["BAD_CONFIG", "FrontLaunch"]
+__all__: list[str] = []
 
 logger = logging.getLogger("quire.server")
-
-BAD_CONFIG = 2
-"""Exit status: another start with these settings fails as well."""
-
-
-class FrontLaunch(msgspec.Struct, frozen=True):
-    """front: number of this process and of its engine client; no other one had it. listener: open
-    descriptor of the listening socket. directory: of the engine core. engine: of `EngineSettings`,
-    by name."""
-
-    front: int
-    listener: int
-    directory: str
-    engine: dict[str, SettingValue]
-    server: ServerSettings
 
 
 def main() -> int:
@@ -58,17 +43,25 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # for the owner, which tells when to drain
     log_to_stderr()
+    owner = _claim_output()
     try:
         launch = read_message(sys.stdin.fileno(), Codec[FrontLaunch](FrontLaunch))
         with (
             socket.socket(fileno=launch.listener) as listener,
             asyncio.Runner(loop_factory=new_loop) as runner,
         ):
-            runner.run(_Front(launch).run(listener))
+            runner.run(_Front(launch).run(listener, owner))
     except ConfigError as error:
         logger.error("a front process cannot start: %s", error)
         return BAD_CONFIG
     return 0
+
+
+def _claim_output() -> int:
+    """A descriptor of standard output, to which nothing else writes from now on."""
+    owner = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return owner
 
 
 class _Front:
@@ -81,12 +74,14 @@ class _Front:
         self._draining = asyncio.Event()
         self._ending = asyncio.Event()
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, owner: int) -> None:
+        """owner: descriptor of the pipe that leads to it."""
         launch = self._launch
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._on_input)
         client = ProcessEngineClient(Path(launch.directory), client_id=launch.front)
         self._backend.serve(client)
         serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        telling = asyncio.create_task(self._tell(owner))
         loading = asyncio.create_task(self._load())
         try:
             tasks = {serving: "The HTTP server ended by itself.", loading: ""}
@@ -94,9 +89,15 @@ class _Front:
             await self._drain(client)
         finally:
             loading.cancel()
+            telling.cancel()
             await client.close()  # what is still open fails, with a message
             self._http.should_exit = True
             await serving
+
+    async def _tell(self, owner: int) -> None:
+        await self._http.listening.wait()
+        with contextlib.suppress(OSError):  # it has ended, and so will this process
+            os.write(owner, b"l")
 
     async def _load(self) -> None:
         engine = EngineSettings.from_values(self._launch.engine)

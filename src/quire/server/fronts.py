@@ -6,23 +6,21 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from quire.engine.launch import launch_bytes
 from quire.engine.supervisor import RestartPolicy, SettingValue
 from quire.errors import ConfigError, EngineError
 from quire.server.front_board import FrontBoard
-from quire.server.front_process import BAD_CONFIG, FrontLaunch
+from quire.server.front_launch import BAD_CONFIG, FrontLaunch
 from quire.server.settings import ServerSettings
+from quire.server.watched_front import WatchedFront
 
 __all__ = ["Fronts"]
 
 logger = logging.getLogger("quire.server")
 
-FRONT_COMMAND = (sys.executable, "-m", "quire.server.front_process")
 LAST_S = 10.0
 """How long a front that was told to end may take to."""
 STEADY_S = 60.0
@@ -42,16 +40,19 @@ class Fronts:
         engine: Mapping[str, SettingValue],
         server: ServerSettings,
         policy: RestartPolicy | None = None,
+        on_listening: Callable[[socket.socket], None] = lambda _: None,
     ) -> None:
-        """directory: of the engine core. listeners: one for each process."""
+        """directory: of the engine core. listeners: one for each process. on_listening: called when
+        one takes connections from its listener."""
         self.board = FrontBoard(directory)
         self._directory = directory
         self._listeners = listeners
         self._engine = dict(engine)
         self._server = server
         self._policy = policy or RestartPolicy()
+        self._on_listening = on_listening
         self._next_number = 1  # 0 is the owner's own client
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._fronts: dict[int, WatchedFront] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         """No other process is started."""
@@ -72,24 +73,23 @@ class Fronts:
 
     async def wait_until_ready(self) -> None:
         """Until each of the processes has loaded what it needs of the model."""
-        while len(self._processes) < len(self._listeners) or not all(
-            map(self.board.has, self._processes)
+        while len(self._fronts) < len(self._listeners) or not all(
+            map(self.board.has, self._fronts)
         ):
             await asyncio.sleep(0.02)
 
     def drain(self) -> None:
         """Let them refuse new requests, and end when open ones have, within `shutdown_timeout`."""
         self._stopping.set()
-        for process in self._processes.values():
-            _tell_to_drain(process)
+        for front in self._fronts.values():
+            front.drain()
 
     async def stop(self) -> None:
         """End them now: open requests fail, with a message. None is left when it returns."""
         self._stopping.set()
         self._is_stopped = True
-        for process in self._processes.values():
-            assert process.stdin is not None, "spawned with a pipe"
-            process.stdin.close()
+        for front in self._fronts.values():
+            front.end()
         if not self._keepers:
             return
         _, late = await asyncio.wait(self._keepers, timeout=LAST_S)
@@ -122,48 +122,36 @@ class Fronts:
         """A process from its start to its end; its number and exit status. It ends with this call,
         however this ends."""
         number, self._next_number = self._next_number, self._next_number + 1
-        descriptor = listener.fileno()
-        process = await asyncio.create_subprocess_exec(
-            *FRONT_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
-        )
-        self._processes[number] = process
-        launch = FrontLaunch(number, descriptor, str(self._directory), self._engine, self._server)
+        front = await WatchedFront.spawn(listener.fileno())
+        self._fronts[number] = front
+        following = asyncio.create_task(self._follow(front, listener))
         try:
-            await self._launch(process, launch)
-            status = await process.wait()
+            await self._launch(front, number, listener)
+            status = await front.wait()
         finally:
-            _kill(process)
-            await process.wait()
-            del self._processes[number]
+            following.cancel()
+            await front.kill()
+            del self._fronts[number]
             self._retire(number)
         return number, status
 
-    async def _launch(self, process: asyncio.subprocess.Process, launch: FrontLaunch) -> None:
+    async def _launch(self, front: WatchedFront, number: int, listener: socket.socket) -> None:
         if self._is_stopped:  # since the spawn began, so that `stop` did not reach it
-            _kill(process)
+            await front.kill()
             return
-        assert process.stdin is not None, "spawned with a pipe"
-        process.stdin.write(launch_bytes(launch))
+        server, engine = self._server, self._engine
+        await front.launch(
+            FrontLaunch(number, listener.fileno(), str(self._directory), engine, server)
+        )
         if self._stopping.is_set():  # as above, for `drain`
-            _tell_to_drain(process)
-        with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
-            await process.stdin.drain()
+            front.drain()
+
+    async def _follow(self, front: WatchedFront, listener: socket.socket) -> None:
+        if await front.wait_until_listening():
+            self._on_listening(listener)
 
     def _retire(self, number: int) -> None:
         try:
             self.board.retire(number)
         except OSError:
             logger.exception("the last reading of front process %d stays as it was", number)
-
-
-def _tell_to_drain(process: asyncio.subprocess.Process) -> None:
-    assert process.stdin is not None, "spawned with a pipe"
-    # RuntimeError: the pipe of one that died is closed (uvloop).
-    with contextlib.suppress(OSError, RuntimeError):
-        process.stdin.write(b"d")
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import quire
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.status import EngineState
 from quire.server.answer import encode
 from quire.server.errors import RefusedError
 from quire.server.exposition import Exposition
 from quire.server.services import Services
+from quire.server.short_status import short_status
 
 __all__ = ["ops_router"]
 
@@ -31,7 +32,7 @@ def ops_router(services: Services) -> APIRouter:
 def _add_probes(router: APIRouter, services: Services) -> None:
     def probe(*, is_well: bool) -> Response:
         status = services.backend.status
-        return Response(encode(_short_status(status)), 200 if is_well else 503, media_type=JSON)
+        return Response(encode(short_status(status)), 200 if is_well else 503, media_type=JSON)
 
     @router.head("/livez", include_in_schema=False)
     @router.get("/livez")
@@ -106,13 +107,3 @@ def _add_timelines(router: APIRouter, services: Services) -> None:
                 status=404,
             )
         return Response(encode(found.as_dict()), media_type=JSON)
-
-
-def _short_status(status: EngineStatus) -> dict[str, object]:
-    """State and phase, and nothing that needs a key to be known."""
-    phase = next((phase for phase in status.phases if not phase.is_done), None)
-    return {
-        "status": status.state.value,
-        "phase": None if phase is None else phase.name,
-        "seconds": None if phase is None else round(phase.seconds, 1),
-    }

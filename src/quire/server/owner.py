@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from quire.config.settings import EngineSettings
 from quire.engine.async_client import AsyncEngineClient
@@ -18,9 +18,11 @@ from quire.protocol.status import EngineState
 from quire.server.boot_screen import BootScreen
 from quire.server.fronts import LAST_S, Fronts
 from quire.server.pinning import PrefixKeeper
-from quire.server.prefix_files import PrefixFile, RenderedPrefix, render_prefixes
+from quire.server.prefix_files import RenderedPrefix, read_prefix_files, render_prefixes
 from quire.server.served_model import core_settings, load_served_model, served_names
 from quire.server.settings import ServerSettings
+from quire.server.short_status import ShortStatus, short_status
+from quire.server.stand_in import StandIn
 from quire.server.stats_line import StatsLine
 from quire.server.stopping import StopSignals, until
 
@@ -38,30 +40,35 @@ class Owner:
         self,
         engine: EngineSettings,
         server: ServerSettings,
-        prefixes: Sequence[PrefixFile],
-        make_supervisor: Callable[..., EngineSupervisor],
+        *,
+        screen: BootScreen,
+        signals: StopSignals,
+        make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """prefixes: which the owner pins, since it outlives its fronts. make_supervisor: as for
-        `host_engine`."""
+        """make_supervisor: as for `host_engine`. ConfigError if a file of `pin_prefix` is bad; the
+        owner pins them, since it outlives its fronts."""
         self._make_supervisor = make_supervisor
-        self._prefixes = prefixes
+        self._prefixes = read_prefix_files(server.pin_prefix)
         self._engine = engine
         self._settings = server
-        self._screen = BootScreen(sys.stderr, server)
-        self._signals = StopSignals()
+        self._screen = screen
+        self._signals = signals
 
-    async def run(self, listeners: Sequence[socket.socket]) -> None:
-        self._signals.install()
-        self._screen.opened()
+    async def run(self, listeners: Sequence[socket.socket], stand_in: StandIn) -> None:
+        """stand_in: answers on the listeners so far."""
         settings = core_settings(self._engine)
         async with host_engine(settings, make_supervisor=self._make_supervisor) as host:
             # The line of figures is the owner's: it is one for all.
             of_fronts = replace(self._settings, disable_log_stats=True)
-            fronts = Fronts(host.directory, listeners, settings, of_fronts)
+            fronts = Fronts(
+                host.directory, listeners, settings, of_fronts, on_listening=stand_in.leave
+            )
+            stand_in.status = partial(_status, host.client)
             supervision = asyncio.create_task(fronts.run())
             try:
                 await self._serve(host, fronts, supervision)
                 for listener in listeners:
+                    stand_in.leave(listener)
                     listener.close()  # or what connects to one that has no front would wait
                 await self._drain(fronts, supervision)
             finally:
@@ -128,3 +135,10 @@ class Owner:
             return_when=asyncio.FIRST_COMPLETED,
         )
         forced.cancel()
+
+
+def _status(client: AsyncEngineClient) -> ShortStatus:
+    """While no front listens."""
+    if client.status.state is EngineState.READY:
+        return ShortStatus("starting", "fronts")
+    return short_status(client.status)

@@ -10,8 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.engine.async_client import EngineUnavailableError
-from quire.errors import EngineError
+from quire.errors import EngineError, EngineUnavailableError
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
+import functools
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from quire.config.settings import EngineSettings
-from quire.engine.async_client import AsyncEngineClient
-from quire.engine.host import EngineHost, host_engine
-from quire.engine.supervisor import EngineSupervisor
-from quire.protocol.status import EngineState
-from quire.server.app import create_app
-from quire.server.backend import Backend
 from quire.server.boot_screen import BootScreen
-from quire.server.http_server import HttpServer, log_to_stderr, new_loop, uvicorn_config
 from quire.server.listening import listening
-from quire.server.owner import Owner
-from quire.server.pinning import PrefixKeeper
-from quire.server.prefix_files import PrefixFile, read_prefix_files, render_prefixes
-from quire.server.served_model import core_settings, load_served_model
+from quire.server.runtime import log_to_stderr, new_loop
 from quire.server.settings import ServerSettings
-from quire.server.stopping import StopSignals, until
+from quire.server.stand_in import StandIn
+from quire.server.stopping import StopSignals
+
+if TYPE_CHECKING:  # the port answers before this is imported
+    from quire.engine.supervisor import EngineSupervisor
 
 __all__ = ["run_server"]
-
-logger = logging.getLogger("quire.server")
 
 
 def run_server(
     engine: EngineSettings,
     server: ServerSettings,
     *,
-    make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
+    make_supervisor: Callable[..., EngineSupervisor] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
@@ -47,92 +39,42 @@ def run_server(
     make_supervisor: as for `host_engine`.
     """
     log_to_stderr()
-    prefixes = read_prefix_files(server.pin_prefix)
     with listening(server) as listeners:
         if server.uds is None:
             server = replace(server, port=listeners[0].getsockname()[1])
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            if server.api_server_count > 1:
-                runner.run(Owner(engine, server, prefixes, make_supervisor).run(listeners))
-            else:
-                runner.run(_Server(engine, server, prefixes, make_supervisor).run(listeners[0]))
+            runner.run(_run(engine, server, listeners, make_supervisor))
     return 0
 
 
-class _Server:
-    """One run with the front in this process, from the first line of the boot screen to the last
-    response."""
+async def _run(
+    engine: EngineSettings,
+    server: ServerSettings,
+    listeners: Sequence[socket.socket],
+    make_supervisor: Callable[..., EngineSupervisor] | None,
+) -> None:
+    screen, signals = BootScreen(sys.stderr, server), StopSignals()
+    signals.install()
+    async with StandIn(server) as stand_in:
+        await stand_in.open(listeners)
+        screen.opened()
+        make = await asyncio.to_thread(_imported, server)
+        if make_supervisor is not None:
+            make = functools.partial(make, make_supervisor=make_supervisor)
+        if not signals.first.is_set():
+            await make(engine, server, screen=screen, signals=signals).run(listeners, stand_in)
 
-    def __init__(
-        self,
-        engine: EngineSettings,
-        server: ServerSettings,
-        prefixes: Sequence[PrefixFile],
-        make_supervisor: Callable[..., EngineSupervisor],
-    ) -> None:
-        self._make_supervisor = make_supervisor
-        self._prefixes = prefixes
-        self._engine = engine
-        self._settings = server
-        self._backend = Backend()
-        app = create_app(server, self._backend)
-        self._http = HttpServer(uvicorn_config(app, server))
-        self._screen = BootScreen(sys.stderr, server)
-        self._signals = StopSignals(self._backend.drain)
 
-    async def run(self, listener: socket.socket) -> None:
-        self._signals.install()
-        serving = asyncio.create_task(self._http.serve(sockets=[listener]))
-        try:
-            self._screen.opened()
-            async with host_engine(
-                core_settings(self._engine), make_supervisor=self._make_supervisor
-            ) as host:
-                await self._serve(host, serving)
-        finally:
-            self._http.should_exit = True
-            await serving
+class _Run(Protocol):
+    async def run(self, listeners: Sequence[socket.socket], stand_in: StandIn) -> None: ...
 
-    async def _serve(self, host: EngineHost, serving: asyncio.Task[None]) -> None:
-        self._backend.serve(host.client)
-        starting = asyncio.create_task(self._start(host.client))
-        try:
-            await until(
-                self._signals.first,
-                {
-                    starting: "",
-                    host.supervision: "The engine ended for good. The log above says why.",
-                    serving: "The HTTP server ended by itself. The log above says why.",
-                },
-            )
-            await self._drain(host.client)
-        finally:
-            starting.cancel()
 
-    async def _start(self, client: AsyncEngineClient) -> None:
-        """Load what the front needs itself, show how the engine's start goes on, and pin prefixes
-        on each core."""
-        model = await asyncio.to_thread(load_served_model, self._engine, self._settings)
-        self._backend.set_model(model)
-        keeper = PrefixKeeper(client, render_prefixes(self._prefixes, model.front.renderer))
-        status = client.status
-        while status.state is not EngineState.READY:
-            self._screen.show(status)
-            status = await client.wait_for_change(status)
-        self._screen.show(status)
-        await keeper.start()
-        self._screen.ready(status, model.names[0], model.root)
-        # What start-up made stays: collections need not visit it between tokens.
-        gc.collect()
-        gc.freeze()
-        await keeper.keep()
+def _imported(server: ServerSettings) -> Callable[..., _Run]:
+    """In a thread: it takes a second or more, and the port is open."""
+    if server.api_server_count > 1:
+        from quire.server.owner import Owner
 
-    async def _drain(self, client: AsyncEngineClient) -> None:
-        num_open = client.num_unfinished
-        logger.info("Shutting down: %d requests are open. A second signal ends them.", num_open)
-        draining = asyncio.create_task(client.drain(self._settings.shutdown_timeout))
-        forced = asyncio.create_task(self._signals.second.wait())
-        await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
-        draining.cancel()
-        # What is still open fails, with a message, when the client is closed.
+        return Owner
+    from quire.server.sole_front import SoleFront
+
+    return SoleFront

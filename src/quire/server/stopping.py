@@ -15,21 +15,29 @@ __all__ = ["StopSignals", "until"]
 class StopSignals:
     """SIGINT and SIGTERM: the first one asks to drain, the second one to end at once."""
 
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        self._on_first = on_first
+        self._on_first: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """In the running event loop."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
+    def call_at_first(self, action: Callable[[], None]) -> None:
+        """When the first one comes, before anything else runs; now if it has come."""
+        if self.first.is_set():
+            action()
+        else:
+            self._on_first.append(action)
+
     def _on_signal(self) -> None:
         if self.first.is_set():
             self.second.set()
-        elif self._on_first is not None:
-            self._on_first()
+        else:
+            for action in self._on_first:
+                action()
         self.first.set()
 
 

@@ -1,0 +1,25 @@
+"""What a front process is told when it starts, and what its exit status says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.engine.supervisor import SettingValue
+from quire.server.settings import ServerSettings
+
+__all__ = ["BAD_CONFIG", "FrontLaunch"]
+
+BAD_CONFIG = 2
+"""Exit status: another start with these settings fails as well."""
+
+
+class FrontLaunch(msgspec.Struct, frozen=True):
+    """front: number of this process and of its engine client; no other one had it. listener: open
+    descriptor of the listening socket. directory: of the engine core. engine: of `EngineSettings`,
+    by name."""
+
+    front: int
+    listener: int
+    directory: str
+    engine: dict[str, SettingValue]
+    server: ServerSettings

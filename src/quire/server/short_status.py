@@ -1,0 +1,34 @@
+"""What anyone may know about the engine: no key is needed to read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:  # the stand-in answers before this is imported
+    from quire.protocol.status import EngineStatus
+
+__all__ = ["ShortStatus", "short_status"]
+
+
+class ShortStatus(msgspec.Struct, frozen=True):
+    """status: value of an `EngineState`. phase, seconds: of the start, while it goes on."""
+
+    status: str
+    phase: str | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        """ "starting (loading, 2.1 s)"."""
+        if self.phase is None:
+            return self.status
+        return f"{self.status} ({self.phase}, {self.seconds or 0.0:.1f} s)"
+
+
+def short_status(status: EngineStatus) -> ShortStatus:
+    """State and phase."""
+    phase = next((phase for phase in status.phases if not phase.is_done), None)
+    if phase is None:
+        return ShortStatus(status.state.value)
+    return ShortStatus(status.state.value, phase.name, round(phase.seconds, 1))
