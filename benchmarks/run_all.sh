@@ -42,6 +42,7 @@ if [[ -n "${PEERS_PYTHON:-}" ]]; then
     --output-folder $results/cpu_mixed
 fi
 $python benchmarks/core_faults.py --output $results/core_faults.json
+$python benchmarks/server_start.py --output $results/server_start.json
 $python benchmarks/server_faults.py --output $results/server_faults.json
 $python benchmarks/policies.py --output $results/policies.json
 $python benchmarks/shared_prefix_simulated.py --output $results/shared_prefix_simulated.json
