@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,82 @@ def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
     assert server.text.count("Uvicorn running on " + url) == 1
+
+
+HUNG_SOON = """
+import functools
+from quire.server import owner
+owner.Fronts = functools.partial(owner.Fronts, hang_limit_s=4.0)
+"""
+
+
+def test_a_front_that_hangs_is_replaced_and_the_other_serves_on(short_tmp: Path) -> None:
+    asked = {**LONG, "stream": False, "max_tokens": 3}
+    with serving(short_tmp, code=HUNG_SOON + TWO_FRONTS) as server:
+        url = wait_until_up(server)
+        first = fronts_of(server)
+        with streams_on_both(url, first) as streams:
+            victim = streams[-1][0]
+            os.kill(victim, signal.SIGSTOP)
+            ends = [(front == victim, last_line(lines)) for front, lines in streams]
+        assert set(ends) == {(True, "cut"), (False, "data: [DONE]")}
+        wait_for(lambda: len(fronts_of(server) - {victim}) == 2, "another front")
+        wait_until_counted(url, "vllm:num_requests_running", 0)
+        wait_until_counted(url, "vllm:kv_cache_usage_perc", 0)
+        for _ in range(MANY):
+            assert httpx.post(f"{url}{CHAT}", json=asked, timeout=30).status_code == 200
+        assert server.text.count("hangs and is killed") == 1
+        server.process.terminate()
+        assert server.end() == 0
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("says", ["", "printf .; "], ids=["before it listens", "after"])
+def test_a_front_that_says_nothing_is_replaced(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(listener: socket.socket) -> None:
+        command = ("sh", "-c", f"{says}exec sleep 600")
+        monkeypatch.setattr(watched_front, "FRONT_COMMAND", command)
+        monkeypatch.setattr(watched_front, "START_S", 600.0 if says else 0.2)
+        owner = fronts.Fronts(
+            tmp_path, [listener], {}, ServerSettings(), hang_limit_s=0.2 if says else 600.0
+        )
+        running = asyncio.create_task(owner.run())
+        while owner._next_number < 3:
+            await asyncio.sleep(0.01)
+        await owner.stop()
+        await running
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 30))
+    assert "front process 1 hangs" in caplog.text
+
+
+def test_sleep_of_the_owner_does_not_count_against_a_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(listener: socket.socket) -> None:
+        command = ("sh", "-c", "while printf .; do sleep 0.05; done")
+        monkeypatch.setattr(watched_front, "FRONT_COMMAND", command)
+        heard = asyncio.Event()
+        owner = fronts.Fronts(
+            tmp_path, [listener], {}, ServerSettings(),
+            on_listening=lambda _: heard.set(), hang_limit_s=2.0,
+        )  # fmt: skip
+        running = asyncio.create_task(owner.run())
+        await heard.wait()
+        for _ in range(2):
+            time.sleep(3.0)  # the loop stands still, with all in it
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+        assert owner._next_number == 2
+        await owner.stop()
+        await running
+
+    with socket.socket() as listener:
+        asyncio.run(asyncio.wait_for(work(listener), 30))
+    assert "hangs" not in caplog.text
 
 
 def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:

@@ -16,10 +16,11 @@ BAD_CONFIG = 2
 class FrontLaunch(msgspec.Struct, frozen=True):
     """front: number of this process and of its engine client; no other one had it. listener: open
     descriptor of the listening socket. directory: of the engine core. engine: of `EngineSettings`,
-    by name."""
+    by name. heartbeat_s: from one sign of life to the next."""
 
     front: int
     listener: int
     directory: str
     engine: dict[str, SettingValue]
     server: ServerSettings
+    heartbeat_s: float

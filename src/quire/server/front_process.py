@@ -2,7 +2,7 @@
 
 What it shall do comes on its standard input as a `FrontLaunch`. That pipe stays open: a byte more
 means that the server drains, its end that this process ends. A byte on its standard output means
-that it listens.
+that it listens, and each further one that its event loop turns.
 """
 
 from __future__ import annotations
@@ -95,9 +95,14 @@ class _Front:
             await serving
 
     async def _tell(self, owner: int) -> None:
+        """First that this process listens, then again and again that it goes on."""
+        os.set_blocking(owner, False)
         await self._http.listening.wait()
-        with contextlib.suppress(OSError):  # it has ended, and so will this process
-            os.write(owner, b"l")
+        while True:
+            # The owner has ended, and so will this process; or it sleeps, and the pipe is full.
+            with contextlib.suppress(OSError):
+                os.write(owner, b".")
+            await asyncio.sleep(self._launch.heartbeat_s)
 
     async def _load(self) -> None:
         engine = EngineSettings.from_values(self._launch.engine)

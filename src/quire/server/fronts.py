@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from quire.engine.supervisor import RestartPolicy, SettingValue
@@ -23,6 +24,8 @@ logger = logging.getLogger("quire.server")
 
 LAST_S = 10.0
 """How long a front that was told to end may take to."""
+BEATS = 8
+"""So many heartbeats at least come in the time after which a front counts as hung."""
 STEADY_S = 60.0
 """A front that ran for so long is replaced at once when it ends."""
 
@@ -41,9 +44,11 @@ class Fronts:
         server: ServerSettings,
         policy: RestartPolicy | None = None,
         on_listening: Callable[[socket.socket], None] = lambda _: None,
+        hang_limit_s: float = 30.0,
     ) -> None:
         """directory: of the engine core. listeners: one for each process. on_listening: called when
-        one takes connections from its listener."""
+        one takes connections from its listener. hang_limit_s: one whose event loop does not turn
+        for so long is replaced."""
         self.board = FrontBoard(directory)
         self._directory = directory
         self._listeners = listeners
@@ -51,6 +56,7 @@ class Fronts:
         self._server = server
         self._policy = policy or RestartPolicy()
         self._on_listening = on_listening
+        self._hang_limit_s = hang_limit_s
         self._next_number = 1  # 0 is the owner's own client
         self._fronts: dict[int, WatchedFront] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -124,7 +130,7 @@ class Fronts:
         number, self._next_number = self._next_number, self._next_number + 1
         front = await WatchedFront.spawn(listener.fileno())
         self._fronts[number] = front
-        following = asyncio.create_task(self._follow(front, listener))
+        following = asyncio.create_task(self._follow(front, number, listener))
         try:
             await self._launch(front, number, listener)
             status = await front.wait()
@@ -139,16 +145,24 @@ class Fronts:
         if self._is_stopped:  # since the spawn began, so that `stop` did not reach it
             await front.kill()
             return
-        server, engine = self._server, self._engine
         await front.launch(
-            FrontLaunch(number, listener.fileno(), str(self._directory), engine, server)
+            FrontLaunch(
+                front=number,
+                listener=listener.fileno(),
+                directory=str(self._directory),
+                engine=self._engine,
+                server=self._server,
+                heartbeat_s=min(1.0, self._hang_limit_s / BEATS),
+            )
         )
         if self._stopping.is_set():  # as above, for `drain`
             front.drain()
 
-    async def _follow(self, front: WatchedFront, listener: socket.socket) -> None:
-        if await front.wait_until_listening():
-            self._on_listening(listener)
+    async def _follow(self, front: WatchedFront, number: int, listener: socket.socket) -> None:
+        """See it begin to listen, and end it if it hangs."""
+        if await front.watch(self._hang_limit_s, partial(self._on_listening, listener)):
+            logger.error("front process %d hangs and is killed", number)
+            await front.kill()
 
     def _retire(self, number: int) -> None:
         try:

@@ -1,10 +1,11 @@
-"""One front process, as its owner sees it: the pipes that lead to it, and its end."""
+"""One front process, as its owner sees it: the pipes that lead to it, its heartbeat and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
 
 from quire.engine.launch import launch_bytes
 from quire.server.front_launch import FrontLaunch
@@ -12,6 +13,8 @@ from quire.server.front_launch import FrontLaunch
 __all__ = ["FRONT_COMMAND", "WatchedFront"]
 
 FRONT_COMMAND = (sys.executable, "-m", "quire.server.front_process")
+START_S = 120.0
+"""A front that does not listen after so long hangs."""
 
 
 class WatchedFront:
@@ -38,9 +41,27 @@ class WatchedFront:
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await self._stdin.drain()
 
-    async def wait_until_listening(self) -> bool:
-        """Whether it takes connections now; False if it has ended before."""
-        return bool(await self._stdout.read(1))
+    async def watch(self, hang_limit_s: float, on_listening: Callable[[], None]) -> bool:
+        """Until it has ended (False), or has said nothing for so long (True). on_listening: called
+        when it takes connections."""
+        heard = await self._hear(START_S)
+        if heard:
+            on_listening()
+        while heard:
+            heard = await self._hear(hang_limit_s)
+        return heard is None
+
+    async def _hear(self, limit_s: float) -> bytes | None:
+        """What it says: nothing when it has ended, None if nothing came for so long.
+
+        In halves: the first one may have passed while this process slept itself, with beats that
+        have not been read.
+        """
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s / 2):
+                    return await self._stdout.read(4096)
+        return None
 
     def drain(self) -> None:
         """Let it refuse new requests, and end when open ones have."""
