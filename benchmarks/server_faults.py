@@ -84,7 +84,10 @@ def shutdowns(arguments: argparse.Namespace) -> Figures:
 
 
 def slow(arguments: argparse.Namespace) -> Figures:
-    core = _core(num_blocks=16384, block_size=16, max_num_seqs=96, max_model_len=4096)
+    core = _core(
+        step_s=0.005, num_blocks=20_000, block_size=16, max_num_seqs=96,
+        max_num_batched_tokens=1024, max_model_len=4096,
+    )  # fmt: skip
     seconds = arguments.slow_s
     return _with_server(FakeServeOptions(core), lambda s: slow_readers(s, 64, 4000, seconds))
 

@@ -45,6 +45,7 @@ class FakeServer:
     process: subprocess.Popen[str]
     port: int
     directory: Path
+    core: FakeCoreOptions
 
     def descendants(self) -> list[int]:
         """Of the front: the core."""
@@ -78,7 +79,7 @@ def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            yield FakeServer(process, port, Path(directory))
+            yield FakeServer(process, port, Path(directory), options.core)
         finally:
             process.kill()
             process.communicate()

@@ -19,11 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.bench.record import percentile
+from tests.engine.fake_core_process import FakeCoreOptions
 from tests.server.fake_serve import FakeServer, members_of
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 120.0
 """An answer that is not complete by then has no ending."""
+
+MOST_PROMPT_TOKENS = 64
+"""Of the prompts of slow readers and of those beside them."""
+MOST_TOKENS_PER_S = 30_000
+"""From a core, so that it, the front and the clients have time to spare on two processors."""
 
 Figures = dict[str, float]
 
@@ -321,10 +327,31 @@ def _is_open(port: int) -> bool:
 # --- slow readers ---------------------------------------------------------------------------------
 
 
+def _check_capacity(core: FakeCoreOptions, num_readers: int, max_tokens: int) -> None:
+    """Or the others would wait for the core, and tell nothing about slow readers."""
+    blocks_each = math.ceil((max_tokens + MOST_PROMPT_TOKENS) / core.block_size)
+    wanted = {
+        "max_num_seqs": (num_readers + 1, core.max_num_seqs),
+        "max_num_batched_tokens": (num_readers + MOST_PROMPT_TOKENS, core.max_num_batched_tokens),
+        "max_model_len": (max_tokens + MOST_PROMPT_TOKENS, core.max_model_len),
+        "num_blocks": ((num_readers + 1) * blocks_each, core.num_blocks),
+        "tokens per second": (num_readers, MOST_TOKENS_PER_S * core.step_s),
+    }
+    for name, (asked, given) in wanted.items():
+        if asked > given:
+            raise ValueError(
+                f"{num_readers} slow readers of {max_tokens} tokens need {name} of {asked} (of "
+                f"tokens per second: in a step), but the core has {given:g}. Ask for less."
+            )
+
+
 async def slow_readers(
     server: FakeServer, num_readers: int, max_tokens: int, seconds: float
 ) -> Figures:
-    """They ask for long streams and take a few bytes a second, or none; others are served on."""
+    """They ask for long streams and take a few bytes a second, or none; others are served on.
+
+    ValueError if the core could not serve all of them and one more at once."""
+    _check_capacity(server.core, num_readers, max_tokens)
     port, loop = server.port, asyncio.get_running_loop()
     other = chat_request("Say something short.", max_tokens=5)
     await exchange(port, other)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,10 +74,32 @@ def test_a_shutdown_that_cannot_wait_ends_every_stream() -> None:
     assert found["left_processes"] == found["left_files"] == found["left_port"] == 0
 
 
+FOR_SLOW_READERS = FakeCoreOptions(
+    step_s=0.001, num_blocks=8192, block_size=16, max_num_seqs=48, max_num_batched_tokens=256,
+    max_model_len=4096,
+)  # fmt: skip
+
+
 def test_slow_readers_take_no_memory() -> None:
     """Their streams would be some 25 MiB if they were written for them in advance."""
-    core = FakeCoreOptions(num_blocks=8192, block_size=16, max_num_seqs=48, max_model_len=4096)
-    with fake_server(FakeServeOptions(core)) as server:
-        found = run(server, slow_readers(server, 24, 3000, 2.0))
+    with fake_server(FakeServeOptions(FOR_SLOW_READERS)) as server:
+        found = run(server, slow_readers(server, 24, 3000, 4.0))
     assert found["memory_mib_more"] < 12
     assert {name: found[name] for name in NOTHING_HELD} == NOTHING_HELD
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"max_num_seqs": 24}, "max_num_seqs of 25"),
+        ({"max_num_batched_tokens": 64}, "max_num_batched_tokens of 88"),
+        ({"max_model_len": 2048}, "max_model_len"),
+        ({"num_blocks": 4096}, "num_blocks"),
+        ({"step_s": 0.0}, "tokens per second"),
+    ],
+)
+def test_slow_readers_must_not_overload_the_core(changes: dict[str, Any], name: str) -> None:
+    """Fault: others waited 32 s, for a core that gave each step to the slow ones."""
+    server: Any = SimpleNamespace(core=replace(FOR_SLOW_READERS, **changes))
+    with pytest.raises(ValueError, match=name):
+        asyncio.run(slow_readers(server, 24, 3000, 4.0))
