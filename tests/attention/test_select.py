@@ -55,7 +55,7 @@ def test_forcing_is_obeyed_or_refused() -> None:
 def test_isa_names_are_backend_names() -> None:
     """Turns red when QUIRE_CPU_ISA moves the operations but not attention."""
     assert backend_of_isa(None) is None
-    assert {backend_of_isa(isa) for isa in env.CPU_ISAS} == set(BACKENDS)
+    assert {backend_of_isa(isa) for isa in env.CPU_ISAS} == set(BACKENDS) - {"triton"}
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -20,7 +20,10 @@ pytest.importorskip("triton")
 from tests.ops.triton.compiler import AMD, AMPERE, HOPPER, Launch, compiled, launches
 
 PLATFORM = detect_platform()
+# (GPU, its machine code, KiB of shared memory that a program may have)
+TARGETS = ((AMPERE, "cubin", 163), (HOPPER, "cubin", 227), (AMD, "hsaco", 64))
 OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
+SLOW = ("paged_attention",)
 INTERPRETED = sorted((Path(__file__).parent / "triton").glob("interpreted_*.py"))
 
 
@@ -41,15 +44,14 @@ def test_kernels_compile_to_machine_code(
     memory than a multiprocessor has."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for launch in _some_launches(op):
-        for target, code, shared in ((AMPERE, "cubin", 163), (HOPPER, "cubin", 227)):
+        for target, code, shared in TARGETS:
             kernel = compiled(launch, target)
             assert kernel.asm[code], launch.label
-            assert kernel.metadata.shared <= shared * 1024, launch.label
-        assert compiled(launch, AMD).asm["hsaco"], launch.label
+            assert kernel.metadata.shared <= shared * 1024, f"{target}: {launch.label}"
 
 
 def _some_launches(op: Op) -> list[Launch]:
-    """In bfloat16, the first and the last of each kernel."""
+    """In bfloat16, the first and the last of each kernel; the first alone where one takes long."""
     provider = op.provider("triton")
     assert provider is not None
     call = provider.load()
@@ -62,7 +64,9 @@ def _some_launches(op: Op) -> list[Launch]:
         found.setdefault(launch.kernel.__name__, []).append(launch)
     assert found
     return [
-        launch for of_kernel in found.values() for launch in _distinct(of_kernel[0], of_kernel[-1])
+        launch
+        for of_kernel in found.values()
+        for launch in _distinct(of_kernel[0], of_kernel[0 if op.name in SLOW else -1])
     ]
 
 

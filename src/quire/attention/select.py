@@ -12,6 +12,7 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.attention.cpu import CpuAttention
 from quire.attention.reference import ReferenceAttention
+from quire.attention.triton import TritonAttention
 from quire.errors import ConfigError
 from quire.ops.cpu_provider import CACHE_DTYPE_CODES
 from quire.ops.native import DTYPE_CODES
@@ -84,10 +85,32 @@ class _Cpu:
         return CpuAttention(self.provider.name, self.provider.load(team))
 
 
+@dataclass(frozen=True, slots=True)
+class _Triton:
+    provider: Provider
+
+    def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
+        if needs.dtype not in DTYPE_CODES:
+            return f"it has no {needs.dtype}"
+        if needs.cache_dtype not in CACHE_DTYPE_CODES:
+            return f"it reads no cache of {needs.cache_dtype}"
+        if needs.head_dim > _MAX_TRITON_HEAD_DIM:
+            return f"its tiles hold no heads of {needs.head_dim}"
+        return self.provider.unavailable(platform)
+
+    def make(self, team: Team) -> AttentionBackend:
+        return TritonAttention(self.provider.load(team))
+
+
+_MAX_TRITON_HEAD_DIM = 256
+
 # Best first. The C++ backends have the names of the providers they run.
 BACKENDS: Mapping[str, Candidate] = MappingProxyType(
     {
-        **{provider.name: _Cpu(provider) for provider in OP.providers},
+        **{
+            provider.name: _Triton(provider) if provider.name == "triton" else _Cpu(provider)
+            for provider in OP.providers
+        },
         "reference": _Reference(),
     }
 )

@@ -39,11 +39,13 @@ class Provider:
     unavailable: why this machine cannot run it, as a sentence, or None when it can.
     load: returns the callable; called only where `unavailable` gave None. It may be given the team
     of threads that computes; without, the calling thread does.
+    tolerance: of its own, where it rounds what the reference does not; None for the operation's.
     """
 
     name: str
     unavailable: Callable[[Platform], str | None]
     load: Callable[..., Callable[..., Any]]
+    tolerance: Mapping[torch.dtype, Tolerance] | None = None
 
 
 def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

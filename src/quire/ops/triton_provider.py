@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.config import env
-from quire.ops.operation import Provider
+from quire.ops.operation import Provider, Tolerance
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -21,9 +21,11 @@ MIN_CAPABILITY = (8, 0)
 """NVIDIA architectures before SM 80 have no bfloat16 and no asynchronous copies."""
 
 
-def triton_provider(target: str) -> Provider:
+def triton_provider(
+    target: str, tolerance: Mapping[torch.dtype, Tolerance] | None = None
+) -> Provider:
     """`triton` over a function named as `module:function`."""
-    return Provider(name="triton", unavailable=triton_unavailable, load=partial(_load, target))
+    return Provider("triton", triton_unavailable, partial(_load, target), tolerance)
 
 
 def triton_unavailable(platform: Platform) -> str | None:

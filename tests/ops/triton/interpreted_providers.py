@@ -6,26 +6,33 @@ tests/ops/test_triton.py, in a process of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
 import torch
 from tests.ops.test_rope_and_write_kv import test_fused_equals_one_after_the_other as fused
-from tests.ops.triton.interpreter import repair_bfloat16
+from tests.ops.triton.interpreter import repair_interpreter
 
 from quire.ops import ALL_OPS, Op, check_provider
 from quire.platform import detect_platform
 
-repair_bfloat16()
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+repair_interpreter()
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
 PLATFORM = detect_platform()
+# Every n-th case of what takes long: each shape and each dtype, not each pair.
+SAMPLED = {"paged_attention": 5, "rope_and_write_kv": 2}
 OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_kernel_equals_the_reference(op: Op) -> None:
     """Turns red when a kernel reads beyond a row, rounds twice, or drops a tail."""
-    provider = op.provider("triton")
+    provider, make = op.provider("triton"), op.make_inputs
     assert provider is not None
     assert provider.unavailable(PLATFORM) is None
+    step = SAMPLED.get(op.name, 1)
+    op = replace(op, make_inputs=lambda generator: islice(make(generator), 0, None, step))
     report = check_provider(op, provider)
     assert report.num_cases > 0
     assert not report.failures, "\n".join(report.failures)

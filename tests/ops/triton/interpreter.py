@@ -1,27 +1,30 @@
-"""Triton's interpreter with bfloat16 as GPUs compute it.
+"""Triton's interpreter with what that of 3.6.0 gets wrong set right.
 
-That of 3.6.0 drops the bits beyond bfloat16 instead of rounding them, and multiplies tiles of
-bfloat16 as if their bits were integers.
+It drops the bits beyond bfloat16 instead of rounding them, takes integers for the bits of bfloat16
+and these for integers where tiles are multiplied; its scalars cannot bound a loop under NumPy 2.4.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-__all__ = ["repair_bfloat16"]
+__all__ = ["repair_interpreter"]
 
 Handle = interpreter.TensorHandle
 
 
-def repair_bfloat16() -> None:
+def repair_interpreter() -> None:
     """For the rest of this process."""
+    patch = interpreter._patch_lang_tensor
     cast, dot = interpreter.InterpreterBuilder.cast_impl, interpreter.InterpreterBuilder.create_dot
 
     def cast_impl(self: interpreter.InterpreterBuilder, src: Handle, to: tl.dtype) -> Handle:
-        if src.dtype.scalar == tl.float32 and to.scalar == tl.bfloat16:
+        if to.scalar == tl.bfloat16 and src.dtype.scalar != tl.bfloat16:
             rounded = torch.from_numpy(np.ascontiguousarray(src.data)).bfloat16()
             return Handle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
         return cast(self, src, to)
@@ -36,6 +39,11 @@ def repair_bfloat16() -> None:
     ) -> Handle:
         return dot(self, _wide(a), _wide(b), d, input_precision, max_num_imprecise_acc)
 
+    def patch_tensor(tensor: type[tl.tensor], scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.cast_impl = cast_impl
     interpreter.InterpreterBuilder.create_dot = create_dot
 
