@@ -3,6 +3,7 @@
 import datetime
 import enum
 import itertools
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -456,3 +457,38 @@ def test_what_goes_through_long_values_counts(body: str) -> None:
     source = "{% set x = [0] * 400000 %}{% for i in range(2000) %}" + body + "{% endfor %}done"
     with pytest.raises(RequestError, match="more than 30000 steps"):
         ChatTemplate(source, limits=TemplateLimits(max_steps=30_000)).render([ASK])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% set ns.x = [ns.x, 'y' * 9000 ~ i] %}",
+        "{% set ns.x = (ns.x, [i, i, i] * 999) %}",
+        "{% set ns.x = {'a': ns.x, 'b': messages | tojson | upper} %}",
+        "{% set ns.x = [ns.x, 9 ** 60 * 9 ** 60, range(9) | map('string')] %}",
+        "{% set ns.x = [ns.x, ('z' * 999)[1:]] %}",
+        "{% set y %}{{ 'z' * 999 }}{{ i }}{% endset %}{% set ns.x = [ns.x, y] %}",
+        "{% set ns.x = [ns.x, namespace(a=i)] %}",
+        "{% set ns.x = [ns.x, f(i)] %}",
+        "{% set ns.x = ('a ' * 60000).split() %}",
+        "{% set ns.x = ('a ' * 60000).split(' ') %}",
+        "{% set ns.x = ('\r' * 60000).splitlines() %}",
+        "{% set ns.x = ('\u8a9e' * 60000) | list %}",
+        "{% set ns.x = ('\u8a9e' * 60000) | sort %}",
+        "{% set ns.x = ns.x[:] + [i] %}",
+    ],
+)
+def test_what_a_template_builds_is_bounded_in_total(body: str) -> None:
+    """Fault: values that are small one by one fill the memory."""
+    source = (
+        "{% set ns = namespace(x=[]) %}{% macro f(i) %}{{ i }}{{ 'z' * 999 }}{% endmacro %}"
+        "{% for i in range(90000) %}" + body + "{% endfor %}done"
+    )
+    limits = TemplateLimits(max_built_bytes=8 << 20, max_seconds=30.0)
+    template = ChatTemplate(source, limits=limits)
+    tracemalloc.start()
+    with pytest.raises(RequestError, match="more than 8388608 bytes in total"):
+        template.render([ASK])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20

@@ -162,3 +162,29 @@ def test_an_endless_template_holds_up_nobody(front: ModelFront) -> None:
         assert reply.status_code == 400 and "render_timeout_s" in reply.text
         assert waiting.post(f"{server.url}{CHAT}", json=body).status_code == 200
         server.wait_until_idle()
+
+
+GROWING = (
+    "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, 'x' * 99999] %}"
+    "{% endfor %}{{ messages }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{# " + "x" * 65_536 + " #}{{ messages[0].content }}", "max_chat_template_chars"),
+        ("{{ messages[0].content * 200000 }}", "400000 characters of these messages"),
+        (GROWING, "more than 268435456 bytes in total"),
+    ],
+    ids=["long", "long prompt", "large values"],
+)
+def test_what_a_template_may_be_and_make_is_bounded(
+    template: str, words: str, front: ModelFront
+) -> None:
+    settings = ServerSettings(disable_access_log=True, trust_request_chat_template=True)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with running_server(front, settings) as server:
+        reply = waiting.post(f"{server.url}{CHAT}", json={**body, "chat_template": template})
+        assert reply.status_code == 400 and words in reply.json()["error"]["message"]
+        server.wait_until_idle()

@@ -126,12 +126,14 @@ class Renderer:
         chat_template: ChatTemplate | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        max_prompt_chars: int | None = None,
     ) -> RenderedPrompt:
         """Token ids of a conversation.
 
         Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
-        the model's for this call. Raises RequestError as `ChatTemplate.render` does, and when
-        there is no template or no tokenizer.
+        the model's for this call. Raises RequestError as `ChatTemplate.render` does, when there is
+        no template or no tokenizer, and when the prompt is longer than `max_prompt_chars`, which
+        is found before it is tokenized.
         """
         tokenizer = self._require_tokenizer("a chat")
         template = chat_template or self._chat_template
@@ -145,6 +147,11 @@ class Renderer:
         text = template.render(
             messages, tools, documents, add_generation_prompt, continue_final_message, **variables
         )
+        if max_prompt_chars is not None and len(text) > max_prompt_chars:
+            raise RequestError(
+                f"The chat template made a prompt of {len(text)} characters of these messages, but "
+                f"at most {max_prompt_chars} are taken (max_prompt_chars). Send less."
+            )
         token_ids = tokenizer.encode(text, add_special_tokens)
         if not token_ids:
             raise RequestError(

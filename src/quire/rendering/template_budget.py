@@ -8,7 +8,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.runtime import Context
 from jinja2.utils import pass_context
 
-from quire.rendering.template_sizes import ITEMS_PER_STEP, walk
+from quire.rendering.template_sizes import BYTES_PER_PIECE, ITEMS_PER_STEP, walk
 
 # Not an identifier of the template language, so no template can name it.
 BUDGET = "budget of the render"
@@ -21,9 +21,12 @@ _WHOLE = (str, list, tuple, dict)
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one render may use. `max_characters` bounds the prompt and each string on the way."""
+    """What one render may use. `max_characters` bounds the prompt and each string on the way,
+    `max_built_bytes` all strings, lists and other values that it builds, those that are dropped
+    again too."""
 
     max_characters: int = 1 << 24
+    max_built_bytes: int = 256 << 20
     max_steps: int = 4_000_000
     max_seconds: float = 5.0
 
@@ -37,6 +40,7 @@ class RenderBudget:
 
     def __init__(self, limits: TemplateLimits, clock: Callable[[], float]) -> None:
         self._steps_left = limits.max_steps
+        self._bytes_left = limits.max_built_bytes
         self._clock = clock
         self._deadline = clock() + limits.max_seconds
         self._limits = limits
@@ -53,12 +57,26 @@ class RenderBudget:
         if self._clock() > self._deadline:
             raise TemplateLimitError(f"it ran for more than {self._limits.max_seconds} s")
 
+    def build(self, num_bytes: int) -> None:
+        """Take memory; TemplateLimitError when none is left."""
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            most = self._limits.max_built_bytes
+            raise TemplateLimitError(f"it built values of more than {most} bytes in total")
+
 
 def spend(context: Context, num_steps: int) -> None:
     """From the budget of the render that goes on."""
     budget: RenderBudget | None = context.parent.get(BUDGET)
     if budget is not None:
         budget.spend(num_steps)
+
+
+def build(context: Context, num_bytes: int) -> None:
+    """From the budget of the render that goes on."""
+    budget: RenderBudget | None = context.parent.get(BUDGET)
+    if budget is not None:
+        budget.build(num_bytes)
 
 
 def spend_copy(context: Context, value: Any) -> None:
@@ -73,6 +91,8 @@ def counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
     budget: RenderBudget | None = context.parent.get(BUDGET)
     if budget is None:
         return items
+    if isinstance(items, str):
+        budget.build(len(items) * BYTES_PER_PIECE)
     if isinstance(items, Sized):
         budget.spend(len(items))
         return items

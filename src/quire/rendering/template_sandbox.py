@@ -1,9 +1,9 @@
 """The Jinja environment in which chat templates run. Imports jinja2; loaded when first needed.
 
 Templates come with downloaded models and are code. They run without access to Python internals,
-and under limits: steps (loop iterations and calls), wall time, and the size of every string they
-build. The limits stop accidents and simple attacks inside this process; whoever runs templates of
-unknown origin should do so in a process that can be killed.
+and under limits: steps (loop iterations and calls), wall time, the size of every string that they
+build, and that of all values together. The limits stop accidents and simple attacks inside this
+process; whoever runs templates of unknown origin should do so in one that can be killed.
 """
 
 import time
@@ -27,6 +27,7 @@ from quire.rendering.template_budget import (
     RenderBudget,
     TemplateLimitError,
     TemplateLimits,
+    build,
     charged,
     check_bits,
     counted,
@@ -45,13 +46,19 @@ from quire.rendering.template_filters import (
     raise_exception,
     to_json,
 )
-from quire.rendering.template_sizes import int_bits, num_formatted
+from quire.rendering.template_sizes import (
+    BYTES_PER_PIECE,
+    built_bytes,
+    int_bits,
+    num_formatted,
+    split_bytes,
+)
 from quire.rendering.template_tree import (
+    BUILT,
     CHARGED,
     CONCATENATED,
     COUNTED,
     MEASURED,
-    SIZED,
     LimitInserter,
 )
 
@@ -121,7 +128,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         filters["tojson"] = to_json
         filters[COUNTED] = counted
-        filters[SIZED] = self._sized
+        filters[BUILT] = self._built
         filters[CHARGED] = charged
         filters[MEASURED] = measured
         filters[CONCATENATED] = self._concatenated
@@ -132,6 +139,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         filters["indent"] = self._bounded_indent(filters["indent"])
         filters["replace"] = self._replace
         filters["join"] = self._bounded_join(filters["join"])
+        filters["list"] = self._list
         for name in _TEXT_FILTERS:
             filters[name] = bounded_text(name, filters[name])
         for name in _WIDTH_FILTERS:
@@ -168,7 +176,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             args = (list(counted(context, args[0])),)
         if isinstance(owner, str | int | list | tuple | dict):
             self._check_method(context, name, owner, (*args, *kwargs.values()))
-        return self._sized(super().call(context, obj, *args, **kwargs))
+        return self._built(context, super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuse the operators that make small operands huge."""
@@ -185,7 +193,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             self._check_format(context, left, values)
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             self._check_length(len(left) + len(right))
-        result = self._sized(super().call_binop(context, operator, left, right))
+        result = self._built(context, super().call_binop(context, operator, left, right))
         spend_copy(context, result)
         return result
 
@@ -217,6 +225,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             check_widths(name, args)
         if not isinstance(owner, str):
             return
+        build(context, split_bytes(name, owner, args))
         if name == "expandtabs":
             self._check_length(len(owner) + owner.count("\t") * max((8, *args)))
         elif name == "translate" and args:
@@ -251,6 +260,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("a template can't use bytes")
         return sized
 
+    @pass_context
+    def _built(self, context: Context, value: Any) -> Any:
+        build(context, built_bytes(value))
+        return self._sized(value)
+
     def _sized_result(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def sized_result(*args: Any, **kwargs: Any) -> Any:
             return self._sized(function(*args, **kwargs))
@@ -267,7 +281,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             num_characters += len(texts[-1])
             self._check_length(num_characters)
         spend(context, num_characters // COPIED_CHARACTERS_PER_STEP)
-        return "".join(texts)
+        text = "".join(texts)
+        build(context, built_bytes(text))
+        return text
 
     @pass_context
     def _sum(
@@ -328,6 +344,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return self._sized(join(context.eval_ctx, items, d, attribute))
 
         return bounded_join
+
+    @pass_context
+    def _list(self, context: Context, value: Iterable[Any]) -> list[Any]:
+        if isinstance(value, str):
+            build(context, len(value) * BYTES_PER_PIECE)
+        return list(value)
 
     def _too_long(self) -> TemplateLimitError:
         return TemplateLimitError(

@@ -5,6 +5,7 @@ template, and time that doubles with each level. Here the levels are walked in P
 """
 
 import re
+import sys
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from itertools import chain
 from typing import Any, cast
@@ -13,10 +14,17 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import LoopContext
 from jinja2.utils import Cycler, Namespace
 
-__all__ = ["ITEMS_PER_STEP", "int_bits", "num_formatted", "walk"]
+__all__ = [
+    "BYTES_PER_PIECE", "ITEMS_PER_STEP", "built_bytes", "int_bits", "num_formatted", "split_bytes",
+    "walk",
+]  # fmt: skip
 
 # C code goes through its operand this much faster than a template makes steps.
 ITEMS_PER_STEP = 32
+BYTES_PER_PIECE = 84
+"""Of a string of one character beyond Latin-1, and its place in a list."""
+_BYTES_OF_OTHERS = 200
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _DIGITS = re.compile(r"\d+")
 # Up to what shows where its width ends. One in braces that does not end there holds another one.
 _FIELD = re.compile(r"%[^a-zA-Z%{}]*+|\{[^{}]*+\}?+")
@@ -52,6 +60,27 @@ def walk(value: Any, spend: Callable[[int], None]) -> int:
         else:
             pending.pop()
     return size
+
+
+def built_bytes(value: Any) -> int:
+    """Memory of a value that has just been built, without that of what is in it."""
+    if value is None or isinstance(value, bool):
+        return 0
+    if isinstance(value, str | int | float | list | tuple | dict):
+        return sys.getsizeof(cast("object", value))
+    return _BYTES_OF_OTHERS  # an iterator, a namespace, …
+
+
+def split_bytes(name: str, text: str, args: tuple[Any, ...]) -> int:
+    """At most so much memory takes what `text.name(*args)` gives, if it cuts the text in pieces."""
+    if name == "splitlines":
+        num_cuts = sum(map(text.count, _LINE_ENDS))
+    elif name in ("split", "rsplit"):
+        separators = [value for value in args if isinstance(value, str) and value]
+        num_cuts = min(map(text.count, separators), default=len(text) // 2 + 1)
+    else:
+        return 0
+    return sys.getsizeof(text) + num_cuts * BYTES_PER_PIECE
 
 
 def _items(parts: Any) -> Iterator[Any]:

@@ -7,10 +7,10 @@ from jinja2.visitor import NodeTransformer
 
 # Not identifiers of the template language, so no template can name them.
 COUNTED = "counted iterable"
-SIZED = "sized text"
 CHARGED = "charged operand"
 MEASURED = "measured operand"
 CONCATENATED = "concatenated operands"
+BUILT = "built value"
 # These take or leave what they are given item by item, and look into none.
 _SHALLOW_FILTERS = frozenset(
     {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list",
@@ -21,11 +21,13 @@ _FILTERS_PER_ITEM = frozenset(
     {"batch", "dictsort", "groupby", "map", "max", "min", "reject", "rejectattr", "select",
      "selectattr", "slice", "sort", "sum", "unique"}
 )  # fmt: skip
+# These give what was there before.
+_PASSING_FILTERS = frozenset({"attr", "d", "default", "first", "last", "random"})
 
 
 class LimitInserter(NodeTransformer):
-    """Puts the counters into the syntax tree: what is looped over, what is built with `~`, and
-    what is gone through as a whole (by filters, comparisons and slices)."""
+    """Puts the counters into the syntax tree: what is looped over, what is built (by `~`, filters,
+    slices, or in place), and what is gone through as a whole (by filters, comparisons, slices)."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -47,7 +49,20 @@ class LimitInserter(NodeTransformer):
         node.args = [_measured_expression(node, argument) for argument in node.args]
         for argument in node.kwargs:
             argument.value = _measured_expression(node, argument.value)
-        return node
+        return node if node.name in _PASSING_FILTERS else _filtered(node, node, BUILT)
+
+    def visit_List(self, node: nodes.List) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, node, BUILT)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, node, BUILT)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        # The others are what is assigned to.
+        return _filtered(node, node, BUILT) if node.ctx == "load" else node
 
     def visit_Operand(self, node: nodes.Operand) -> nodes.Operand:  # noqa: N802
         self.generic_visit(node)
@@ -71,12 +86,12 @@ class LimitInserter(NodeTransformer):
         node.key = _measured_expression(node, node.key)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             node.node = _filtered(node, node.node, CHARGED)
-        else:
-            node.arg = _measured_expression(node, node.arg)
+            return _filtered(node, node, BUILT)
+        node.arg = _measured_expression(node, node.arg)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
@@ -85,7 +100,7 @@ class LimitInserter(NodeTransformer):
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:  # noqa: N802
         self.generic_visit(node)
-        node.filter = _filtered(node, node.filter, SIZED)
+        node.filter = _filtered(node, node.filter, BUILT)
         return node
 
 

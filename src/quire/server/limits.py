@@ -39,6 +39,7 @@ class Limits:
     max_prompt_chars: int | None = _limit(
         None, "characters of a prompt before it is tokenized (8 x max_model_len + 65,536)"
     )
+    max_chat_template_chars: int = _limit(65_536, "characters of a chat_template in a request")
     render_timeout_s: float = _limit(
         10.0, "seconds until chat template and tokenizer are done with a long prompt"
     )

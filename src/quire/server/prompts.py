@@ -69,9 +69,10 @@ class PromptRenderer:
         messages = body.messages or []
         num_chars = self._check_messages(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len)
-        work = functools.partial(self._render_chat, renderer, body, messages)
+        most = self._limits.prompt_chars(max_model_len)
+        work = functools.partial(self._render_chat, renderer, body, messages, most)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
-            self._check_trusted()
+            self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
         if size > SHORT_CHARS or self._has_slow_template:
@@ -102,6 +103,7 @@ class PromptRenderer:
         renderer: Renderer,
         body: ChatRequest | TokenizeRequest,
         messages: list[dict[str, Any]],
+        max_prompt_chars: int,
     ) -> RenderedPrompt:
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
@@ -121,13 +123,22 @@ class PromptRenderer:
             chat_template=template,
             chat_template_kwargs=variables,
             add_special_tokens=bool(body.add_special_tokens),
+            max_prompt_chars=max_prompt_chars,
         )
 
-    def _check_trusted(self) -> None:
+    def _check_template(self, source: str) -> None:
         if not self._trust_templates:
             raise RefusedError(
                 "chat_template is given, but this server takes no templates from requests. Leave "
                 "it out, or start the server with --trust-request-chat-template.",
+                param="chat_template",
+            )
+        most = self._limits.max_chat_template_chars
+        if len(source) > most:
+            raise RefusedError(
+                f"chat_template has {len(source)} characters, but this server takes {most} "
+                "(max_chat_template_chars). Send a shorter one, or start the server with it "
+                "(--chat-template).",
                 param="chat_template",
             )
 
