@@ -150,6 +150,28 @@ def test_a_failing_kernel_fails_its_row_alone(
         assert outputs[index].outputs[0].token_ids == expected[index]
 
 
+@pytest.mark.parametrize("num_rows", [100, 256])
+def test_wide_steps_are_captured_with_the_same_bits(
+    num_rows: int, tmp_path: Path, engines: list[LLM]
+) -> None:
+    """Turns red when the arena is too small for them, or a kernel takes other ways there."""
+    write_checkpoint(BY_NAME["llama"], tmp_path)
+    wide = {
+        "max_num_seqs": num_rows,
+        "max_num_batched_tokens": 3 * num_rows,  # all prompts in one step
+        "num_kv_blocks": 3 * num_rows,
+    }
+    prompts = [{"prompt_token_ids": [3 + i % 50, 7, 5 + i // 50]} for i in range(num_rows)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    outputs: list[list[RequestOutput]] = []
+    for is_eager in (True, False):
+        llm = LLM(model=str(tmp_path), **{**SETTINGS, **wide}, depth=1, enforce_eager=is_eager)
+        engines.append(llm)
+        outputs.append(llm.generate(prompts, greedy, use_tqdm=False))
+    assert num_rows in captured_steps(engines[1])._steps
+    assert [each.outputs for each in outputs[0]] == [each.outputs for each in outputs[1]]
+
+
 def test_a_capture_does_not_load_the_compiler() -> None:
     """In a process of its own: importing torch._dynamo would hold the first answer up."""
     code = (

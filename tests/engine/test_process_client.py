@@ -35,6 +35,7 @@ from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
+    Collected,
     ask,
     collect,
     hosted,
@@ -254,7 +255,11 @@ def test_sigusr2_lets_a_core_finish_what_it_has() -> None:
 
     async def work() -> None:
         async with hosted(FakeCoreOptions(step_s=0.02)) as host:
-            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
+            found = Collected()
+            asked = await ask(host.client, [1], max_tokens=200)
+            stream = asyncio.ensure_future(collect(asked, found))
+            while not found.tokens:  # what the core does not have yet, the next one serves
+                await asyncio.sleep(0.01)
             os.kill(host.supervisor.pid, signal.SIGUSR2)
             await until_state(host.client, EngineState.DRAINING)
             assert (await stream).tokens[0] == FAKE_MODEL.expected_tokens([1], 200, 0)

@@ -35,9 +35,10 @@ tokenizer (300 to 400 MiB measured with torch 2.13 for CPUs)."""
 PROMPT_LOGPROB_ROWS = 64
 """Prompt logprobs are computed for so many positions at a time, so [rows, V] stays small."""
 
-MAX_CAPTURED_ROWS = 64
+MAX_CAPTURED_ROWS = 256
 """Rows of the largest decode step that is captured. The work in Python does not grow with the rows,
-so that it is a smaller part of larger steps; where it stops to matter was not measured."""
+so that it is a smaller part of larger steps, but at 256 it is a tenth yet
+(benchmarks/results/captured_rows_qwen3.json, _llama.json); larger steps were not measured."""
 
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4

@@ -1,4 +1,4 @@
-"""Rows of many widths, strided and tiny-valued ones among them."""
+"""The rows of `rms_norm`, each with a residual of other strides or of its own."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.ops.inputs import DTYPES, normal
+from quire.ops.inputs import normal
 from quire.ops.operation import Case
+from quire.ops.rms_norm.inputs import make_inputs as make_norm_inputs
 
 __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
-    for dtype in DTYPES:
-        for rows, width in ((1, 1024), (5, 40), (3, 257)):
-            wide = normal(generator, rows, width + 3, dtype=dtype)
-            weight = normal(generator, width, dtype=dtype)
-            yield Case(
-                label=f"{dtype}, {rows} rows of {width}",
-                args=(
-                    wide[:, :width],
-                    normal(generator, rows, width, dtype=dtype),
-                    weight,
-                    1e-6,
-                ),
-            )
+    for case in make_norm_inputs(generator):
+        x, *rest = case.args
+        residual = normal(generator, *x.shape, dtype=x.dtype)
+        yield Case(label=case.label, args=(x, residual, *rest))
     heads = normal(generator, 4, 6, 32)
     weight = normal(generator, 32)
     yield Case(
-        label="heads of a merged projection",
+        label="both are heads of a merged projection",
         args=(heads[:, :4], heads[:, 2:], weight, 1e-6),
     )

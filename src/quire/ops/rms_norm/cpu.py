@@ -6,36 +6,18 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import paired_rows, strided_rows
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.native import NativeLibrary
+from quire.ops.norm_kernel import NormKernel
 
 __all__ = ["bind", "bind_with_residual"]
 
 
 def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
     """`rms_norm` on `library`; contract in `quire.ops.rms_norm`."""
-    call = library.call
+    kernel = NormKernel(library, "rms_norm")
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x, (outer, inner), strides = strided_rows(x)
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        call(
-            "rms_norm",
-            x.data_ptr(),
-            *strides,
-            None,
-            0,
-            0,
-            weight.data_ptr(),
-            out.data_ptr(),
-            None,
-            outer,
-            inner,
-            x.shape[-1],
-            eps,
-            DTYPE_CODES[x.dtype],
-        )
-        return out
+        return kernel.norm(x, (weight,), eps)
 
     return rms_norm
 
@@ -44,33 +26,11 @@ def bind_with_residual(
     library: NativeLibrary,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """`add_rms_norm` on `library`; contract in `quire.ops.add_rms_norm`."""
-    call = library.call
+    kernel = NormKernel(library, "rms_norm")
 
     def add_rms_norm(
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual, sizes, x_strides, residual_strides = paired_rows(x, residual)
-        outer, inner = sizes
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        total = torch.empty_like(out)
-        call(
-            "rms_norm",
-            x.data_ptr(),
-            *x_strides,
-            residual.data_ptr(),
-            *residual_strides,
-            weight.data_ptr(),
-            out.data_ptr(),
-            total.data_ptr(),
-            outer,
-            inner,
-            x.shape[-1],
-            eps,
-            DTYPE_CODES[x.dtype],
-        )
-        return out, total
+        return kernel.add_and_norm(x, residual, (weight,), eps)
 
     return add_rms_norm
