@@ -27,25 +27,33 @@ class CheckReport:
         return self.num_cases > 0 and not self.failures
 
 
-def check_provider(op: Op, provider: Provider, *, seed: int = 0) -> CheckReport:
-    """Run every case of `op` on both and compare. The provider must be available here."""
+def check_provider(
+    op: Op, provider: Provider, *, seed: int = 0, device: torch.device | None = None
+) -> CheckReport:
+    """Run every case of `op` on both and compare. The provider must be available here.
+
+    device: where the provider computes; the reference computes on the CPU.
+    """
     call = provider.load()
     if provider.tolerance is not None:
         op = replace(op, tolerance=provider.tolerance)
     failures: list[str] = []
     cases = list(op.make_inputs(torch.Generator().manual_seed(seed)))
     for case in cases:
-        difference = compare(op, call, case)
+        difference = compare(op, call, case, device)
         if difference is not None:
             failures.append(f"{op.name} by {provider.name}, {case.label}: {difference}")
     return CheckReport(op.name, provider.name, len(cases), tuple(failures))
 
 
-def compare(op: Op, call: Callable[..., Any], case: Case) -> str | None:
+def compare(
+    op: Op, call: Callable[..., Any], case: Case, device: torch.device | None = None
+) -> str | None:
     """The largest difference of one case from the reference, or None when within tolerance."""
     dtype = next((arg.dtype for arg in case.args if _is_float_tensor(arg)), torch.float32)
-    expected = _outcome(op, op.reference, case)
-    got = _outcome(op, call, case)
+    cpu = torch.device("cpu")
+    expected = _outcome(op, op.reference, case, cpu)
+    got = [value.cpu() for value in _outcome(op, call, case, device or cpu)]
     if len(got) != len(expected):
         return f"{len(got)} results, expected {len(expected)}"
     for index, (one, other) in enumerate(zip(got, expected, strict=True)):
@@ -59,22 +67,27 @@ def _is_float_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _outcome(op: Op, call: Callable[..., Any], case: Case) -> list[torch.Tensor]:
+def _outcome(
+    op: Op, call: Callable[..., Any], case: Case, device: torch.device
+) -> list[torch.Tensor]:
     """What a call returns, then what its tensor arguments hold afterwards."""
-    args = [_copy(arg) for arg in case.args]
-    result = op.apply(call, *args, **case.kwargs)
+    args = [_copy(arg, device) for arg in case.args]
+    kwargs = {name: _copy(value, device) for name, value in case.kwargs.items()}
+    result = op.apply(call, *args, **kwargs)
     returned = result if isinstance(result, tuple) else (result,)
     return [value for value in (*returned, *args) if isinstance(value, torch.Tensor)]
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, device: torch.device) -> Any:
     """A copy with the same strides, so that a provider meets the layout of the case."""
-    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+    if not isinstance(value, torch.Tensor):
         return value
+    if value.numel() == 0:
+        return value.to(device)
     span = 1 + sum(
         (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
     )
-    storage = value.as_strided((span,), (1,)).clone()
+    storage = value.as_strided((span,), (1,)).to(device, copy=True)
     return storage.as_strided(value.shape, value.stride())
 
 

@@ -15,6 +15,7 @@ from quire.ops.decode_inputs.cpu import bind
 from quire.ops.decode_inputs.inputs import make_inputs
 from quire.ops.decode_inputs.reference import decode_inputs
 from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -23,5 +24,8 @@ OP = Op(
     reference=decode_inputs,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=cpu_providers(bind),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.decode_inputs.triton:decode_inputs"),
+    ),
 )

@@ -26,5 +26,5 @@ def decode_inputs(
     seq_lens.copy_(at + 1)
     token_ids.copy_(row_tokens[slots, at])
     slot_mapping.copy_(row_blocks[slots, last_block].long() * block_size + at % block_size)
-    used = torch.arange(row_blocks.shape[1]) <= last_block[:, None]
+    used = torch.arange(row_blocks.shape[1], device=row_blocks.device) <= last_block[:, None]
     block_table.copy_(torch.where(used, row_blocks[slots], block_table))

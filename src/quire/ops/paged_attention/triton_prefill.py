@@ -231,6 +231,8 @@ def attend_prompts(
     heads = power_of_two(group)
     queries, keys, warps, stages = _tile(dim, max(q.element_size(), k_cache.element_size()))
     queries = max(queries, heads)
+    if k_scale is not None:
+        keys = min(keys, 32)  # with 64, the kernel for SM 80 keeps its accumulators in memory
     # Rows with one query have no tile here, so each tile but a row's last has its tokens.
     tiles = num_tokens // (queries // heads) + min(num_rows, num_tokens // 2)
     _prefill_kernel[(tiles, num_kv_heads)](
