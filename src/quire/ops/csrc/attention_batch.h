@@ -31,7 +31,7 @@ struct Batch {
   int tile_rows() const { return tile_tokens() * group; }
   // 16 bits are enough for the queries.
   bool integers() const {
-    return kIntegerProducts && k_scale != nullptr && q_dtype == DType::kBFloat16 &&
+    return k_scale != nullptr && q_dtype == DType::kBFloat16 &&
            head_dim <= kMaxIntegerDim;
   }
 };
@@ -51,32 +51,32 @@ inline State carve_state(const Batch& b, float*& at) {
   return state;
 }
 
-inline int64_t byte_depth(const Batch& b) { return (b.head_dim + kBytes - 1) / kBytes * kBytes; }
+// In floats, as all sizes here.
+inline int64_t scales_size(const Batch& b) {
+  return b.k_scale == nullptr ? 0 : b.num_kv_heads * int64_t{sizeof(HeadScales) / sizeof(float)};
+}
 
 inline int64_t integer_size(const Batch& b) {
   if (!b.integers()) return 0;
-  const int64_t row_bytes = 2 * byte_depth(b) + 2 * kKeyBlock;
-  return int64_t{b.tile_rows()} * (row_bytes / 4 + byte_depth(b) + 3) +
-         kKeyBlock / 4 * byte_depth(b);
+  const int64_t depth = integer_depth(b.head_dim);
+  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 2) + kKeyBlock / 2 * depth;
 }
 
 inline IntegerScratch carve_integers(const Batch& b, float*& at) {
-  const int64_t rows = b.tile_rows();
+  const int64_t rows = b.tile_rows(), depth = integer_depth(b.head_dim);
   IntegerScratch s;
-  s.q = reinterpret_cast<int8_t*>(at);
-  s.weights = reinterpret_cast<uint8_t*>(s.q + rows * 2 * byte_depth(b));
-  s.values = reinterpret_cast<int8_t*>(s.weights + rows * 2 * kKeyBlock);
-  s.sums = reinterpret_cast<int32_t*>(s.values + kKeyBlock * byte_depth(b));
-  s.q_step = reinterpret_cast<float*>(s.sums + rows * byte_depth(b));
+  s.q = reinterpret_cast<int16_t*>(at);
+  s.weights = s.q + rows * depth;
+  s.values = s.weights + rows * kKeyBlock;
+  s.q_step = reinterpret_cast<float*>(s.values + kKeyBlock * depth);
   s.weight_step = s.q_step + rows;
-  s.q_offset = reinterpret_cast<int32_t*>(s.weight_step + rows);
   at += integer_size(b);
   return s;
 }
 
 inline int64_t scratch_size(const Batch& b) {
   return int64_t{b.tile_rows()} * (b.width + kKeyBlock) + int64_t{kKeyBlock} * b.width +
-         2 * state_size(b) + integer_size(b);
+         2 * state_size(b) + scales_size(b) + integer_size(b);
 }
 
 inline Scratch carve(const Batch& b, float*& at) {
@@ -86,6 +86,8 @@ inline Scratch carve(const Batch& b, float*& at) {
   s.wide = s.scores + int64_t{b.tile_rows()} * kKeyBlock;
   at = s.wide + int64_t{kKeyBlock} * b.width;
   s.span = carve_state(b, at);
+  s.scales = reinterpret_cast<HeadScales*>(at);
+  at += scales_size(b);
   s.integers = carve_integers(b, at);
   return s;
 }

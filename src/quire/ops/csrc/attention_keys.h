@@ -22,8 +22,8 @@ struct KeyBlock {
   const E* k[kKeyBlock];
   const E* v[kKeyBlock];
 
-  // Fills in the scales of a kv head; false when elements have none.
-  bool scales_of(int, HeadScales&) const { return false; }
+  // Fills in the scales of the first kv heads; false when elements have none.
+  bool load_scales(int, HeadScales*) const { return false; }
 };
 
 template <>
@@ -33,11 +33,12 @@ struct KeyBlock<int8_t> {
   const float* k_scale[kKeyBlock];
   const float* v_scale[kKeyBlock];
 
-  bool scales_of(int head, HeadScales& out) const {
-    for (int t = 0; t < kKeyBlock; ++t) {
-      out.k[t] = k_scale[t][head];
-      out.v[t] = v_scale[t][head];
-    }
+  bool load_scales(int heads, HeadScales* out) const {
+    for (int t = 0; t < kKeyBlock; ++t)
+      for (int head = 0; head < heads; ++head) {
+        out[head].k[t] = k_scale[t][head];
+        out[head].v[t] = v_scale[t][head];
+      }
     return true;
   }
 };
@@ -84,43 +85,6 @@ struct Keys {
       out.v_scale[to] = out.v_scale[from];
     }
   }
-};
-
-// Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
-// little at a time, since a burst keeps what is in use waiting. Into L2: a chunk of all heads fills
-// L1, and what is in use must stay there.
-template <class E>
-class Ahead {
- public:
-  Ahead(const E* const* rows, int num_rows, int width)
-      : rows_(rows),
-        last_(rows == nullptr ? nullptr : rows + num_rows),
-        end_(width * static_cast<int>(sizeof(E))) {
-    if (rows != nullptr) at_ = -within_line();
-  }
-
-  QUIRE_INLINE void fetch(int elements) {
-    int left = elements * static_cast<int>(sizeof(E));
-    while (left > 0 && rows_ < last_) {
-      const char* from = reinterpret_cast<const char*>(*rows_) + at_;
-      const int count = left < end_ - at_ ? left : end_ - at_;
-      for (int i = 0; i < count; i += kLine) _mm_prefetch(from + i, _MM_HINT_T1);
-      left -= count;
-      at_ += count;
-      if (at_ == end_ && ++rows_ < last_) {
-        at_ = -within_line();
-        left -= at_;  // a row that begins within a line touches one more
-      }
-    }
-  }
-
- private:
-  static constexpr int kLine = 64;
-  int within_line() const { return static_cast<int>(reinterpret_cast<uintptr_t>(*rows_) % kLine); }
-
-  const E* const* rows_;
-  const E* const* last_;
-  int end_, at_ = 0;
 };
 
 }  // namespace quire::attention

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention_ahead.h"
 #include "attention_keys.h"
 #include "attention_softmax.h"
 
@@ -13,26 +14,28 @@ constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see a
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
-constexpr int kBytes = 64;        // of the vectors of IntegerScratch
 static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
 
-// Queries and weights as 16-bit integers (attention_int8.h): the upper bytes and, behind them, the
-// lower ones; value = 256 · high + low. depth: head_dim rounded up to whole vectors of bytes.
+// Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
+// vectors of them.
 struct IntegerScratch {
-  int8_t* q;          // [kv_heads, rows, 2, depth], both signed
-  float* q_step;      // [kv_heads, rows]
-  int32_t* q_offset;  // [kv_heads, rows], 128 · Σ q
-  uint8_t* weights;   // [kv_heads, rows, 2, kKeyBlock]
+  int16_t* q;          // [kv_heads, rows, depth]
+  float* q_step;       // [kv_heads, rows]
+  int16_t* weights;    // [kv_heads, rows, kKeyBlock]
   float* weight_step;  // [kv_heads, rows]
-  int32_t* sums;       // [kv_heads, rows, depth]: Σ w v over the chunks of a key block so far
-  int8_t* values;      // [kKeyBlock / 4, depth, 4], of one head: four tokens side by side
+  int16_t* values;     // [kKeyBlock / 2, depth, 2], of one head: two tokens side by side
 };
+
+constexpr int integer_depth(int head_dim) {
+  return (head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
+}
 
 struct Scratch {
   float* q;       // [kv_heads, rows, width], scaled by scale · log2(e)
   float* scores;  // [kv_heads, rows, kKeyBlock]
   float* wide;    // [kKeyBlock, width]
   State span;
+  HeadScales* scales;       // [kv_heads], of an int8 cache
   IntegerScratch integers;  // for tiles that compute with them
 };
 
@@ -46,7 +49,7 @@ struct Tile {
   int64_t window;  // 0: none
   bool integers;   // scores and outputs by exact products of integers
 
-  int depth() const { return (head_dim + kBytes - 1) / kBytes * kBytes; }
+  int depth() const { return integer_depth(head_dim); }
   int num_states() const { return kv_heads * rows; }
   int64_t position(int row) const { return first_position + row / group; }
   int64_t low(int row) const {
@@ -66,6 +69,8 @@ struct Range {
   int high(const Tile& tile, int row) const {
     return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
   }
+  // Keys before the second chunk.
+  int first_chunk() const { return std::min(kChunk - from % kChunk, to - from); }
   // The keys of one chunk; empty when there are none.
   Range chunk(int first) const {
     return Range{block, std::max(from, first), std::min(to, first + kChunk)};
@@ -85,29 +90,31 @@ QUIRE_INLINE void each_rows(int rows, F&& body) {
 }
 
 // Calls body(chunk, head, ahead) for every head of every chunk of a range: the heads take a chunk of
-// keys in turn, and meanwhile the next chunk is prefetched in the order of its addresses. source: K
-// or V of the block; follow: what is prefetched after it, or null.
+// keys in turn, and meanwhile the next chunk is prefetched. source: K or V of the block; follow: the
+// `following` rows that are prefetched after it.
 template <class E, class F>
 QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* const* source,
-                             const E* const* follow, F&& body) {
+                             const E* const* follow, int following, F&& body) {
   for (int first = 0; first < kKeyBlock; first += kChunk) {
     const Range chunk = range.chunk(first);
     if (chunk.from >= chunk.to) continue;
-    const E* const* next = first + kChunk < range.to ? source + first + kChunk : follow;
-    Ahead<E> ahead(next, kChunk, tile.kv_heads * tile.head_dim);
-    for (int head = 0; head < tile.kv_heads; ++head)
-      body(chunk, head, next != nullptr ? &ahead : nullptr);
+    const bool more = first + kChunk < range.to;
+    Ahead<E> ahead(more ? source + first + kChunk : follow,
+                   more ? std::min(kChunk, range.to - first - kChunk) : following,
+                   tile.kv_heads * tile.head_dim);
+    for (int head = 0; head < tile.kv_heads; ++head) body(chunk, head, &ahead);
+    ahead.fetch_all();
   }
 }
 
 template <class E>
-inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block, int head,
+inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                         Scratch& scratch) {
-  HeadScales scales;
-  const HeadScales* given = block.scales_of(head, scales) ? &scales : nullptr;
-  for (int row = 0; row < tile.rows; ++row)
-    soften(tile.width, scratch.scores, head * tile.rows + row, range.low(tile, row),
-           range.high(tile, row), given, scratch.span);
+  const bool scaled = block.load_scales(tile.kv_heads, scratch.scales);
+  for (int head = 0; head < tile.kv_heads; ++head)
+    for (int row = 0; row < tile.rows; ++row)
+      soften(tile.width, scratch.scores, head * tile.rows + row, range.low(tile, row),
+             range.high(tile, row), scaled ? scratch.scales + head : nullptr, scratch.span);
 }
 
 }  // namespace quire::attention

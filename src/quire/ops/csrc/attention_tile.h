@@ -137,19 +137,19 @@ inline void weigh_keys(const Tile& tile, const Range& range, const float* weight
   });
 }
 
-// One key block of a tile of few rows, which is bound by memory: K, then V, then the K of `after`,
-// the next block.
+// One key block of a tile of few rows, which is bound by memory: K, then V; meanwhile the first
+// `following` keys of `after`, those of the next block, are fetched.
 template <class E>
 inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
-                         const KeyBlock<E>* after, Scratch& scratch) {
-  each_chunk(tile, range, block.k, block.v + range.from / kChunk * kChunk,
+                         const E* const* after, int following, Scratch& scratch) {
+  each_chunk(tile, range, block.k, block.v + range.from, range.first_chunk(),
              [&](const Range& chunk, int head, Ahead<E>* ahead) {
                const int row = head * tile.rows;
                score_keys(tile, chunk, scratch.q + row * tile.width, block.k,
                           int64_t{head} * tile.head_dim, scratch.scores + row * kKeyBlock, ahead);
              });
-  for (int head = 0; head < tile.kv_heads; ++head) soften_keys(tile, range, block, head, scratch);
-  each_chunk(tile, range, block.v, after != nullptr ? after->k : nullptr,
+  soften_keys(tile, range, block, scratch);
+  each_chunk(tile, range, block.v, after, following,
              [&](const Range& chunk, int head, Ahead<E>* ahead) {
                const int row = head * tile.rows;
                weigh_keys(tile, chunk, scratch.scores + row * kKeyBlock, block.v,
@@ -180,7 +180,7 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
   Ahead<float>* none = nullptr;
   widen_rows(block.k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
   score_keys<float>(tile, range, scratch.q, rows, 0, scratch.scores, none);
-  soften_keys(tile, range, block, 0, scratch);
+  soften_keys(tile, range, block, scratch);
   widen_rows(block.v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
   weigh_keys<float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
@@ -209,11 +209,12 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
     const int64_t following = range.block + kKeyBlock;
     const bool known = following < (continues ? end : high);
     const Range next = known ? locate(following, at ^ 1) : range;
-    const KeyBlock<E>* after = known ? &blocks[at ^ 1] : nullptr;
+    const E* const* after = known ? blocks[at ^ 1].k + next.from : nullptr;
+    const int keys_after = known ? std::min(kChunk, next.to - next.from) : 0;
     if (tile.integers) {
-      attend_integer_block(tile, range, blocks[at], after, scratch);
+      attend_integer_block(tile, range, blocks[at], after, keys_after, scratch);
     } else if (tile.rows < kCopyRows) {
-      attend_block(tile, range, blocks[at], after, scratch);
+      attend_block(tile, range, blocks[at], after, keys_after, scratch);
     } else {
       attend_wide_block(tile, range, blocks[at], scratch);
     }

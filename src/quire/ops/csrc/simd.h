@@ -118,6 +118,7 @@ QUIRE_INLINE float sum(vf x) {
       fold_add(_mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1))));
 }
 QUIRE_INLINE float maximum(vf x) { return _mm512_reduce_max_ps(x); }
+QUIRE_INLINE float first_lane(vf x) { return _mm512_cvtss_f32(x); }
 
 // Sums of kLanes vectors at once: lane i of the result is sum(x[i]), bit for bit.
 QUIRE_INLINE vf sums(const vf (&x)[16]) {
@@ -228,6 +229,7 @@ QUIRE_INLINE float maximum(vf x) {
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
+QUIRE_INLINE float first_lane(vf x) { return _mm256_cvtss_f32(x); }
 QUIRE_INLINE vf sums(const vf (&x)[8]) {
   vf half[4], pair[2];
   for (int i = 0; i < 4; ++i) {
