@@ -20,6 +20,7 @@ $python benchmarks/serving.py --output $results/serving_1_thread.json -- --num-t
 $python benchmarks/scheduler.py --output $results/scheduler.json
 $python benchmarks/kv_waste.py --output $results/kv_waste.json
 $python benchmarks/block_sharing.py --output $results/block_sharing.json
+$python benchmarks/beams.py --output $results/beams.json
 $python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
 $python benchmarks/draw_cpu.py --output $results/draw_cpu.json
