@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from quire import (
     RequestOutput,
     SamplingParams,
 )
-from quire.protocol import BeamRules
+from quire.protocol import BeamRules, EngineRequest
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
 from tests.models.families import CASES, random_sequences, write_checkpoint
@@ -128,6 +129,32 @@ def test_is_the_same_in_any_company(llm: LLM) -> None:
     for one, other in zip(others, growing, strict=True):
         assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]
     assert client.stats().num_used_blocks == 0
+
+
+def test_samples_that_branch_off_beside_beams_read_their_own_logits(llm: LLM) -> None:
+    """Both prompts end in one step: as many rows draw as there are logits, but not from each."""
+    samples = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True)
+    alone = _tokens_of(llm, [_request(1000, samples)], [1000, 1001])
+    beams = _request(2000, SamplingParams(max_tokens=6), BeamRules(2))
+    assert _tokens_of(llm, [beams, _request(1000, samples)], [1000, 1001]) == alone
+
+
+def _request(handle: int, params: SamplingParams, beams: BeamRules | None = None) -> EngineRequest:
+    prompt = np.array(PROMPTS[1 if beams else 2], np.int32)
+    return EngineRequest(str(handle), handle, prompt, params, params.seed or 0, beams=beams)
+
+
+def _tokens_of(llm: LLM, requests: list[EngineRequest], handles: list[int]) -> list[list[int]]:
+    """Of some handles, when all requests have ended."""
+    client = llm.engine.client
+    found: dict[int, list[int]] = {handle: [] for handle in handles}
+    for request in requests:
+        client.add(request)
+    while client.has_unfinished:
+        output = client.step()
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            found[handle].append(token)
+    return list(found.values())
 
 
 def test_is_the_same_after_preemption_at_any_depth(tmp_path: Path) -> None:

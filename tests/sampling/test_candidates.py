@@ -29,7 +29,8 @@ def find(logits: torch.Tensor, count: int, **params: Any) -> CandidateOutput:
     state = SamplingState(len(logits), VOCAB)
     for slot in range(len(logits)):
         state.enter(slot, SamplingParams(**params), 0, 0, (5,), count)
-    return find_candidates(logits, np.arange(len(logits)), state, History())
+    rows = np.arange(len(logits))
+    return find_candidates(logits, rows, rows, state, History())
 
 
 def logits(rows: int = 3) -> torch.Tensor:

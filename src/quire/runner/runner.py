@@ -225,15 +225,14 @@ class ModelRunner:
         if not len(slots):
             return self._result(step_id, slots, np.zeros(0, np.int32), {}, {}, forward)
         logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
-        if len(slots) != len(logits):
-            logits = logits[torch.tensor(list(sources.values()))]
+        rows = np.fromiter(sources.values(), np.int64, len(sources))
         candidates: dict[int, TokenCandidates] = {}
         draws = self._sampling.num_candidates[slots] == 0
         if not draws.all():
-            candidates = self._find_candidates(
-                logits[torch.from_numpy(~draws)], slots[~draws], forward
-            )
-            logits, slots = logits[torch.from_numpy(draws)], slots[draws]
+            candidates = self._find_candidates(logits, rows[~draws], slots[~draws], forward)
+            rows, slots = rows[draws], slots[draws]
+        if not np.array_equal(rows, np.arange(len(logits))):
+            logits = logits[torch.from_numpy(rows)]
         output = self._draw(logits, slots)
         if output.failed:
             forward.failed += output.failed
@@ -245,10 +244,14 @@ class ModelRunner:
         )
 
     def _find_candidates(
-        self, logits: torch.Tensor, slots: npt.NDArray[np.int64], forward: _Forward
+        self,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        forward: _Forward,
     ) -> dict[int, TokenCandidates]:
-        """Of the rows whose next token the plan side chooses, by slot."""
-        output = find_candidates(logits, slots, self._sampling, self._rows)
+        """Of the `rows` of logits whose next token the plan side chooses, by slot."""
+        output = find_candidates(logits, rows, slots, self._sampling, self._rows)
         forward.failed += output.failed
         self._rows.failed[[failure.slot for failure in output.failed]] = True
         return output.candidates

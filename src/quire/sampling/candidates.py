@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import QuireError, RequestError
-from quire.ops.draw.ranking import LogitArray, best_ids
+from quire.ops.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
 from quire.protocol.step import RowFailure, TokenCandidates
-from quire.sampling.edits import edit_row
-from quire.sampling.logprobs import log_sum_exp, logprobs_of
+from quire.sampling.edits import RowEdits, edit_row
+from quire.sampling.logprobs import NUM_IN_CACHE, log_sum_exp, logprobs_of
 from quire.sampling.sampler import TokenHistory, check_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
@@ -30,16 +31,19 @@ class CandidateOutput:
 
 def find_candidates(
     logits: torch.Tensor,
+    rows: npt.NDArray[np.int64],
     slots: npt.NDArray[np.int64],
     state: SamplingState,
     history: TokenHistory,
 ) -> CandidateOutput:
-    """The candidates of rows [N] from their logits [N, V]; a row at fault fails alone."""
+    """The candidates of `slots` [N] from `rows` [N] of the logits [R, V]; a row at fault fails
+    alone."""
+    values: LogitArray = logits.detach().to("cpu", torch.float32).numpy()
     output = CandidateOutput()
-    rows: LogitArray = logits.detach().to("cpu", torch.float32).numpy()
-    for row, slot in zip(rows, slots.tolist(), strict=True):
+    laws = _laws(values, rows, slots, state)
+    for law, slot in zip(laws, slots.tolist(), strict=True):
         try:
-            output.candidates[slot] = _candidates_of(row, slot, state, history)
+            output.candidates[slot] = _candidates_of(law, slot, state, history)
         except QuireError as error:
             output.failed.append(RowFailure(slot, str(error)))
         except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
@@ -48,30 +52,67 @@ def find_candidates(
     return output
 
 
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """logits: raw, [V]. best: ids of the largest of them, in order. normalizer: logarithm of the
+    sum of exp(logit / temperature); not finite if some logit is not, and then `best` is nothing."""
+
+    logits: LogitArray
+    best: IdArray
+    temperature: float
+    normalizer: float
+
+
+def _laws(values: LogitArray, rows: IdArray, slots: IdArray, state: SamplingState) -> list[_Law]:
+    """What needs a look at whole rows, for all of them."""
+    temperatures = state.temperature[slots]
+    temperatures = np.where(temperatures < GREEDY_TEMPERATURE, 1.0, temperatures).tolist()
+    scratch = np.empty(min(values.shape[1], NUM_IN_CACHE), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        normalizers = [
+            log_sum_exp(values[row] if t == 1.0 else values[row] / np.float32(t), scratch)
+            for row, t in zip(rows.tolist(), temperatures, strict=True)
+        ]
+    wanted = np.maximum(state.num_candidates[slots], state.num_logprobs[slots])
+    best = np.zeros((len(rows), min(int(wanted.max(initial=0)), values.shape[1])), np.int64)
+    is_whole = np.isfinite(normalizers)
+    best[is_whole] = best_ids_of_rows(values, rows[is_whole], best.shape[1])
+    return [
+        _Law(values[row], best[i], temperatures[i], normalizers[i])
+        for i, row in enumerate(rows.tolist())
+    ]
+
+
 def _candidates_of(
-    row: LogitArray, slot: int, state: SamplingState, history: TokenHistory
+    law: _Law, slot: int, state: SamplingState, history: TokenHistory
 ) -> TokenCandidates:
-    """From the raw logits [V] of one row. Tokens of equal score stand in the order of their ids."""
-    prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
-    check_finite(float(row.max()), len(prompt_ids) + len(output_ids))
-    edited, edits = row, state.edits.get(slot)
+    """Of one row. Tokens of equal score stand in the order of their ids."""
+    logits, edits = law.logits, state.edits.get(slot)
+    if not math.isfinite(law.normalizer):
+        position = len(history.prompt_ids(slot)) + len(history.output_ids(slot))
+        check_finite(float(logits.max()), position)
+    count, num_logprobs = int(state.num_candidates[slot]), int(state.num_logprobs[slot])
+    edited, token_ids = logits, law.best[:count]
     if edits is not None:
-        edited = edit_row(row, edits, prompt_ids, output_ids, None)
+        edited = _edit(logits, edits, slot, history)
+        token_ids = best_ids(edited, count)
+    logprobs = ()
+    if num_logprobs != NO_LOGPROBS:
+        known = law.normalizer if law.temperature == 1.0 else None
+        logprobs = logprobs_of(logits, token_ids.tolist(), num_logprobs, known, law.best)
+    return TokenCandidates(
+        token_ids.astype(np.int32),
+        edited[token_ids].astype(np.float64) / law.temperature - law.normalizer,
+        logprobs,
+    )
+
+
+def _edit(row: LogitArray, edits: RowEdits, slot: int, history: TokenHistory) -> LogitArray:
+    """The logits [V] as the request wants them. RequestError if they are no numbers then."""
+    edited = edit_row(row, edits, history.prompt_ids(slot), history.output_ids(slot), None)
     if not edited.max() < np.inf:
         raise RequestError(
             "the request's own logits processors or penalties made a logit that is not a number "
             "or infinite. Keep logits finite, or -inf for a ban."
         )
-    token_ids = best_ids(edited, int(state.num_candidates[slot]))
-    temperature = float(state.temperature[slot])
-    if temperature < GREEDY_TEMPERATURE:
-        temperature = 1.0
-    normalizer = log_sum_exp(row if temperature == 1.0 else row / np.float32(temperature))
-    logprobs = ()
-    if state.num_logprobs[slot] != NO_LOGPROBS:
-        logprobs = logprobs_of(row, token_ids.tolist(), int(state.num_logprobs[slot]))
-    return TokenCandidates(
-        token_ids.astype(np.int32),
-        edited[token_ids].astype(np.float64) / temperature - normalizer,
-        logprobs,
-    )
+    return edited

@@ -14,10 +14,14 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError
-from quire.ops.draw.ranking import LogitArray, best_ids
+from quire.ops.draw.ranking import IdArray, LogitArray, best_ids
 from quire.protocol.step import TokenLogprobs
 
-__all__ = ["log_sum_exp", "logprobs_of", "prompt_logprobs", "token_logprobs"]
+__all__ = ["NUM_IN_CACHE", "log_sum_exp", "logprobs_of", "prompt_logprobs", "token_logprobs"]
+
+
+NUM_IN_CACHE = 32_768
+"""Logits that are worked on together: 128 KiB."""
 
 
 def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
@@ -29,17 +33,29 @@ def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
     return logprobs_of(row, (token_id,), k)[0]
 
 
-def logprobs_of(row: LogitArray, token_ids: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
-    """Of each of several tokens that may be at one position; row and k as in `token_logprobs`."""
-    normalizer = log_sum_exp(row)
-    top_ids = best_ids(row, row.size if k < 0 else k)
+def logprobs_of(
+    row: LogitArray,
+    token_ids: Sequence[int],
+    k: int,
+    normalizer: float | None = None,
+    best: IdArray | None = None,
+) -> tuple[TokenLogprobs, ...]:
+    """Of each of several tokens that may be at one position; row and k as in `token_logprobs`.
+    normalizer: `log_sum_exp` of the row, and best: its best ids in order, if they are known."""
+    if normalizer is None:
+        normalizer = log_sum_exp(row)
+    num_listed = row.size if k < 0 else k
+    if best is None or len(best) < num_listed:
+        best = best_ids(row, max(num_listed, len(token_ids)))
+    ranks = {token_id: rank for rank, token_id in enumerate(best.tolist(), 1)}
+    top_ids = best[:num_listed]
     top = (row[top_ids].astype(np.float64) - normalizer).astype(np.float32)
     listed = top_ids.astype(np.int32)
     return tuple(
         TokenLogprobs(
             token_id=int(token_id),
             logprob=float(row[token_id]) - normalizer,
-            rank=_rank(row, token_id),
+            rank=ranks.get(int(token_id)) or _rank(row, token_id),
             top_ids=listed,
             top_logprobs=top,
         )
@@ -76,9 +92,15 @@ def prompt_logprobs(
     return tuple(found)
 
 
-def log_sum_exp(row: LogitArray) -> float:
-    """Of logits [V] whose largest is finite, in float64."""
-    largest = row.max()
-    weights = np.subtract(row, largest)
-    np.exp(weights, out=weights)
-    return float(largest) + math.log(float(weights.sum(dtype=np.float64)))
+def log_sum_exp(row: LogitArray, scratch: LogitArray | None = None) -> float:
+    """Of logits [V] whose largest is finite, in float64; NaN if it is not. scratch: memory [S] to
+    be written over. The row is worked on in pieces of S, so that they stay near the processor."""
+    if scratch is None:
+        scratch = np.empty(min(row.size, NUM_IN_CACHE), np.float32)
+    largest, total = row.max(), 0.0
+    for start in range(0, row.size, scratch.size):
+        piece = row[start : start + scratch.size]
+        weights = np.subtract(piece, largest, out=scratch[: piece.size])
+        np.exp(weights, out=weights)
+        total += float(weights.sum(dtype=np.float64))
+    return float(largest) + math.log(total)
