@@ -133,6 +133,8 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations that a beam search finds of each prompt, best
         first. Prompts and errors as in `generate`."""
+        if not isinstance(params, BeamSearchParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         rules = params.rules
@@ -229,6 +231,8 @@ class LLM:
 
     def unpin_prefix(self, pin: PinnedPrefix) -> bool:
         """Let a prefix go before its time; whether it was still there."""
+        if not isinstance(pin, PinnedPrefix):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"pin is {pin!r}: give what pin_prefix or pinned_prefixes gave")
         return self._engine.client.unpin(pin.handle)
 
     def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:

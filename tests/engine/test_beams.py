@@ -287,3 +287,9 @@ def test_bans_that_leave_too_few_sequences_are_told(llm: LLM) -> None:
 def test_parameters_are_checked(field: str, value: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         BeamSearchParams(**{"beam_width": 2, field: value})
+
+
+@pytest.mark.parametrize("given", [None, SamplingParams(), {"beam_width": 2}])
+def test_other_parameters_are_refused(llm: LLM, given: Any) -> None:
+    with pytest.raises(RequestError, match=r"give BeamSearchParams\(beam_width=…\)"):
+        llm.beam_search([[1, 2, 3]], given)

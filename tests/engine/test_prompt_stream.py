@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.prompt_stream import PromptStream
 from quire.errors import RequestError
 from quire.protocol import StepPlan, StepResult
 
@@ -74,6 +75,16 @@ def test_an_idle_prompt_does_not_keep_others_waiting(llm: LLM) -> None:
         output = stream.finish([4])
     whole = {"prompt_token_ids": [*(11 + i % 50 for i in range(110)), 4]}
     assert output.outputs == llm.generate(whole, PARAMS, use_tqdm=False)[0].outputs
+
+
+@pytest.mark.parametrize("piece", [5, None])
+def test_a_piece_is_text_or_token_ids(llm: LLM, piece: object) -> None:
+    for give in (PromptStream.append, PromptStream.finish):
+        with (
+            llm.open_prompt(PARAMS) as stream,
+            pytest.raises(RequestError, match=f"a piece is {piece}: give text"),
+        ):
+            give(stream, piece)  # pyright: ignore[reportArgumentType]
 
 
 def test_mistakes(llm: LLM) -> None:

@@ -49,8 +49,8 @@ class PromptStream:
 
     def append(self, piece: str | Sequence[int]) -> None:
         """The next piece: text, or token ids. It is computed before this returns, but for the last
-        few tokens. RequestError if it cannot be part of the prompt, which ends the request, or if
-        that has ended: it says why."""
+        few tokens; of a long text, but for its last 64th. RequestError if it cannot be part of the
+        prompt, which ends the request, or if that has ended: it says why."""
         self._check_open()
         try:
             found = self._pieces.add(piece)
@@ -67,7 +67,7 @@ class PromptStream:
 
     def finish(self, piece: str | Sequence[int] = "") -> RequestOutput:
         """The last piece, if any, and the answer. Raises RequestError if the request failed."""
-        if len(piece):
+        if not (isinstance(piece, str) and piece == ""):
             self.append(piece)
         self._check_open()
         try:
