@@ -114,6 +114,24 @@ def faults_of(found: dict[str, Figures]) -> list[str]:
     return faults
 
 
+def _record(
+    arguments: argparse.Namespace, name: str, figures: Figures, load_before: tuple[float, ...]
+) -> None:
+    """Put one scenario into the file; the others stay, each with the commit that it is of."""
+    path: Path = arguments.output
+    found = json.loads(path.read_text())["scenarios"] if path.exists() else {}
+    found[name] = {
+        "commit": current_commit(),
+        "command": " ".join(sys.argv),
+        "seed": arguments.seed,
+        "machine": dataclasses.asdict(describe_machine()),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "figures": figures,
+    }
+    report = {"benchmark": "server_faults", "scenarios": found}
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=SCENARIOS, nargs="+", default=list(SCENARIOS))
@@ -124,20 +142,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    load_before = os.getloadavg()
-    found = {name: SCENARIOS[name](arguments) for name in arguments.only}
-    print(json.dumps(found, indent=2))
-    if arguments.output is not None:
-        report = {
-            "benchmark": "server_faults",
-            "command": " ".join(sys.argv),
-            "commit": current_commit(),
-            "seed": arguments.seed,
-            "machine": dataclasses.asdict(describe_machine()),
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "figures": found,
-        }
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    found: dict[str, Figures] = {}
+    for name in arguments.only:
+        load_before = os.getloadavg()
+        found[name] = SCENARIOS[name](arguments)
+        print(json.dumps({name: found[name]}, indent=2), flush=True)
+        if arguments.output is not None:
+            _record(arguments, name, found[name], load_before)
     faults = faults_of(found)
     for fault in faults:
         print(fault, file=sys.stderr)
