@@ -39,7 +39,7 @@ from engines import ENGINES, Timeline, run_requests
 from engines.random_checkpoint import count_weights, read_config
 
 from quire.bench.lengths import random_prompts
-from quire.bench.record import BenchRecord
+from quire.bench.record import BenchRecord, spread_of
 
 PROMPT_LEN = 64
 PREFILL_PROMPTS = 16
@@ -155,26 +155,36 @@ def _shares(rates: Sequence[float], per_token: float, limits: Sequence[float]) -
 
 def render_table(records: Sequence[dict[str, Any]]) -> str:
     """Markdown. Median tokens per second (range), and the larger share: r of read, a of
-    arithmetic. Files that hold some columns each of one engine and format share a row."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for record in records:
-        work, figures = record["workload"], record["figures"]
-        row = rows.setdefault((work["engine"], work["weights"]), {})
-        row |= {c: cell for c in COLUMNS if (cell := _cell(c, figures)) is not None}
-        row["limits"] = _limits_cell(figures)
+    arithmetic. Files of one engine and format share a row: those that hold some columns each, and
+    the turns of one column, whose repeats are put together."""
+    together = pooled(records)
     titles = ("prefill", *(f"decode B={column}" for column in COLUMNS[1:]), "limits")
     lines = [f"| engine, weights | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    for (engine, weights), row in rows.items():
-        cells = [row.get(column, "") for column in (*COLUMNS, "limits")]
+    for (engine, weights), figures in together.items():
+        cells = [*(_cell(column, figures) for column in COLUMNS), _limits_cell(figures)]
         lines.append(f"| {ENGINES[engine].title}, {weights} | {' | '.join(cells)} |")
-    return "\n".join([*lines, *_outside_lines(records)])
+    return "\n".join([*lines, *_outside_lines(together)])
 
 
-def _cell(column: str, figures: dict[str, Any]) -> str | None:
+def pooled(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Figures by engine and format, over the repeats of all records of these."""
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        work = record["workload"]
+        of_engine = values.setdefault((work["engine"], work["weights"]), {})
+        for name, figure in record["figures"].items():
+            of_engine.setdefault(name, []).extend(figure["values"])
+    return {
+        who: {name: asdict(spread_of(turns)) for name, turns in figures.items()}
+        for who, figures in values.items()
+    }
+
+
+def _cell(column: str, figures: dict[str, Any]) -> str:
     start = "prefill" if column == "prefill" else f"decode_{column}"
     rate = figures.get(f"{start}_tokens_per_s")
     if rate is None:
-        return None
+        return ""
     shares = [
         (figures[name]["median"], letter)
         for letter, name in (("r", f"{start}_share_of_read"), ("a", f"{start}_share_of_arithmetic"))
@@ -192,16 +202,15 @@ def _limits_cell(figures: dict[str, Any]) -> str:
     return "{:.0f} GB/s; fp32 {:.0f}, bf16 {:.0f}, int8 {:.0f} GOP/s".format(*values)
 
 
-def _outside_lines(records: Sequence[dict[str, Any]]) -> list[str]:
+def _outside_lines(together: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     found: list[str] = []
-    for record in records:
+    for (_, weights), figures in together.items():
         shares = [
-            f"B={column} {record['figures'][name]['median']:.1%}"
+            f"B={column} {figures[name]['median']:.1%}"
             for column in COLUMNS
-            if (name := f"decode_{column}_share_outside_kernels") in record["figures"]
+            if (name := f"decode_{column}_share_outside_kernels") in figures
         ]
         if shares:
-            weights = record["workload"]["weights"]
             found.append(f"\nOutside kernels, {weights}: {', '.join(shares)} of a decode step.")
     return found
 
