@@ -18,9 +18,11 @@
 namespace quire::linear_int {
 
 constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
-// How far ahead of what is computed memory is fetched into the second-level cache: some 400 ns
-// at the speed of memory. Measured best of 1, 2, 4, 8 and 16 KB, over all numbers of rows.
-constexpr int64_t kAhead = 8192;
+constexpr int64_t kCacheLine = 64;
+// How far ahead of what is computed a single tile fetches memory: some 200 ns at the speed of
+// memory, more where it computes longer. Measured best of 1 to 12 KB.
+constexpr int64_t kAheadOfFewRows = 6144, kAheadOfRows = 8192;
+constexpr int64_t kTasksPerThread = 8;  // of panels; enough to even out threads that get less time
 
 // scale, bias: of the output columns, up to a whole number of panels; bias may be null.
 struct LinearCall {
@@ -49,7 +51,7 @@ template <class E>
 QUIRE_INLINE void put(E* y, vf value, int64_t n) {
   if (n >= kLanes) {
     store(y, value);
-  } else {
+  } else if (n > 0) {
     store_part(y, value, static_cast<int>(n));
   }
 }
@@ -69,15 +71,23 @@ float largest_magnitude(const E* x, int64_t depth) {
 }
 
 // What formats computed in vector registers have in common; one in others has these by itself.
+// Rows lie line by line, 8 quads of integers of every row, then the next 8 of every row, …, so that
+// a tile reads them at constant distances.
 struct Vectors {
+  static constexpr int kLineQuads = 8;
+  static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
-  // Where a number of row r stands among those of `rows` rows.
-  static int64_t position(int64_t number, int64_t r, int64_t rows) { return number * rows + r; }
+  // The integers of kLanes lanes, as the quads that they are.
+  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
+  // Where a quad of row r stands among those of `rows` rows.
+  static int64_t position(int64_t quad, int64_t r, int64_t rows) {
+    return (quad / kLineQuads * rows + r) * kLineQuads + quad % kLineQuads;
+  }
   // Lives in a thread while it computes tiles of at most `rows` rows.
   static int enter(int64_t) { return 0; }
 };
 
-// Row r of `target` from one row of x. Format::kInputs numbers carry a quad of integers.
+// Row r of `target` from one row of x.
 template <class Format, class E>
 void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows target, int64_t r) {
   const float largest = largest_magnitude(x, depth);
@@ -88,37 +98,17 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
                               : std::numeric_limits<float>::quiet_NaN();
   const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
   const vi keep = set1_int(usable ? -1 : 0);
-  int64_t number = 0;
+  int64_t quad = 0;
   for (int64_t first = 0, group = 0; first < depth; first += format.group_size, ++group) {
     const int64_t end = std::min(depth, first + format.group_size);
     vi total = set1_int(0);
-    for (int64_t k = first; k < end; k += kLanes) {
+    for (int64_t k = first; k < end; k += kLanes, quad += kLanes / 4) {
       const vi numbers = and_int(to_int(mul(load_at_most(x + k, end - k), inverse)), keep);
       total = add_int(total, numbers);
-      int32_t quads[kLanes / 4], expanded[Format::kInputs];
-      store_bytes(quads, numbers);
-      const int64_t count = std::min<int64_t>(kLanes / 4, (end - k + 3) / 4);
-      for (int64_t q = 0; q < count; ++q) {
-        Format::expand(quads[q], expanded);
-        for (const int32_t value : expanded) {
-          target.inputs[format.position(number++, r, target.rows)] = value;
-        }
-      }
+      int32_t* inputs = target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
+      format.put_quads(numbers, inputs);
     }
     target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
-  }
-}
-
-// Columns [column, column + kWidth) of one row: scales, bias, rounding, and no more than there are.
-template <class E>
-QUIRE_INLINE void put_columns(const LinearCall& call, const float* sums, float row_scale,
-                              int64_t column, E* y) {
-  for (int half = 0; half < 2; ++half, column += kLanes, sums += kLanes) {
-    const int64_t left = call.outputs - column;
-    if (left <= 0) return;
-    vf value = mul(mul(load(sums), set1(row_scale)), load(call.scale + column));
-    if (call.bias != nullptr) value = add(value, load(call.bias + column));
-    put(y + column, value, left);
   }
 }
 
@@ -134,10 +124,58 @@ QUIRE_INLINE void each_sum(F&& f) {
 // Where a vector of sums stands in what a tile gives out, [R, kWidth].
 QUIRE_INLINE int place(int r, int half) { return r * kWidth + half * kLanes; }
 
-// out: [rows, kWidth]. ahead: memory to fetch meanwhile, as much as a panel.
+// Sums of a tile, [rows, kWidth], of the columns from `column`: scaled, with bias, rounded, and no
+// more than there are. y: of the first row.
+template <class Y>
+void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t column,
+              Y* y) {
+  const vf scale[2] = {load(call.scale + column), load(call.scale + column + kLanes)};
+  const int64_t left = call.outputs - column;
+  for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += call.outputs) {
+    const vf row_scale = set1(rows.scales[r]);
+    vf value[2];
+    for (int half = 0; half < 2; ++half) {
+      value[half] = mul(mul(load(sums + half * kLanes), row_scale), scale[half]);
+      if (call.bias != nullptr) {
+        value[half] = add(value[half], load(call.bias + column + half * kLanes));
+      }
+    }
+    if (left >= kWidth) {
+      store_pair(y + column, value[0], value[1]);
+    } else {
+      put(y + column, value[0], left);
+      put(y + column + kLanes, value[1], left - kLanes);
+    }
+  }
+}
+
+// Whether no tile but a single one has so few rows.
 template <class Format>
-using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel,
-                      const uint8_t* ahead, float* out, int64_t index);
+constexpr bool are_few(int64_t rows) {
+  return 2 * rows < Format::kMaxRows;
+}
+
+// Memory that a tile fetches into the second-level cache meanwhile: `step` bytes, at most a cache
+// line, for each cache line of its panel.
+struct Ahead {
+  const uint8_t* start;
+  int64_t step;
+
+  QUIRE_INLINE void fetch_line() {
+    _mm_prefetch(start, _MM_HINT_T1);
+    start += step;
+  }
+  // The same where the compiler can know the step.
+  template <class Format, int R>
+  QUIRE_INLINE Ahead of_tile() const {
+    return {start, are_few<Format>(R) ? kCacheLine : step};
+  }
+};
+
+// out: [rows, kWidth].
+template <class Format>
+using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel, Ahead ahead,
+                      float* out, int64_t index);
 template <class Format, std::size_t... I>
 constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
   return {Format::template tile<I + 1>...};
@@ -145,56 +183,72 @@ constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequenc
 template <class Format>  // by rows - 1
 constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRows>());
 
-// Up to Format::kBlockRows rows, quantized in tiles of `height` rows and one with what is left.
+// Up to Format::kBlockRows rows, quantized in the least number of tiles, of nearly the same height.
 template <class Format, class Y>
 struct Block {
   const Format& format;
   const LinearCall& call;
   const QuantizedRows& x;
   Y* y;
-  int64_t height, num_tiles, num_panels;
+  int64_t num_tiles, num_panels;
 
-  QuantizedRows tile_rows(int64_t t) const {
-    const int64_t first = t * height;
-    return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
-            x.scales + first, std::min(height, call.rows - first)};
+  Block(const Format& format, const LinearCall& call, const QuantizedRows& x, Y* y)
+      : format(format), call(call), x(x), y(y), num_panels(panels_of(call.outputs)) {
+    num_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
   }
 
-  // All tiles by one panel. The last one finds it in the caches, so the next one comes meanwhile.
+  int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
+  int64_t first_row(int64_t t) const { return t * call.rows / num_tiles; }
+  QuantizedRows tile_rows(int64_t t) const {
+    const int64_t first = first_row(t);
+    return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
+            x.scales + first, first_row(t + 1) - first};
+  }
+
+  // All tiles by one panel. A single tile reads it from memory and asks ahead; several find it in
+  // the caches, so the last of them have time to fetch the next panel, each its part.
   void multiply_panel(int64_t index) const {
-    const int64_t following = std::min(index + 1, num_panels - 1);
+    const uint8_t* panel = format.panel(index);
+    if (num_tiles == 1) {
+      const int64_t distance = are_few<Format>(call.rows) ? kAheadOfFewRows : kAheadOfRows;
+      return multiply(0, index, {panel + distance, kCacheLine});
+    }
+    const int64_t parts = num_tiles < 4 ? 2 : 4, step = kCacheLine / parts;
+    const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
+    const int64_t part_bytes = (format.panel(1) - format.panel(0)) / parts;
     for (int64_t t = 0; t < num_tiles; ++t) {
-      const bool from_memory = t == 0, has_time = t > 0 && t == num_tiles - 1;
-      multiply(t, index,
-               format.panel(has_time ? following : index) + (from_memory ? kAhead : 0));
+      const int64_t part = t - (num_tiles - parts);
+      multiply(t, index, part < 0 ? Ahead{panel, 0} : Ahead{next + part * part_bytes, step});
     }
   }
 
-  void multiply(int64_t t, int64_t index, const uint8_t* ahead) const {
+  void multiply(int64_t t, int64_t index, Ahead ahead) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     const QuantizedRows rows = tile_rows(t);
     kTiles<Format>[rows.rows - 1](format, rows, format.panel(index), ahead, sums, index);
-    for (int64_t r = 0; r < rows.rows; ++r) {
-      put_columns(call, sums + r * kWidth, rows.scales[r], index * kWidth,
-                  y + (t * height + r) * call.outputs);
-    }
+    put_tile(call, rows, sums, index * kWidth, y + first_row(t) * call.outputs);
   }
 };
 
 template <class Format, class E, class Y>
 void multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
-  const int64_t least_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
-  const int64_t height = (call.rows + least_tiles - 1) / least_tiles;
-  const Block<Format, Y> block{format, call, rows, y, height, (call.rows + height - 1) / height,
-                               panels_of(call.outputs)};
-  parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
-    quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(r / height),
-                 r % height);
-  });
-  parallel_for(block.num_panels, kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1,
-               call.team, [&](int64_t index) { block.multiply_panel(index); },
-               [&] { return format.enter(height); });
+  const Block<Format, Y> block(format, call, rows, y);
+  const int64_t threads = team_size(call.team);
+  parallel_for(block.num_tiles, kWorkPerTask / (block.height() * call.depth * 64 + 1) + 1,
+               call.team, [&](int64_t t) {
+                 const QuantizedRows tile = block.tile_rows(t);
+                 for (int64_t r = 0; r < tile.rows; ++r) {
+                   const E* row = x + (block.first_row(t) + r) * call.x_stride;
+                   quantize_row(format, row, call.depth, tile, r);
+                 }
+               });
+  // Panels in a row for each task, since the next one has been asked for.
+  const int64_t grain = std::max(kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1,
+                                 block.num_panels / (kTasksPerThread * threads));
+  parallel_for(block.num_panels, grain, call.team,
+               [&](int64_t index) { block.multiply_panel(index); },
+               [&] { return format.enter(block.height()); });
 }
 
 // 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.

@@ -15,13 +15,13 @@ namespace {
 
 constexpr int kQuadBytes = 2 * kWidth;   // of a panel
 constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
-constexpr int kBlockQuads = 8;           // the most that add_nibbles takes
+constexpr int kBlockQuads = Vectors::kLineQuads;  // no more than add_nibbles takes
 constexpr int kSymmetricZero = 8;
 
 // Adds the products of kBlockQuads quads to the sums of a tile.
 template <int R>
 QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
-                            const uint8_t* ahead) {
+                            Ahead& ahead) {
   const vi mask = set1_int(0x0f0f0f0f);
   vi parts[R][2];
   each_sum<R>([&](int r, int half) { parts[r][half] = open_sum(sums[r][half]); });
@@ -29,10 +29,10 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
   for (int q = 0; q < kBlockQuads; ++q) {
     const vi both = load_int(panel + q * kQuadBytes);
     const vi low = and_int(both, mask), high = and_int(shift_right_16bit(both, 4), mask);
-    _mm_prefetch(ahead + q * kQuadBytes, _MM_HINT_T1);
+    ahead.fetch_line();
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
-      const vi value = set1_int(inputs[q * R + r]);
+      const vi value = set1_int(inputs[r * kBlockQuads + q]);
       parts[r][0] = add_nibbles(parts[r][0], low, value);
       parts[r][1] = add_nibbles(parts[r][1], high, value);
     }
@@ -49,7 +49,7 @@ struct Int4Weights {
   int64_t sums_per_row = groups;
   int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
 
-  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   int64_t group_quads() const { return group_size / 4; }
   int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
   const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
@@ -69,7 +69,7 @@ struct Int4Weights {
 
 template <bool kZeros>
 struct Int4Format : Int4Weights<kZeros>, Vectors {
-  static constexpr int kInputs = 1;
+  using Vectors::put_quads;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
   static constexpr int64_t kBlockRows = 240;
@@ -79,9 +79,10 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
 
   template <int R>
   static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
-                   const uint8_t* ahead, float* out, int64_t index) {
+                   Ahead ahead, float* out, int64_t index) {
     const int64_t groups = format.groups, blocks = format.group_quads() / kBlockQuads;
     const int32_t* inputs = x.inputs;
+    ahead = ahead.of_tile<Int4Format, R>();
     vf totals[R][2];
     each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {
@@ -91,16 +92,14 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
         add_block<R>(sums, panel, inputs, ahead);
         inputs += kBlockQuads * R;
         panel += kBlockQuads * kQuadBytes;
-        ahead += kBlockQuads * kQuadBytes;
       }
       const fp16* columns = reinterpret_cast<const fp16*>(panel);
       const vf scales[2] = {load(columns), load(columns + kLanes)};
-      _mm_prefetch(ahead, _MM_HINT_T1);
+      ahead.fetch_line();
       each_sum<R>([&](int r, int half) {
         totals[r][half] = fma(to_float(sums[r][half]), scales[half], totals[r][half]);
       });
       panel += kScaleBytes;
-      ahead += kScaleBytes;
     }
     each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
   }
@@ -112,7 +111,7 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
 // sums pay only for several rows at a time.
 template <bool kZeros>
 struct Int4Tiles : Int4Weights<kZeros> {
-  static constexpr int kInputs = 1;
+  static constexpr int kQuadInputs = 1;
   static constexpr int kMaxRows = kStepRows;
   static constexpr int64_t kBlockRows = 8 * kMaxRows;
   static constexpr int64_t kBeyond = kBeyondTile;
@@ -132,23 +131,23 @@ struct Int4Tiles : Int4Weights<kZeros> {
 
   template <int R>
   static void tile(const Int4Tiles& format, const QuantizedRows& x, const uint8_t* panel,
-                   const uint8_t* ahead, float* out, int64_t index) {
+                   Ahead ahead, float* out, int64_t index) {
     alignas(64) uint8_t lines[kMaxLines * kLineBytes] = {};
     alignas(64) int32_t products[kStepRows * kWidth];
     const int64_t quads = format.group_quads(), count = std::max<int64_t>(kStepLines, quads);
-    const int64_t ahead_bytes = quads * kQuadBytes / count;
+    const int64_t ahead_bytes = quads * ahead.step / count;
     const int32_t* inputs = x.inputs;
     std::fill_n(out, R * kWidth, 0.0f);
     for (int64_t g = 0; g < format.groups; ++g) {
       widen(panel, quads, lines);
-      multiply_tiles<Int8Products, (R > kTileRows)>(inputs, R, lines, count, ahead, ahead_bytes,
-                                                    products);
-      _mm_prefetch(ahead + quads * kQuadBytes, _MM_HINT_T1);
+      multiply_tiles<Int8Products, (R > kTileRows)>(inputs, R, lines, count, ahead.start,
+                                                    ahead_bytes, products);
+      ahead.start += quads * ahead.step;
+      ahead.fetch_line();
       format.template add_group<R>(products, x.sums + g * R, panel + quads * kQuadBytes, out, index,
                                    g);
       inputs += count * R;
       panel += format.group_bytes();
-      ahead += format.group_bytes();
     }
   }
 

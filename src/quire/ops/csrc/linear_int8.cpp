@@ -11,6 +11,8 @@
 namespace quire::linear_int {
 namespace {
 
+constexpr int kQuadBytes = 4 * kWidth;  // of a panel
+
 struct Int8Weights {
   const uint8_t* weight;
   int64_t quads, group_size, inputs_per_row;
@@ -19,39 +21,50 @@ struct Int8Weights {
 
   Int8Weights(const uint8_t* weight, int64_t quads, int64_t inputs_per_row)
       : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
-  const uint8_t* panel(int64_t index) const { return weight + index * quads * 4 * kWidth; }
+  const uint8_t* panel(int64_t index) const { return weight + index * quads * kQuadBytes; }
 };
 
 struct Int8Format : Int8Weights, Vectors {
-  static constexpr int kInputs = kByteInputs;
+  static constexpr int kQuadInputs = kByteInputs;
   // Rows of a register tile: 24 (8) sums, the weights and one input in 32 (16) registers.
   static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
   // Rows whose integers stay in the caches while all weights pass.
   static constexpr int64_t kBlockRows = 20 * kMaxRows;
-  static void expand(int32_t quad, int32_t* inputs) { quire::expand(quad, inputs); }
+  static void put_quads(vi numbers, int32_t* inputs) { put_byte_inputs(numbers, inputs); }
 
-  Int8Format(const uint8_t* weight, int64_t quads) : Int8Weights(weight, quads, kInputs * quads) {}
+  Int8Format(const uint8_t* weight, int64_t quads)
+      : Int8Weights(weight, quads,
+                    (quads + kLineQuads - 1) / kLineQuads * kLineQuads * kQuadInputs) {}
 
   template <int R>
   static void tile(const Int8Format& format, const QuantizedRows& x, const uint8_t* panel,
-                   const uint8_t* ahead, float* out, int64_t) {
+                   Ahead ahead, float* out, int64_t) {
     const int32_t* inputs = x.inputs;
+    ahead = ahead.of_tile<Int8Format, R>();
     vi sums[R][2];
     each_sum<R>([&](int r, int half) { sums[r][half] = set1_int(x.sums[r]); });
-    for (int64_t q = 0; q < format.quads; ++q) {
-      const Bytes low = load_weights(panel), high = load_weights(panel + 4 * kLanes);
-      for (int line = 0; line < 4 * kWidth; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T1);
-      QUIRE_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const Inputs value = broadcast(inputs + r, R);
-        sums[r][0] = add_bytes(sums[r][0], low, value);
-        sums[r][1] = add_bytes(sums[r][1], high, value);
+    for (int64_t left = format.quads; left > 0; left -= kLineQuads) {
+      const int64_t count = std::min<int64_t>(left, kLineQuads);
+      for (int64_t q = 0; q < count; ++q, panel += kQuadBytes) {
+        add_quad<R>(sums, panel, inputs + q * kQuadInputs, ahead);
       }
-      inputs += kInputs * R;
-      panel += 4 * kWidth;
-      ahead += 4 * kWidth;
+      inputs += kLineQuads * kQuadInputs * R;
     }
     each_sum<R>([&](int r, int half) { store(out + place(r, half), to_float(sums[r][half])); });
+  }
+
+ private:
+  template <int R>
+  QUIRE_INLINE static void add_quad(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
+                                    Ahead& ahead) {
+    const Bytes low = load_weights(panel), high = load_weights(panel + kQuadBytes / 2);
+    for (int line = 0; line < kQuadBytes; line += kCacheLine) ahead.fetch_line();
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Inputs value = broadcast(inputs + r * kLineQuads * kQuadInputs);
+      sums[r][0] = add_bytes(sums[r][0], low, value);
+      sums[r][1] = add_bytes(sums[r][1], high, value);
+    }
   }
 };
 
@@ -59,12 +72,12 @@ struct Int8Format : Int8Weights, Vectors {
 // The same in tile registers, whose lines are the quads of a panel. Behind the last quad of a row
 // stands anything: it meets zeros.
 struct Int8Tiles : Int8Weights {
-  static constexpr int kInputs = 1;
+  static constexpr int kQuadInputs = 1;
   static constexpr int kMaxRows = kStepRows;
   static constexpr int64_t kBlockRows = 8 * kMaxRows;
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int kRowQuads = kTileBytes / 4;  // of a step
-  static void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
   }
@@ -75,10 +88,11 @@ struct Int8Tiles : Int8Weights {
 
   template <int R>
   static void tile(const Int8Tiles& format, const QuantizedRows& x, const uint8_t* panel,
-                   const uint8_t* ahead, float* out, int64_t) {
+                   Ahead ahead, float* out, int64_t) {
     alignas(64) int32_t sums[kStepRows * kWidth];
-    multiply_tiles<Int8Products, (R > kTileRows)>(x.inputs, R, panel, format.quads, ahead,
-                                                  kLineBytes, sums);
+    multiply_tiles<Int8Products, (R > kTileRows)>(x.inputs, R, panel, format.quads,
+                                                  ahead.start, kLineBytes / kCacheLine * ahead.step,
+                                                  sums);
     for (int r = 0; r < R; ++r) {
       const vi start = set1_int(x.sums[r]);
       for (int half = 0; half < 2; ++half) {

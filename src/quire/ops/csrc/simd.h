@@ -93,6 +93,12 @@ QUIRE_INLINE void store(bf16* p, vf x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16)));
 }
+QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
+  const __m512i upper_halves = _mm512_set_epi32(
+      0x3f003d, 0x3b0039, 0x370035, 0x330031, 0x2f002d, 0x2b0029, 0x270025, 0x230021,  //
+      0x1f001d, 0x1b0019, 0x170015, 0x130011, 0x0f000d, 0x0b0009, 0x070005, 0x030001);
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(bf16_bits(x), upper_halves, bf16_bits(y)));
+}
 QUIRE_INLINE vf round_to(const bf16*, vf x) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(bf16_bits(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
@@ -262,6 +268,13 @@ QUIRE_INLINE void store_part(E* p, vf x, int n) {
   E buffer[kLanes];
   store(buffer, x);
   std::memcpy(p, buffer, n * sizeof(E));
+}
+
+// 2 kLanes elements.
+template <class E>
+QUIRE_INLINE void store_pair(E* p, vf x, vf y) {
+  store(p, x);
+  store(p + kLanes, y);
 }
 
 // x rounded to the element type and widened again.

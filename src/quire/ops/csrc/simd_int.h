@@ -85,7 +85,7 @@ QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
 #endif
 
 // Weights of 8 bits, 0 to 255: load_weights, and add_bytes with the activations of a quad, which
-// `expand` turns into kByteInputs numbers and `broadcast` fetches from `rows` numbers apart.
+// `put_byte_inputs` writes as kByteInputs numbers and `broadcast` fetches.
 //
 // Weights of 4 bits, 0 to 15: open_sum, at most 8 times add_nibbles, close_sum.
 
@@ -95,8 +95,8 @@ constexpr int kByteInputs = 1;
 using Bytes = vi;
 using Inputs = vi;
 QUIRE_INLINE Bytes load_weights(const uint8_t* p) { return load_int(p); }
-QUIRE_INLINE Inputs broadcast(const int32_t* x, int64_t) { return set1_int(*x); }
-QUIRE_INLINE void expand(int32_t quad, int32_t* inputs) { *inputs = quad; }
+QUIRE_INLINE Inputs broadcast(const int32_t* x) { return set1_int(*x); }
+QUIRE_INLINE void put_byte_inputs(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
 QUIRE_INLINE vi add_bytes(vi sum, Bytes w, Inputs x) {
   return (vi)_mm512_dpbusd_epi32((raw)sum, (raw)w, (raw)x);
 }
@@ -118,14 +118,14 @@ QUIRE_INLINE Bytes load_weights(const uint8_t* p) {
   const vi quad = load_int(p);
   return {and_int(quad, set1_int(0x00ff00ff)), shift_right_16bit(quad, 8)};
 }
-QUIRE_INLINE Inputs broadcast(const int32_t* x, int64_t rows) {
-  return {set1_int(x[0]), set1_int(x[rows])};
-}
-QUIRE_INLINE void expand(int32_t quad, int32_t* inputs) {
-  int8_t x[4];
-  std::memcpy(x, &quad, sizeof x);
-  const int16_t apart[4] = {x[0], x[2], x[1], x[3]};
-  std::memcpy(inputs, apart, sizeof apart);
+QUIRE_INLINE Inputs broadcast(const int32_t* x) { return {set1_int(x[0]), set1_int(x[1])}; }
+QUIRE_INLINE void put_byte_inputs(vi numbers, int32_t* inputs) {
+  int8_t x[kLanes];
+  store_bytes(x, numbers);
+  for (int k = 0; k < kLanes; k += 4, inputs += 2) {
+    const int16_t apart[4] = {x[k], x[k + 2], x[k + 1], x[k + 3]};
+    std::memcpy(inputs, apart, sizeof apart);
+  }
 }
 QUIRE_INLINE vi add_bytes(vi sum, const Bytes& w, const Inputs& x) {
   return add_int(add_int(sum, pairs(w.even, x.even)), pairs(w.odd, x.odd));
