@@ -166,10 +166,13 @@ class Scheduler:
     def _choose_running(self) -> tuple[Slots, Slots, bool]:
         """Running slots that compute and tokens for each, with their blocks; whether others were
         preempted for these."""
-        slots, tokens, was_preempted = self._give_blocks(*self._budget.choose_running())
-        while was_preempted and not len(slots):  # the budget was theirs that are preempted now
-            slots, tokens, was_preempted = self._give_blocks(*self._budget.choose_running())
-        return slots, tokens, was_preempted
+        was_preempted = False
+        while True:
+            slots, tokens, is_short = self._give_blocks(*self._budget.choose_running())
+            was_preempted |= is_short
+            if len(slots) or not is_short:
+                return slots, tokens, was_preempted and len(slots) > 0
+            # The budget was theirs that are preempted now: others may have it.
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""
