@@ -108,6 +108,39 @@ def test_names_what_is_wrong(
     assert len(reply.content) <= 2048
 
 
+PARAMS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"temperature": -0.1}, "temperature"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"seed": 2**64}, "seed"),
+    (CHAT, {"stop": [""]}, "stop"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
+    (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias"),
+    (CHAT, {"max_tokens": 100_000}, "max_tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 80_000}]}, "messages"),
+    (TEXT, {"prompt": "x" * 80_000}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": [10**12]}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt"),
+    (TEXT, {"priority": 1}, "priority"),
+    (TEXT, {"use_beam_search": True, "best_of": 2, "n": 3}, "n"),
+    (TEXT, {"use_beam_search": True, "n": 9}, "n"),
+    (TEXT, {"use_beam_search": True, "stop": "."}, "stop"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), PARAMS, ids=lambda value: str(value)[:60])
+def test_names_the_field_at_fault(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert post(http, path, body).json()["error"]["param"] == param
+
+
+def test_names_the_field_that_is_missing(http: httpx.Client) -> None:
+    for path, param in ((CHAT, "messages"), (TEXT, "prompt")):
+        assert http.post(path, json={"max_tokens": 1}).json()["error"]["param"] == param
+
+
 @pytest.mark.parametrize(
     "body",
     [{"tools": None}, {"response_format": {"type": "text"}}, {"priority": 0}, {"user": "me"}],

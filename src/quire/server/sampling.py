@@ -112,8 +112,8 @@ def _check_at_most(
     highest: int = getattr(limits, limit)
     if value is not None and not lowest <= value <= highest:
         raise RefusedError(
-            f"{name} is {value}, but this server gives {lowest} to {highest} ({limit}). Send one of "
-            "these.",
+            f"{name} is {value}, but this server gives {lowest} to {highest} ({limit}). "
+            "Send one of these.",
             param=name,
         )
 
