@@ -27,6 +27,7 @@ from quire.protocol.messages import (
     Abort,
     Add,
     CoreMessage,
+    Goodbye,
     Hello,
     Rejected,
     Welcome,
@@ -174,6 +175,8 @@ def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
             stream = await ask(host.client, [1], max_tokens=3)
             foreign = encode(Add(stream.request))
             await socket.send(foreign)  # before its Hello
+            for late in (Abort([0]), Goodbye()):  # as of one that was dropped: no fault
+                await socket.send(encode(late))
             await socket.send(encode(Hello(99, 5)))
             rejected = codec.decode(await socket.recv())
             assert isinstance(rejected, Rejected)
@@ -193,6 +196,7 @@ def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
                 await asyncio.sleep(0.02)
             found = await collect(await ask(host.client, [4], max_tokens=3))
             assert found.tokens[0] == FAKE_MODEL.expected_tokens([4], 3, 0)
+            assert host.client.stats.garbled_messages_total == 6
             assert host.client.status.restarts == 0
             context.destroy(linger=0)
 

@@ -16,7 +16,7 @@ from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError
 from quire.protocol.messages import CoreMessage
-from quire.protocol.status import EngineState
+from quire.protocol.status import CORE_STARTS, EngineState
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
@@ -259,10 +259,11 @@ def test_phases_of_the_start_are_told() -> None:
             status = client.status
             while status.state is not EngineState.READY:
                 seen += [phase.name for phase in status.phases if not phase.is_done]
+                assert not status.phases[-1].is_done
                 with pytest.raises(EngineUnavailableError):
                     await ask(client, [1])
                 status = await client.wait_for_change(status)
-            assert "loading" in seen
+            assert seen[0] == CORE_STARTS and "loading" in seen
             assert status.capacity is not None
             assert status.capacity.capacity_tokens == 1024
             while client.status.phases[-1].name != "ready":

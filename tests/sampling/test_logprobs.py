@@ -32,6 +32,8 @@ def test_values_ranks_and_order(vocab_size, k, seed, ties, scale):
     top = order if k < 0 else order[:k]
     assert got.top_ids.tolist() == top
     np.testing.assert_allclose(got.top_logprobs, expected[top], atol=1e-5, rtol=1e-6)
+    listed = dict(zip(got.top_ids.tolist(), got.top_logprobs.tolist(), strict=True))
+    assert listed.get(token_id, got.logprob) == got.logprob
     assert (got.top_ids.dtype, got.top_logprobs.dtype) == (np.int32, np.float32)
 
 

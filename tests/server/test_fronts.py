@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.config.settings import EngineSettings
 from quire.engine import supervisor
 from quire.engine.launch import mark_ready, write_failure
 from quire.errors import ConfigError
@@ -25,6 +26,7 @@ from quire.server.histogram import LATENCY_BOUNDS
 from quire.server.limits import Limits
 from quire.server.listening import listening
 from quire.server.metrics import ServerMetrics
+from quire.server.served_model import core_settings, front_settings, served_names
 from quire.server.settings import ServerSettings
 from quire.server.waiting import Party, WaitingRoom
 from tests.server.test_operations import samples
@@ -101,14 +103,26 @@ def wait_until_counted(url: str, name: str, value: float) -> None:
     wait_for(lambda: totals(url)[name] == value, f"{name} of {value}", 10)
 
 
+def test_fronts_are_told_of_the_model_as_the_operator_named_it(tmp_path: Path) -> None:
+    """Fault: they were told of the folder that the core loads, and served the model as that."""
+    for given in (EngineSettings(), EngineSettings(model=str(tmp_path))):
+        told = EngineSettings.from_values(front_settings(given))
+        assert told == given
+        names = served_names(told, ServerSettings())
+        assert names == served_names(given, ServerSettings())
+        assert core_settings(given) == core_settings(told)
+
+
 def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
     asked = {**LONG, "stream": False, "max_tokens": 3}
     with serving(short_tmp, code=TWO_FRONTS) as server:
         url = wait_until_up(server)
         first = fronts_of(server)
         assert len(first) == 2 and len(children(server.process.pid)) == 3
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert (model["id"], model["root"]) == ("bundled", "bundled")
         for _ in range(MANY):
-            assert httpx.post(f"{url}{CHAT}", json=asked).status_code == 200
+            assert httpx.post(f"{url}{CHAT}", json=asked).json()["model"] == "bundled"
         for _ in range(4):  # whichever front answers
             wait_until_counted(url, "vllm:request_success_total", MANY)
         with streams_on_both(url, first) as streams:

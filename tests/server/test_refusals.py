@@ -37,9 +37,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperature": "hot"}, "temperature: expected float or null, got str"),
     (CHAT, {"temperature": -0.1}, "temperature is -0.1"),
     (CHAT, {"top_p": 1.5}, "top_p is 1.5"),
-    (CHAT, {"n": 0}, "n is 0"),
+    (CHAT, {"n": 0}, "n is 0, but this server gives 1 to 16 (max_n)"),
     (CHAT, {"n": 17}, "max_n"),
-    (CHAT, {"n": 10**9}, "max_n"),
+    (CHAT, {"n": 10**9}, "gives 1 to 16 (max_n)"),
     (CHAT, {"max_tokens": 0}, "max_tokens is 0"),
     (CHAT, {"max_tokens": 100_000}, "maximum context length is 512 tokens"),
     (CHAT, {"min_tokens": 9}, "min_tokens is 9"),
@@ -81,7 +81,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"length_penalty": 2}, "use_beam_search"),
     (CHAT, {"early_stopping": True}, "use_beam_search"),
     (TEXT, {"use_beam_search": True, "best_of": 9}, "max_beam_width"),
-    (TEXT, {"use_beam_search": True, "best_of": 0}, "from 1 to 128"),
+    (TEXT, {"use_beam_search": True, "best_of": 0}, "1 to 8 (max_beam_width)"),
     (TEXT, {"use_beam_search": True, "best_of": 2, "n": 3}, "finds 2 sequences"),
     (TEXT, {"use_beam_search": True, "stop": "."}, "stop_token_ids"),
     (CHAT, {"use_beam_search": True, "n": 2, "top_k": 5}, "top_k is 5"),
@@ -106,6 +106,39 @@ def test_names_what_is_wrong(
     assert words in error["message"], error
     assert error["code"] == 400 and error["type"] == "BadRequestError"
     assert len(reply.content) <= 2048
+
+
+PARAMS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"temperature": -0.1}, "temperature"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"seed": 2**64}, "seed"),
+    (CHAT, {"stop": [""]}, "stop"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
+    (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias"),
+    (CHAT, {"max_tokens": 100_000}, "max_tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 80_000}]}, "messages"),
+    (TEXT, {"prompt": "x" * 80_000}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": [10**12]}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt"),
+    (TEXT, {"priority": 1}, "priority"),
+    (TEXT, {"use_beam_search": True, "best_of": 2, "n": 3}, "n"),
+    (TEXT, {"use_beam_search": True, "n": 9}, "n"),
+    (TEXT, {"use_beam_search": True, "stop": "."}, "stop"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), PARAMS, ids=lambda value: str(value)[:60])
+def test_names_the_field_at_fault(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert post(http, path, body).json()["error"]["param"] == param
+
+
+def test_names_the_field_that_is_missing(http: httpx.Client) -> None:
+    for path, param in ((CHAT, "messages"), (TEXT, "prompt")):
+        assert http.post(path, json={"max_tokens": 1}).json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(

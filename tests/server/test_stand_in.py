@@ -9,15 +9,18 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from quire.protocol.status import CORE_STARTS, EngineState, EngineStatus, StartPhase
+from quire.server.backend import Backend
 from quire.server.limits import Limits
 from quire.server.listening import listening
 from quire.server.settings import ServerSettings
-from quire.server.short_status import ShortStatus
+from quire.server.short_status import ShortStatus, short_status
 from quire.server.stand_in import StandIn
 from tests.server.test_fronts import TWO_FRONTS, fronts_of
 from tests.server.test_run import CHAT, CODE, LONG, serving, wait_for
@@ -149,6 +152,20 @@ async def test_connections_end_with_it() -> None:
     assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.close()
     assert len(asyncio.all_tasks()) == 1
+
+
+def test_a_start_always_has_a_phase_and_only_a_start() -> None:
+    """Fault: none from the end of the imports to the first heartbeat of the core."""
+    found = Backend().status
+    assert found.state is EngineState.STARTING
+    assert short_status(found).phase == CORE_STARTS
+    backend, loading = Backend(), (StartPhase("loading", 2.0, is_done=False),)
+    client: Any = SimpleNamespace(status=EngineStatus(EngineState.STARTING, loading))
+    backend.serve(client)
+    assert short_status(backend.status) == ShortStatus("starting", "loading", 2.0)
+    client.status = EngineStatus(EngineState.READY, (StartPhase("loading", 2.0),))
+    assert short_status(backend.status).phase == "loading the tokenizer"
+    assert short_status(EngineStatus(EngineState.READY, loading)) == ShortStatus("ready")
 
 
 @pytest.mark.parametrize(

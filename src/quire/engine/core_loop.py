@@ -22,6 +22,7 @@ from quire.protocol.messages import (
     ClientMessage,
     CoreMessage,
     Extend,
+    Goodbye,
     Hello,
     ListPins,
     Output,
@@ -193,6 +194,10 @@ class CoreLoop:
             self._greet(peer, message)
             return
         client = self._clients.of_peer(peer)
+        if client is None and isinstance(message, Abort | Goodbye):
+            # A send to it has failed before this was read, so that nothing of it is left.
+            logger.debug("%s of a client that is not there", type(message).__name__)
+            return
         if client is None:
             raise GarbledMessageError(f"{type(message).__name__} of a client that said no Hello")
         if isinstance(message, Add):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from quire.protocol.messages import Heartbeat
-from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.protocol.status import (
+    CORE_STARTS,
+    EngineCapacity,
+    EngineState,
+    EngineStatus,
+    StartPhase,
+)
 from quire.telemetry import EngineStats
 
 __all__ = ["EngineWatch"]
@@ -22,6 +29,7 @@ class EngineWatch:
         self._instance: int | None = None
         self._capacity: EngineCapacity | None = None
         self._was_connected = False
+        self._start_began = time.monotonic()
         self._is_draining = False
         self._death = ""
         self._shown = self._key()
@@ -41,6 +49,7 @@ class EngineWatch:
 
     def disconnected(self) -> None:
         self._instance = None
+        self._start_began = time.monotonic()
         self._notify()
 
     def draining(self) -> None:
@@ -69,11 +78,20 @@ class EngineWatch:
         beat = self._beat
         return EngineStatus(
             state=state,
-            phases=() if beat is None else beat.phases,
+            phases=self._phases(state),
             capacity=self._capacity,
             restarts=0 if beat is None else max(beat.instance, self._instance or 0),
             message=message,
         )
+
+    def _phases(self, state: EngineState) -> tuple[StartPhase, ...]:
+        """Those of the latest beat; while a core starts, the last one is not done."""
+        phases = () if self._beat is None else self._beat.phases
+        is_start = state in (EngineState.STARTING, EngineState.RESTARTING)
+        if not is_start or (phases and not phases[-1].is_done):
+            return phases
+        seconds = time.monotonic() - self._start_began
+        return (*phases, StartPhase(CORE_STARTS, seconds, is_done=False))
 
     def _state(self) -> tuple[EngineState, str]:
         beat = self._beat

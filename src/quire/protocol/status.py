@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["EngineCapacity", "EngineState", "EngineStatus", "StartPhase"]
+__all__ = ["CORE_STARTS", "EngineCapacity", "EngineState", "EngineStatus", "StartPhase"]
+
+CORE_STARTS = "starting the engine core"
+"""The phase of a start until the core itself names one."""
 
 
 class EngineState(enum.StrEnum):

@@ -54,7 +54,7 @@ def logprobs_of(
     return tuple(
         TokenLogprobs(
             token_id=int(token_id),
-            logprob=float(row[token_id]) - normalizer,
+            logprob=float(np.float32(float(row[token_id]) - normalizer)),  # as it is listed
             rank=ranks.get(int(token_id)) or _rank(row, token_id),
             top_ids=listed,
             top_logprobs=top,

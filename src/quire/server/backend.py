@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from quire.engine.async_client import AsyncEngineClient
 from quire.engine.model_front import ModelFront
-from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.protocol.status import (
+    CORE_STARTS,
+    EngineCapacity,
+    EngineState,
+    EngineStatus,
+    StartPhase,
+)
 from quire.server.errors import RefusedError
 
 __all__ = ["Backend", "Ready", "ServedModel", "describe"]
@@ -50,6 +57,7 @@ class Backend:
     def __init__(self) -> None:
         self._client: AsyncEngineClient | None = None
         self._model: ServedModel | None = None
+        self._opened = time.monotonic()
         self.is_draining = False
 
     def serve(self, client: AsyncEngineClient) -> None:
@@ -77,7 +85,9 @@ class Backend:
         """The engine's own word, except while there is none and while the server drains: then it
         counts as draining to the last response, though the engine ends before that."""
         if self._client is None or self._model is None:
-            return EngineStatus(EngineState.STARTING, message="the model is being looked up")
+            return EngineStatus(
+                EngineState.STARTING, self._start_phases(), message="the model is being looked up"
+            )
         status = self._client.status
         if self.is_draining:
             return EngineStatus(
@@ -85,6 +95,14 @@ class Backend:
                 "the server is shutting down",
             )  # fmt: skip
         return status
+
+    def _start_phases(self) -> tuple[StartPhase, ...]:
+        """Those of the core, and where it is done before this front, what is still missing."""
+        phases = () if self._client is None else self._client.status.phases
+        if phases and not phases[-1].is_done:
+            return phases
+        name = CORE_STARTS if self._client is None else "loading the tokenizer"
+        return (*phases, StartPhase(name, time.monotonic() - self._opened, is_done=False))
 
     def require(self) -> Ready:
         """RefusedError 503, with the phase, unless requests can be taken."""

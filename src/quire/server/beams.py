@@ -21,11 +21,11 @@ def beam_rules(body: GenerationRequest, max_width: int) -> BeamRules | None:
         _check_unused(body)
         return None
     width = body.best_of if body.best_of is not None else body.n or 1
-    if width > max_width:
+    if not 1 <= width <= max_width:
         raise RefusedError(
-            f"The beam width (best_of, or else n) is {width}, but this server takes at most "
-            f"{max_width} (max_beam_width). Ask for less.",
-            param="best_of",
+            f"The beam width (best_of, or else n) is {width}, but this server takes 1 to "
+            f"{max_width} (max_beam_width). Ask for {'less' if width > max_width else 'more'}.",
+            param="n" if body.best_of is None else "best_of",
         )
     penalty = 1.0 if body.length_penalty is None else body.length_penalty
     return BeamRules(width, penalty, body.early_stopping or False)

@@ -21,6 +21,7 @@ __all__ = ["BodyDecoder", "BodyReader"]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING_FIELD = re.compile(r"missing required field `(?P<name>.*)`")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
 
@@ -127,8 +128,9 @@ def _invalid(error: msgspec.ValidationError) -> RefusedError:
     path = "" if place is None else place["path"]
     what = text if place is None else text[: place.start()]
     what = (what[:1].lower() + what[1:]).replace("`", "").replace(" | null", " or null")
-    param = path.partition(".")[0].partition("[")[0] or None
-    return RefusedError(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param)
+    missing = None if path else _MISSING_FIELD.search(text)
+    param = path.partition(".")[0].partition("[")[0] if missing is None else missing["name"]
+    return RefusedError(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param or None)
 
 
 def _too_large(limits: Limits) -> RefusedError:

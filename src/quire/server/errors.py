@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 from collections.abc import Mapping
 
 import msgspec
 
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
+from quire.server.requests import ChatRequest, CompletionRequest
 
 __all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply"]
 
@@ -40,6 +42,9 @@ _TYPES: Mapping[int, str] = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+
+_NAME = re.compile(r"(?:an entry of |a key of )?[`'\"]?(?P<name>[a-z][a-z0-9_]*)\b")
+_FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 
 class RefusedError(QuireError):
@@ -114,9 +119,10 @@ def _spread(seconds: float) -> int:
 
 
 def _param_of(message: str) -> str | None:
-    """The parameter that a message is about: those of SamplingParams begin with its name."""
-    word = message.partition(" ")[0].partition("[")[0].strip("`'\"")
-    return word if "_" in word and word.isidentifier() and word.islower() else None
+    """The field that a message is about: those on parameters begin with its name."""
+    found = _NAME.match(message)
+    word = "" if found is None else found["name"]
+    return word if word in _FIELDS or "_" in word else None
 
 
 def _clipped(text: str) -> str:

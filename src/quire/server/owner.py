@@ -19,7 +19,12 @@ from quire.server.boot_screen import BootScreen
 from quire.server.fronts import LAST_S, Fronts
 from quire.server.pinning import PrefixKeeper
 from quire.server.prefix_files import RenderedPrefix, read_prefix_files, render_prefixes
-from quire.server.served_model import core_settings, load_served_model, served_names
+from quire.server.served_model import (
+    core_settings,
+    front_settings,
+    load_served_model,
+    served_names,
+)
 from quire.server.settings import ServerSettings
 from quire.server.short_status import ShortStatus, short_status
 from quire.server.stand_in import StandIn
@@ -61,7 +66,11 @@ class Owner:
             # The line of figures is the owner's: it is one for all.
             of_fronts = replace(self._settings, disable_log_stats=True)
             fronts = Fronts(
-                host.directory, listeners, settings, of_fronts, on_listening=stand_in.leave
+                host.directory,
+                listeners,
+                front_settings(self._engine),
+                of_fronts,
+                on_listening=stand_in.leave,
             )
             stand_in.status = partial(_status, host.client)
             supervision = asyncio.create_task(fronts.run())

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer
 from quire.server.errors import RefusedError
@@ -58,9 +59,12 @@ class PromptRenderer:
     ) -> RenderedPrompt:
         """A text or token ids."""
         if isinstance(prompt, str):
-            self._check_chars(len(prompt), max_model_len)
+            self._check_chars(len(prompt), max_model_len, "prompt")
         work = functools.partial(renderer.render_prompt, prompt, add_special_tokens)
-        return await self._run(work, len(prompt))
+        try:
+            return await self._run(work, len(prompt))
+        except RequestError as error:
+            raise RefusedError(str(error), param="prompt") from error
 
     async def render_chat(
         self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
@@ -68,7 +72,7 @@ class PromptRenderer:
         """Messages, through the model's chat template or, if trusted, the request's own."""
         messages = body.messages or []
         num_chars = self._check_messages(messages) + _num_other_chars(body)
-        self._check_chars(num_chars, max_model_len)
+        self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
         work = functools.partial(self._render_chat, renderer, body, messages, most)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
@@ -184,13 +188,14 @@ class PromptRenderer:
             num_chars += len(text)
         return num_chars
 
-    def _check_chars(self, num_chars: int, max_model_len: int) -> None:
+    def _check_chars(self, num_chars: int, max_model_len: int, param: str) -> None:
         highest = self._limits.prompt_chars(max_model_len)
         if num_chars > highest:
             raise RefusedError(
                 f"This model's maximum context length is {max_model_len} tokens. The prompt has "
                 f"{num_chars} characters, which is more than is worth tokenizing "
-                f"(max_prompt_chars, {highest}). Shorten it."
+                f"(max_prompt_chars, {highest}). Shorten it.",
+                param=param,
             )
 
 
@@ -220,9 +225,10 @@ def prompt_list(
     else:
         prompts = [item for item in prompt if not isinstance(item, int)]
         if len(prompts) != len(prompt) or not prompts:
+            fault = "mixes token ids with prompts" if prompt else "is an empty list"
             raise RefusedError(
-                "prompt is an empty list, or mixes token ids with prompts. Send a text, a list of "
-                "texts, a list of token ids, or a list of such lists.",
+                f"prompt {fault}. Send a text, a list of texts, a list of token ids, or a list of "
+                "such lists.",
                 param="prompt",
             )
     if len(prompts) * n > limits.max_sequences:
@@ -248,7 +254,8 @@ def check_context(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {num_prompt + num_wanted} tokens ({num_prompt} in the prompt, "
             f"{num_wanted} in the completion). Please reduce the length of the prompt or of the "
-            "completion."
+            "completion.",
+            param="max_tokens" if num_prompt < max_model_len else None,
         )
     return prompt
 

@@ -90,7 +90,7 @@ def _check_limits(body: GenerationRequest, limits: Limits) -> None:
             "(max_priority).",
             param="priority",
         )
-    _check_at_most("n", body.n, "max_n", limits)
+    _check_at_most("n", body.n, "max_n", limits, lowest=1)
     _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
     _check_length("stop", stops, "max_stop", limits)
     for stop in stops:
@@ -105,12 +105,15 @@ def _check_limits(body: GenerationRequest, limits: Limits) -> None:
         check_label(name, text, limits)
 
 
-def _check_at_most(name: str, value: int | None, limit: str, limits: Limits) -> None:
+def _check_at_most(
+    name: str, value: int | None, limit: str, limits: Limits, lowest: int = 0
+) -> None:
     """Refuse what is above the limit, and -1, which asks for everything."""
     highest: int = getattr(limits, limit)
-    if value is not None and not 0 <= value <= highest:
+    if value is not None and not lowest <= value <= highest:
         raise RefusedError(
-            f"{name} is {value}, but this server gives 0 to {highest} ({limit}). Ask for less.",
+            f"{name} is {value}, but this server gives {lowest} to {highest} ({limit}). "
+            "Send one of these.",
             param=name,
         )
 

@@ -14,7 +14,13 @@ from quire.platform import detect_platform
 from quire.server.backend import ServedModel
 from quire.server.settings import ServerSettings
 
-__all__ = ["core_settings", "load_served_model", "served_names", "with_model"]
+__all__ = [
+    "core_settings",
+    "front_settings",
+    "load_served_model",
+    "served_names",
+    "with_model",
+]
 
 BUNDLED_NAME = "bundled"
 
@@ -36,8 +42,13 @@ def served_names(engine: EngineSettings, server: ServerSettings) -> tuple[tuple[
 
 def core_settings(settings: EngineSettings) -> dict[str, SettingValue]:
     """By name, as the core process takes them."""
-    chosen = with_model(settings)
-    return {item.name: getattr(chosen, item.name) for item in fields(chosen)}
+    return front_settings(with_model(settings))
+
+
+def front_settings(settings: EngineSettings) -> dict[str, SettingValue]:
+    """By name, as front processes take them: the model as the operator named it, since they serve
+    it by that name."""
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
 
 def with_model(settings: EngineSettings) -> EngineSettings:

@@ -31,6 +31,9 @@ _NEVER_LOGGED = (
     "prompt", "messages", "documents", "chat_template", "chat_template_kwargs", "cache_salt",
 )  # fmt: skip
 
+_ENDS = "the server is shutting down"
+"""How what a closed engine client says begins."""
+
 
 class Services:
     """What the routes work with."""
@@ -117,8 +120,11 @@ class Services:
     def _as_told(self, error: BaseException) -> BaseException:
         """An engine that ends because the server does is no fault of the server."""
         if self.backend.is_draining and isinstance(error, EngineError):
+            reason = str(error)
+            if not reason.startswith(_ENDS):
+                reason = f"{_ENDS} ({reason})"
             return RefusedError(
-                f"The server is shutting down ({error}). Send the request again.",
+                f"{reason[0].upper()}{reason[1:]}. Send the request again.",
                 status=503,
                 retry_after_s=1,
             )

@@ -27,8 +27,9 @@ class ShortStatus(msgspec.Struct, frozen=True):
 
 
 def short_status(status: EngineStatus) -> ShortStatus:
-    """State and phase."""
-    phase = next((phase for phase in status.phases if not phase.is_done), None)
+    """State, and phase while a core starts; it is ready before its last heartbeat says so."""
+    is_start = status.state.value in ("starting", "restarting")
+    phase = next((phase for phase in status.phases if is_start and not phase.is_done), None)
     if phase is None:
         return ShortStatus(status.state.value)
     return ShortStatus(status.state.value, phase.name, round(phase.seconds, 1))

@@ -109,7 +109,7 @@ class SoleFront:
 
     async def _drain(self, client: AsyncEngineClient) -> None:
         num_open = client.num_unfinished
-        logger.info("Shutting down: %d requests are open. A second signal ends them.", num_open)
+        logger.info("Shutting down; open requests: %d. A second signal ends them.", num_open)
         draining = asyncio.create_task(client.drain(self._settings.shutdown_timeout))
         forced = asyncio.create_task(self._signals.second.wait())
         await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
