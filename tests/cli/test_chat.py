@@ -59,7 +59,7 @@ def test_complete_one_text(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(words=("b", "c\n"))
     with serve_script(script) as url:
         asked = ["--model-name", "other", "--max-tokens", "5", "--stop", "x", "y"]
-        assert main(["complete", "-q", "a", "--url", url + "/v1", *asked]) == 0
+        assert main(["complete", "-q", "a", "--base-url", url + "/v1", *asked]) == 0
     body = script.seen[0][1]
     assert (body["prompt"], body["model"], body["max_tokens"]) == ("a", "other", 5)
     assert body["stop"] == ["x", "y"]

@@ -24,6 +24,7 @@ def add_source_flags(parser: CommandParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
         "--url",
+        "--base-url",
         help=f"server to ask ({DEFAULT_URL}; the bundled model in this process if none is there)",
     )
     group.add_argument("--api-key", help="key of the server; better in QUIRE_API_KEY")
