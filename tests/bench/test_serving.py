@@ -156,7 +156,7 @@ def test_the_table_and_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_chats_are_made_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script()
     with serve_script(script) as url:
-        arguments = ["--base-url", url, "--backend", "openai-chat", "--extra-body", '{"top_k": 1}']
+        arguments = ["--url", url, "--backend", "openai-chat", "--extra-body", '{"top_k": 1}']
         assert main(["bench", "serve", *SMALL, *arguments, "--vocab-size", "7"]) == 0
     bodies = [body for path, body in script.seen if path == "/v1/chat/completions"]
     assert len(bodies) == 7

@@ -59,7 +59,7 @@ def test_complete_one_text(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(words=("b", "c\n"))
     with serve_script(script) as url:
         asked = ["--model-name", "other", "--max-tokens", "5", "--stop", "x", "y"]
-        assert main(["complete", "-q", "a", "--url", url + "/v1", *asked]) == 0
+        assert main(["complete", "-q", "a", "--base-url", url + "/v1", *asked]) == 0
     body = script.seen[0][1]
     assert (body["prompt"], body["model"], body["max_tokens"]) == ("a", "other", 5)
     assert body["stop"] == ["x", "y"]
@@ -84,7 +84,7 @@ def test_one_refused_message_does_not_end_the_chat(
         (["--url", "http://127.0.0.1:9"], 1, "No server answers at http://127.0.0.1:9"),
         (["--url", "http://127.0.0.1:9", "--max-model-len", "64"], 2, "Leave out one of the two"),
         (["--url", "nowhere://x"], 2, "no address of a server"),
-        (["/no/such/model"], 2, "/no/such/model"),
+        (["/no/such/model", "--quiet"], 2, "/no/such/model"),
     ],
 )
 def test_what_newcomers_try_gets_one_line(
@@ -114,10 +114,22 @@ def test_the_engine_of_this_process_answers_and_remembers(
 
 def test_without_a_server_the_bundled_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """The first thing that a newcomer types must work."""
-    assert main(["complete", "-q", "import os", "--quiet", "--max-tokens", "4"]) == 0
+    assert main(["complete", "-q", "import os", "--max-tokens", "4"]) == 0
     shown = capsys.readouterr()
     assert shown.out.strip()
     assert "no server at http://127.0.0.1:9, so the bundled model answers" in shown.err
+    assert "4 tokens in" in shown.err
+    assert len(shown.err.split("\n")) <= 4, "the plan is for `quire plan`"
+
+
+def test_an_engine_that_was_asked_for_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--max-model-len", "128", "--num-threads", "1", "--max-tokens", "4"]
+    assert main(["complete", "-q", "import os", *asked]) == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("quire: the bundled model is loaded in this process")
+    assert "max_num_seqs" not in shown
 
 
 def test_ctrl_c_ends_the_answer_and_its_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,9 +111,11 @@ def test_errors_are_one_line_and_status_2() -> None:
         (["plan", "--max-model-ln", "3"], "did you mean --max-model-len?"),
         (["bench", "latency", "--batch-sise", "3"], "did you mean --batch-size?"),
         (["bench", "latency", "--batch-size", "0"], "must be at least 1"),
-        (["bench"], "kind"),
+        (["bench"], "required: {throughput,latency,serve} (see quire bench --help)"),
+        (["serve", "a", "b"], "one argument too many: b (see quire serve --help)"),
+        (["bench", "latency", "a", "b"], "too many: b (see quire bench latency --help)"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["plan", "--max-num-seqs", "few"], "invalid int value: 'few'"),
+        (["plan", "--depth", "few"], "invalid int value: 'few'"),
     ],
 )
 def test_wrong_arguments_end_with_status_2_and_help_on_the_nearest(
@@ -130,6 +132,8 @@ def test_wrong_arguments_end_with_status_2_and_help_on_the_nearest(
 def test_values_are_checked_by_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--dtype", "int3"]) == 2
     assert "Setting dtype cannot be 'int3'" in capsys.readouterr().err
+    assert main(["plan", "--max-num-seqs", "few"]) == 2
+    assert "Setting max_num_seqs cannot be 'few'" in capsys.readouterr().err
     assert main(["bench", "throughput", "--input-len", "9-3"]) == 2
     assert "'9-3' is neither a number nor a range" in capsys.readouterr().err
     assert main(["bench", "throughput", "--dataset-name", "alpaca", "--input-len", "3"]) == 2

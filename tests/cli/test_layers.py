@@ -159,8 +159,9 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse(
         "some/model", "-q", "int8", "-tp", "1", "-O3", "--trust-remote-code", "--enforce-eager",
         "--swap-space", "4", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048",
-        "--disable-log-requests", "--no-enable-chunked-prefill", "--uvicorn-log-level", "warning",
+        "--disable-log-requests", "--enable-chunked-prefill", "--uvicorn-log-level", "warning",
         "--disable-uvicorn-access-log", "--runner", "generate", "--enable-prompt-tokens-details",
+        "--device", "cpu", "--max-log-len", "5", "--no-enable-lora", "--no-trust-remote-code",
     )  # fmt: skip
     settings = read_settings(options)
     assert (settings.model, settings.max_model_len) == ("some/model", 2048)
@@ -168,9 +169,11 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings.swap_space == 4 * 2**30
     assert read_server_settings(options).disable_access_log
     notes = capsys.readouterr().err
-    for flag in ("tensor-parallel-size", "disable-log-requests", "runner"):
+    for flag in (
+        "tensor-parallel-size", "disable-log-requests", "runner", "device", "max-log-len",
+        "no-enable-lora", "no-trust-remote-code", "enable-chunked-prefill",
+    ):  # fmt: skip
         assert f"--{flag} is not needed: " in notes
-    assert "--no-" not in notes
 
 
 @pytest.mark.parametrize(
@@ -180,12 +183,34 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
         ("--enable-lora",),
         ("--speculative-config", "{}"),
         ("--tool-call-parser", "hermes"),
+        ("--guided-decoding-backend", "xgrammar"),
+        ("--device", "cuda"),
     ],
 )
 def test_what_is_missing_is_refused_and_not_ignored(arguments: tuple[str, ...]) -> None:
     """Serving without what was asked for looks like success."""
     with pytest.raises(ConfigError, match="cannot be served"):
         read_settings(parse("model", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--no-enable-chunked-prefill", "long prompts are always computed in chunks"),
+        ("--no-async-scheduling", "use --depth 1"),
+        ("--no-enable-tokenizer-info-endpoint", "it is always there"),
+    ],
+)
+def test_what_cannot_be_turned_off_is_refused(flag: str, sentence: str) -> None:
+    """To start as if the opposite had been asked for looks like success."""
+    with pytest.raises(ConfigError, match=f"{flag} cannot be served: .*{sentence}"):
+        read_settings(parse("model", flag))
+
+
+def test_a_variable_cannot_turn_it_off_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ENABLE_CHUNKED_PREFILL", "false")
+    with pytest.raises(ConfigError, match="--no-enable-chunked-prefill cannot be served"):
+        read_settings(parse("model"))
 
 
 def test_help_shows_each_flag_once_and_no_foreign_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()
     try:
-        url = _wait_until_ready(process)
+        url, shown = _wait_until_ready(process)
+        assert shown.count("attention: ") == 1, shown  # the kernels are told once
         watchdog.cancel()
         yield url, process
         process.send_signal(signal.SIGTERM)
@@ -44,15 +45,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
         process.communicate()
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> str:
-    """The address that the server says it has, when it says that it is ready."""
+def _wait_until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The address that the server says it has when it says that it is ready, and all it said."""
     assert process.stdout is not None
     shown: list[str] = []
     for line in process.stdout:
         shown.append(line)
         found = re.search(r"Uvicorn running on (http://\S+)", line)
         if found is not None:
-            return found[1]
+            return found[1], "".join(shown)
     raise AssertionError("".join(shown))
 
 

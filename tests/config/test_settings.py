@@ -41,7 +41,7 @@ def test_alias_and_name_together_are_refused() -> None:
     ("name", "value", "allowed"),
     [
         ("max_num_seqs", 0, "at least 1"),
-        ("max_num_seqs", "many", "an integer"),
+        ("max_num_seqs", "many", "a number such as"),
         ("max_num_seqs", True, "an integer"),
         ("max_num_seqs", 2.5, "an integer"),
         ("max_model_len", 1, "at least 2"),
@@ -89,6 +89,16 @@ def test_sizes_as_text_and_automatic_length() -> None:
     assert settings.model == str(Path("a") / "b")
     for automatic in (-1, "auto", "-1"):
         assert EngineSettings.from_options({"max_model_len": automatic}).max_model_len is None
+
+
+def test_names_of_dtypes_that_vllm_users_know() -> None:
+    for given, meant in (("half", "float16"), ("float", "float32")):
+        assert EngineSettings.from_options({"dtype": given}).dtype == meant
+
+
+def test_numbers_of_sequences_and_blocks_may_be_text() -> None:
+    settings = EngineSettings.from_options({"max_num_seqs": "1k", "num_kv_blocks": "2K"})
+    assert (settings.max_num_seqs, settings.num_kv_blocks) == (1000, 2048)
 
 
 def test_pool_is_sized_once() -> None:

@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: CommandParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="kind", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar="{throughput,latency,serve}", required=True)
     throughput = kinds.add_parser("throughput", help="many requests at once: tokens per second")
     add_length_flags(throughput)
     throughput.add_argument("--num-prompts", type=count, default=64, help="requests (64)")

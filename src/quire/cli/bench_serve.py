@@ -34,7 +34,7 @@ _PATHS = {
 
 def add_arguments(parser: CommandParser) -> None:
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", help=f"address of the server ({DEFAULT_URL})")
+    server.add_argument("--url", "--base-url", help=f"address of the server ({DEFAULT_URL})")
     server.add_argument("--host", help="the same in two parts")
     server.add_argument("--port", type=int, help="the same in two parts")
     server.add_argument("--api-key", help="key of the server; better in QUIRE_API_KEY")
@@ -152,8 +152,8 @@ def _read_options(options: argparse.Namespace) -> ServingOptions:
 
 def _url(options: argparse.Namespace) -> str:
     """The address that the flags name, in one part or in two."""
-    if options.base_url is not None:
-        return options.base_url
+    if options.url is not None:
+        return options.url
     if options.host is None and options.port is None:
         return DEFAULT_URL
     return f"http://{options.host or '127.0.0.1'}:{options.port or 8000}"

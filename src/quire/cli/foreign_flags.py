@@ -21,17 +21,26 @@ _PREFIX = "foreign:"
 @dataclass(frozen=True, slots=True)
 class _Foreign:
     """reason: why it is not needed, or what is missing. takes: it has a value. neutral: values that
-    ask for nothing, of a flag that is refused otherwise; None if it is never refused."""
+    ask for nothing, of a flag that is refused otherwise; None if it is never refused. always: it
+    cannot be turned off, so `--no-…` is refused; what to do instead, or empty."""
 
     reason: str
     takes: bool = True
     neutral: tuple[str, ...] | None = None
+    always: str | None = None
 
 
 _WITH_VALUE = ("tokenizer_mode",)
+_NEGATABLE = ("async_scheduling", "trust_remote_code")
+"""Beside those that begin with `enable_`."""
+
+_ALWAYS = {"enable_chunked_prefill": "", "async_scheduling": "to turn it off, use --depth 1"}
 
 _NOT_NEEDED: Mapping[str, _Foreign] = {
-    **{name: _Foreign(reason, takes=name in _WITH_VALUE) for name, reason in FOREIGN.items()},
+    **{
+        name: _Foreign(reason, takes=name in _WITH_VALUE, always=_ALWAYS.get(name))
+        for name, reason in FOREIGN.items()
+    },
     "compilation_config": _Foreign("nothing is compiled at start-up"),
     "optimization_level": _Foreign("nothing is compiled at start-up"),
     "max_seq_len_to_capture": _Foreign("a captured step serves every length"),
@@ -48,11 +57,12 @@ _NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
     "chat_template_content_format": _Foreign("it is read from the chat template itself"),
     "uvicorn_log_level": _Foreign("--disable-access-log and --disable-log-stats quiet the server"),
     "stream_interval": _Foreign("a reader that falls behind gets larger chunks"),
+    "max_log_len": _Foreign("prompts are never logged"),
     "disable_log_requests": _Foreign("requests are logged only when asked", takes=False),
-    "enable_prompt_tokens_details": _Foreign("responses always have them", takes=False),
-    "enable_request_id_headers": _Foreign("request ids are always echoed", takes=False),
-    "enable_tokenizer_info_endpoint": _Foreign("it is always there", takes=False),
-    "enable_server_load_tracking": _Foreign("/load always answers", takes=False),
+    "enable_prompt_tokens_details": _Foreign("responses always have them", takes=False, always=""),
+    "enable_request_id_headers": _Foreign("request ids are always echoed", takes=False, always=""),
+    "enable_tokenizer_info_endpoint": _Foreign("it is always there", takes=False, always=""),
+    "enable_server_load_tracking": _Foreign("/load always answers", takes=False, always=""),
     "disable_frontend_multiprocessing": _Foreign(
         "the engine has a process of its own, which costs one message a step", takes=False
     ),
@@ -61,6 +71,8 @@ _NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
 
 _ONE = ("1",)
 _MISSING: Mapping[str, _Foreign] = {
+    "device": _Foreign("the engine computes on a CPU so far", neutral=("auto", "cpu")),
+    "guided_decoding_backend": _Foreign("there is no structured output yet", neutral=()),
     "tensor_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
     "pipeline_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
     "data_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
@@ -123,7 +135,11 @@ def check_foreign_flags(options: argparse.Namespace) -> None:
     for dest, value in vars(options).items():
         if not dest.startswith(_PREFIX):
             continue
-        foreign, flag = known[dest.removeprefix(_PREFIX)], as_flag(dest.removeprefix(_PREFIX))
+        name = dest.removeprefix(_PREFIX)
+        foreign, flag = known[name], as_flag(f"no_{name}" if value is False else name)
+        if value is False and foreign.always is not None:
+            advice = foreign.always or "leave it out"
+            raise ConfigError(f"{flag} cannot be served: {foreign.reason}; {advice}.")
         if foreign.neutral is None or value is False or value in foreign.neutral:
             print_note(f"{flag} is not needed: {foreign.reason}")
         else:
@@ -148,7 +164,7 @@ def _add(parser: CommandParser, flags: list[str], name: str, foreign: _Foreign) 
         parser.add_argument(*levels, action="store_true", **common)
     if foreign.takes:
         parser.add_argument(*named, **common)
-    elif name.startswith("enable_") or name == "async_scheduling":
+    elif name.startswith("enable_") or name in _NEGATABLE:
         parser.add_argument(*named, action=argparse.BooleanOptionalAction, **common)
     else:
         parser.add_argument(*named, action="store_true", **common)

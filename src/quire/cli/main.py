@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 import quire
@@ -75,7 +75,21 @@ def _run(given: Sequence[str]) -> int:
     if command is None:
         parser.print_help()
         return EXIT_USAGE
+    _warn_of_unknown_variables(parser)
     return command.run(options)
+
+
+def _warn_of_unknown_variables(parser: CommandParser) -> None:
+    """Of the environment, for a misspelt one would silently leave a default."""
+    from quire.cli.variables import warn_of_unknown_variables
+
+    def all_parsers() -> Iterator[CommandParser]:
+        for name in COMMANDS:
+            whole = CommandParser(prog=f"quire {name}")
+            _load(name).add_arguments(whole)
+            yield whole
+
+    warn_of_unknown_variables(parser, all_parsers)
 
 
 def _load(name: str) -> Command:

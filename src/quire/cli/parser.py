@@ -7,7 +7,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from quire.cli.layers import LayerValue, config_layer, environment_layer
 
@@ -40,13 +40,31 @@ class CommandParser(argparse.ArgumentParser):
         """Whether the flag was added."""
         return flag in self._option_string_actions
 
+    def with_subparsers(self) -> Iterator[CommandParser]:
+        """Itself and the parsers of its subcommands."""
+        yield self
+        for action in self._actions:
+            if isinstance(action.choices, dict):
+                for parser in cast("dict[str, CommandParser]", action.choices).values():
+                    yield from parser.with_subparsers()
+
+    def twins(self) -> Iterator[str]:
+        """The flags that have a twin in the environment."""
+        for flag in self._option_string_actions:
+            if flag.startswith("--") and not flag.startswith("--no-") and flag not in _NO_TWIN:
+                yield flag
+
+    def is_shown(self, flag: str) -> bool:
+        """Whether the help shows it."""
+        return self._option_string_actions[flag].help != argparse.SUPPRESS
+
     def format_help(self) -> str:
         """As in the base class, and how else flags can be set; the usage of a command with many
         flags does not list them twice."""
         if self.usage is None and len(self._actions) > _MAX_IN_USAGE:
             names = [f"[{action.dest}]" for action in self._actions if not action.option_strings]
             self.usage = " ".join(["%(prog)s [--flag VALUE ...]", *names])
-        if self.epilog is None and any(self._twins()):
+        if self.epilog is None and any(self.twins()):
             file = ", and the environment over the file of --config"
             self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + "."
         return super().format_help()
@@ -66,14 +84,15 @@ class CommandParser(argparse.ArgumentParser):
         for argument in rest:
             if argument.startswith("-"):
                 self._refuse(argument.partition("=")[0], "no such flag")
+            self.error(f"one argument too many: {argument}")
         self._fill(parsed, given)
         return parsed, rest
 
     def _refuse(self, name: str, complaint: str) -> NoReturn:
         flags = [
             flag
-            for flag, action in self._option_string_actions.items()
-            if flag.startswith("--") and action.help != argparse.SUPPRESS
+            for flag in self._option_string_actions
+            if flag.startswith("--") and self.is_shown(flag)
         ]
         near = difflib.get_close_matches(name, flags, n=1)
         self.error(f"{complaint}: {name}" + (f"; did you mean {near[0]}?" if near else ""))
@@ -82,7 +101,7 @@ class CommandParser(argparse.ArgumentParser):
         """Set what the command line leaves out from the environment, then from the file."""
         given = {action for argument in arguments if (action := self._named(argument)) is not None}
         given |= self._given_by_position(parsed)
-        for value in environment_layer(self._twins()):
+        for value in environment_layer(self.twins()):
             self._fill_one(value, parsed, given)
         if self.has_flag("--config") and parsed.config is not None:
             for value in config_layer(parsed.config):
@@ -130,12 +149,6 @@ class CommandParser(argparse.ArgumentParser):
         names = [action.dest for action in self._actions if not action.option_strings]
         flags = ["--" + name for name in names if getattr(parsed, name, None) is not None]
         return {action for flag in flags if (action := self._named(flag)) is not None}
-
-    def _twins(self) -> Iterator[str]:
-        """The flags that have a twin in the environment."""
-        for flag in self._option_string_actions:
-            if flag.startswith("--") and not flag.startswith("--no-") and flag not in _NO_TWIN:
-                yield flag
 
 
 def print_error(message: str) -> None:

@@ -24,6 +24,7 @@ def add_source_flags(parser: CommandParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
         "--url",
+        "--base-url",
         help=f"server to ask ({DEFAULT_URL}; the bundled model in this process if none is there)",
     )
     group.add_argument("--api-key", help="key of the server; better in QUIRE_API_KEY")
@@ -57,7 +58,10 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
                 f"no server at {DEFAULT_URL}, so the bundled model answers in this process; "
                 "`quire serve` starts a server"
             )
-        engine = EngineSource(settings)
+        elif not settings.get("quiet"):
+            named = settings.get("model") or "the bundled model"
+            print_note(f"{named} is loaded in this process; `quire plan` shows what it uses")
+        engine = EngineSource({**settings, "quiet": True})
         try:
             yield engine, sampling
         finally:

@@ -5,6 +5,7 @@
 | `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
 | `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
+| `QUIRE_HYPOTHESIS_SCALE` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
 | `TRITON_INTERPRET` | Triton's own: 1 runs its kernels on a CPU, slowly; for tests |
@@ -18,10 +19,13 @@ from quire.errors import ConfigError
 
 __all__ = [
     "CPU_ISAS",
+    "OWN_VARIABLES",
     "cpu_isa",
     "flag_setting",
+    "flag_variable",
     "limit_spinning",
     "num_threads",
+    "quire_variables",
     "triton_interpreter",
 ]
 
@@ -35,6 +39,10 @@ FOREIGN_VARIABLES = {"--api-key": ("VLLM_API_KEY",)}
 """Variables of vLLM that deployments set, by flag: a key that was set there must not be lost."""
 
 CPU_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
+
+_PREFIX = "QUIRE_"
+OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_HYPOTHESIS_SCALE")
+"""Of quire, but of no flag."""
 
 
 def cpu_isa() -> str | None:
@@ -67,11 +75,20 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def flag_variable(flag: str) -> str:
+    """`QUIRE_MAX_MODEL_LEN` of `--max-model-len`."""
+    return _PREFIX + flag.lstrip("-").replace("-", "_").upper()
+
+
+def quire_variables() -> list[str]:
+    """The variables that are set, not empty, and named as if they were quire's."""
+    return [name for name, value in os.environ.items() if name.startswith(_PREFIX) and value]
+
+
 def flag_setting(flag: str) -> tuple[str, str] | None:
     """The variable that stands for a flag (`QUIRE_MAX_MODEL_LEN` for `--max-model-len`) and its
     value; None when it is unset or empty."""
-    own = "QUIRE_" + flag.lstrip("-").replace("-", "_").upper()
-    for variable in (own, *FOREIGN_VARIABLES.get(flag, ())):
+    for variable in (flag_variable(flag), *FOREIGN_VARIABLES.get(flag, ())):
         value = os.environ.get(variable)
         if value:
             return variable, value

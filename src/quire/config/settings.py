@@ -37,6 +37,13 @@ ALIASES: Mapping[str, str] = {
 }
 """Names that vLLM users know, and what they are called here."""
 
+_SPELLINGS: Mapping[tuple[str, str], str] = {
+    ("dtype", "half"): "float16",
+    ("dtype", "float"): "float32",
+    ("generation_config", "vllm"): "none",
+}
+"""Values that vLLM users know, by setting, and what they are called here."""
+
 FOREIGN: Mapping[str, str] = {
     "trust_remote_code": "code from a checkpoint is never run",
     "enable_chunked_prefill": "long prompts are always computed in chunks",
@@ -114,7 +121,7 @@ class EngineSettings:
         None, "share of the free memory that the engine may use in all, weights included"
     )
     num_kv_blocks: int | None = _setting(
-        None, "number of KV blocks, in place of kv_cache_memory", low=1
+        None, "number of KV blocks, in place of kv_cache_memory", kind="count", low=1
     )
     swap_space: int | None = _setting(
         None,
@@ -128,7 +135,9 @@ class EngineSettings:
         "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
         choices=("auto", "recompute", "swap"),
     )
-    max_num_seqs: int | None = _setting(None, "sequences that compute in one step", low=1)
+    max_num_seqs: int | None = _setting(
+        None, "sequences that compute in one step", kind="count", low=1
+    )
     max_num_batched_tokens: int | None = _setting(
         None, "tokens that compute in one step; a longer prompt takes several", kind="count", low=1
     )
@@ -258,8 +267,8 @@ def _normalised(item: Field[Any], value: object) -> object:
     kind = item.metadata.get("kind")
     if item.name == "max_model_len" and value in (-1, "-1", "auto"):
         return None
-    if item.name == "generation_config" and value == "vllm":
-        return "none"
+    if isinstance(value, str) and (item.name, value) in _SPELLINGS:
+        return _SPELLINGS[item.name, value]
     bare_unit = item.metadata.get("bare_unit")
     if bare_unit is not None and _BARE_NUMBER.fullmatch(str(value)):
         return int(float(str(value)) * bare_unit)

@@ -63,7 +63,11 @@ def build_engine(settings: EngineSettings) -> Engine:
     platform = detect_platform()
     plan = plan_startup(settings, platform)
     front = load_model_front(settings, plan.folder, plan.resolved.spec)
+    started = time.monotonic()
     built = _load_core(plan, platform)
+    if not settings.quiet:
+        seconds = time.monotonic() - started
+        print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
     return Engine(
         client=InProcessClient(built.core),
         renderer=front.renderer,
@@ -92,15 +96,9 @@ def build_core(
 def _load_core(
     plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None = None
 ) -> BuiltCore:
-    is_quiet = plan.resolved.settings.quiet
-    if not is_quiet:
+    if not plan.resolved.settings.quiet:
         print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
-    started = time.monotonic()
-    built = _build_core(plan, platform, on_plan)
-    if not is_quiet:
-        seconds = time.monotonic() - started
-        print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
-    return built
+    return _build_core(plan, platform, on_plan)
 
 
 def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None) -> BuiltCore:
