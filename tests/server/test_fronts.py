@@ -30,7 +30,9 @@ from quire.server.served_model import core_settings, front_settings, served_name
 from quire.server.settings import ServerSettings
 from quire.server.waiting import Party, WaitingRoom
 from tests.server.test_operations import samples
-from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving, wait_for
+from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving
+from tests.waiting import WAIT_S, get, post, wait_for
+from tests.waiting import stream as open_stream
 
 TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=")
 MANY = 16
@@ -39,7 +41,7 @@ MANY = 16
 
 def wait_until_up(server: Serving) -> str:
     """The address, when all fronts serve."""
-    wait_for(lambda: "startup complete" in server.text, "all fronts", 90)
+    wait_for(lambda: "startup complete" in server.text, "all fronts")
     return server.wait_until_ready()
 
 
@@ -74,9 +76,7 @@ def streams_on_both(url: str, fronts: set[int]) -> Any:
     with contextlib.ExitStack() as stack:
         found: list[tuple[int, Any]] = []
         while len({front for front, _ in found}) < 2 and len(found) < MANY:
-            stream = stack.enter_context(
-                httpx.stream("POST", f"{url}{CHAT}", json=LONG, timeout=60)
-            )
+            stream = stack.enter_context(open_stream("POST", f"{url}{CHAT}", json=LONG))
             lines = stream.iter_lines()
             next(lines)
             _, client_port = stream.extensions["network_stream"].get_extra_info("client_addr")
@@ -96,11 +96,11 @@ def last_line(lines: Any) -> str:
 
 
 def totals(url: str) -> dict[str, float]:
-    return samples(httpx.get(f"{url}/metrics").text)
+    return samples(get(f"{url}/metrics").text)
 
 
 def wait_until_counted(url: str, name: str, value: float) -> None:
-    wait_for(lambda: totals(url)[name] == value, f"{name} of {value}", 10)
+    wait_for(lambda: totals(url)[name] == value, f"{name} of {value}")
 
 
 def test_fronts_are_told_of_the_model_as_the_operator_named_it(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
         url = wait_until_up(server)
         first = fronts_of(server)
         assert len(first) == 2 and len(children(server.process.pid)) == 3
-        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        (model,) = get(f"{url}/v1/models").json()["data"]
         assert (model["id"], model["root"]) == ("bundled", "bundled")
         for _ in range(MANY):
-            assert httpx.post(f"{url}{CHAT}", json=asked).json()["model"] == "bundled"
+            assert post(f"{url}{CHAT}", json=asked).json()["model"] == "bundled"
         for _ in range(4):  # whichever front answers
             wait_until_counted(url, "vllm:request_success_total", MANY)
         with streams_on_both(url, first) as streams:
@@ -135,7 +135,7 @@ def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
         assert totals(url)["vllm:num_requests_running"] == 0
         assert totals(url)["vllm:request_success_total"] >= MANY
         for _ in range(MANY):
-            assert httpx.post(f"{url}{CHAT}", json=asked, timeout=30).status_code == 200
+            assert post(f"{url}{CHAT}", json=asked).status_code == 200
 
         second = fronts_of(server)
         with streams_on_both(url, second) as streams:
@@ -171,7 +171,7 @@ def test_a_front_that_hangs_is_replaced_and_the_other_serves_on(short_tmp: Path)
         wait_until_counted(url, "vllm:num_requests_running", 0)
         wait_until_counted(url, "vllm:kv_cache_usage_perc", 0)
         for _ in range(MANY):
-            assert httpx.post(f"{url}{CHAT}", json=asked, timeout=30).status_code == 200
+            assert post(f"{url}{CHAT}", json=asked).status_code == 200
         assert server.text.count("hangs and is killed") == 1
         server.process.terminate()
         assert server.end() == 0
@@ -196,7 +196,7 @@ def test_a_front_that_says_nothing_is_replaced(
         await running
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 30))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
     assert "front process 1 hangs" in caplog.text
 
 
@@ -222,7 +222,7 @@ def test_sleep_of_the_owner_does_not_count_against_a_front(
         await running
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 30))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
     assert "hangs" not in caplog.text
 
 
@@ -231,7 +231,7 @@ def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:
         wait_until_up(server)
         processes = [Path(f"/proc/{child}") for child in children(server.process.pid)]
         server.process.kill()
-        wait_for(lambda: not any(path.exists() for path in processes), "end of all", 15)
+        wait_for(lambda: not any(path.exists() for path in processes), "end of all")
 
 
 def test_a_model_that_is_not_there_is_a_failure(short_tmp: Path) -> None:
@@ -297,7 +297,7 @@ def test_restarts_of_the_core_leave_the_board_alone(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert board.total().metrics.finished == {"stop": 4}
     assert not any((tmp_path / f"failure-{number}").exists() for number in (0, 1, 2))
 
@@ -334,7 +334,7 @@ def test_a_reading_that_cannot_be_written_is_tried_again(
             assert not ticking.done()
         ticking.cancel()
 
-    asyncio.run(asyncio.wait_for(work(), 10))
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert "No space left" in caplog.text
 
 
@@ -371,7 +371,7 @@ def test_a_front_is_told_to_drain_even_if_it_was_being_started(
         await running
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 10))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
 
 
 @pytest.mark.parametrize("is_another", [False, True], ids=["first", "replacement"])
@@ -398,7 +398,7 @@ def test_a_front_that_is_being_started_does_not_outlive_stop(
         await running
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 10))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
 
 
 @pytest.mark.parametrize("how", [fronts.Fronts.stop, fronts.Fronts.drain])
@@ -421,7 +421,7 @@ def test_no_front_is_started_late_after_the_end(
         assert owner._next_number == 3
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 10))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
 
 
 def test_a_full_disk_does_not_end_the_fronts(
@@ -440,7 +440,7 @@ def test_a_full_disk_does_not_end_the_fronts(
         await running
 
     with socket.socket() as listener:
-        asyncio.run(asyncio.wait_for(work(listener), 10))
+        asyncio.run(asyncio.wait_for(work(listener), WAIT_S))
     assert "front process 1" in caplog.text and "No space left" in caplog.text
 
 

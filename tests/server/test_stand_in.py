@@ -23,7 +23,8 @@ from quire.server.settings import ServerSettings
 from quire.server.short_status import ShortStatus, short_status
 from quire.server.stand_in import StandIn
 from tests.server.test_fronts import TWO_FRONTS, fronts_of
-from tests.server.test_run import CHAT, CODE, LONG, serving, wait_for
+from tests.server.test_run import CHAT, CODE, LONG, serving
+from tests.waiting import WAIT_S, get, post, wait_for
 
 FRONTS_WAIT = """
 import sys
@@ -55,7 +56,7 @@ class Standing:
         writer.write(data)
         with contextlib.suppress(ConnectionError):
             await writer.drain()
-        found = await asyncio.wait_for(reader.read(), 10)
+        found = await asyncio.wait_for(reader.read(), WAIT_S)
         writer.close()
         return found
 
@@ -133,7 +134,7 @@ async def test_a_socket_is_left_to_the_front() -> None:
         server.stand_in.leave(server.listener)
         server.stand_in.leave(server.listener)  # nothing happens
         writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
-        assert b" 200 OK" in await asyncio.wait_for(reader.read(), 10)
+        assert b" 200 OK" in await asyncio.wait_for(reader.read(), WAIT_S)
         writer.close()
 
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +150,7 @@ async def test_connections_end_with_it() -> None:
     async with standing() as server:
         reader, writer = await asyncio.open_connection(*server.listener.getsockname())
         await server.exchange(b"GET /livez HTTP/1.1\r\n\r\n")
-    assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     writer.close()
     assert len(asyncio.all_tasks()) == 1
 
@@ -180,15 +181,15 @@ def test_the_port_answers_before_the_fronts_are_imported(
     with serving(short_tmp, code=wait.replace("{go}", str(go)) + code) as server:
         url = server.url()
         for _ in range(8):  # at whichever socket of the fronts
-            assert httpx.get(f"{url}/livez").status_code == 200
-            check_refusal(httpx.post(f"{url}{CHAT}", json=LONG), "starting")
-        wait_for(lambda: httpx.get(f"{url}/readyz").json()["phase"] == phase, f"phase {phase}")
-        check_refusal(httpx.get(f"{url}/v1/models"), phase)
+            assert get(f"{url}/livez").status_code == 200
+            check_refusal(post(f"{url}{CHAT}", json=LONG), "starting")
+        wait_for(lambda: get(f"{url}/readyz").json()["phase"] == phase, f"phase {phase}")
+        check_refusal(get(f"{url}/v1/models"), phase)
         go.touch()
         server.wait_until_ready()
-        wait_for(lambda: "startup complete" in server.text, "readiness of all", 90)
+        wait_for(lambda: "startup complete" in server.text, "readiness of all")
         for _ in range(8):
-            assert httpx.get(f"{url}/v1/models").status_code == 200
+            assert get(f"{url}/v1/models").status_code == 200
         assert len(fronts_of(server)) == (2 if code is TWO_FRONTS else 0)
         server.process.terminate()
         assert server.end() == 0

@@ -23,6 +23,7 @@ from quire.engine.launch import read_message
 from quire.engine.process_client import ProcessEngineClient
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec
+from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.backend import Backend
 from quire.server.front_board import FrontBoard, FrontReading
@@ -36,6 +37,10 @@ from quire.server.stopping import until
 __all__: list[str] = []
 
 logger = logging.getLogger("quire.server")
+
+PATIENCE_S = 10.0
+"""For so long connections wait at the socket for a front that cannot serve them yet. Longer than a
+front needs beside an engine that runs; one that starts takes minutes, and its phase is told."""
 
 
 def main() -> int:
@@ -80,9 +85,9 @@ class _Front:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._on_input)
         client = ProcessEngineClient(Path(launch.directory), client_id=launch.front)
         self._backend.serve(client)
-        serving = asyncio.create_task(self._http.serve(sockets=[listener]))
-        telling = asyncio.create_task(self._tell(owner))
         loading = asyncio.create_task(self._load())
+        serving = asyncio.create_task(self._serve(listener, client, loading))
+        telling = asyncio.create_task(self._tell(owner))
         try:
             tasks = {serving: "The HTTP server ended by itself.", loading: ""}
             await until(self._draining, tasks)
@@ -92,7 +97,23 @@ class _Front:
             telling.cancel()
             await client.close()  # what is still open fails, with a message
             self._http.should_exit = True
-            await serving
+            if not self._http.listening.is_set():
+                serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+    async def _serve(
+        self, listener: socket.socket, client: ProcessEngineClient, loading: asyncio.Task[None]
+    ) -> None:
+        """Take connections, as soon as they can be served: a front that replaces another one beside
+        a running engine refuses nobody."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.wait({loading})
+                status = client.status
+                while status.state is EngineState.STARTING:
+                    status = await client.wait_for_change(status)
+        await self._http.serve(sockets=[listener])
 
     async def _tell(self, owner: int) -> None:
         """First that this process listens, then again and again that it goes on."""
