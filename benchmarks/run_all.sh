@@ -42,6 +42,15 @@ if [[ -n "${PEERS_PYTHON:-}" ]]; then
   trap 'rm -r "$converted"' EXIT
   $PEERS_PYTHON benchmarks/cpu_table.py --engine openvino llama_cpp vllm --work-dir "$converted" \
     --output-folder $results/cpu_table
+  for turn in 1 2; do
+    for formats in "int8 INT8" "int4 INT4" "bfloat16 FP16"; do
+      read -r ours theirs <<< "$formats"
+      $python benchmarks/cpu_table.py --weights "$ours" --repeats 2 --seed $turn \
+        --output-folder $results/cpu_table_by_turns/turn_$turn
+      $PEERS_PYTHON benchmarks/cpu_table.py --engine openvino --weights "$theirs" --repeats 2 --seed $turn \
+        --work-dir "$converted" --output-folder $results/cpu_table_by_turns/turn_$turn
+    done
+  done
   $PEERS_PYTHON benchmarks/cpu_mixed.py --engine openvino --repeats 3 --work-dir "$converted" \
     --output-folder $results/cpu_mixed
 fi
@@ -52,5 +61,5 @@ $python benchmarks/policies.py --output $results/policies.json
 $python benchmarks/shared_prefix_simulated.py --output $results/shared_prefix_simulated.json
 $python benchmarks/shared_prefix.py --output $results/shared_prefix.json
 $python benchmarks/recovery.py --repeats 2 --output $results/recovery.json
-$python benchmarks/soak.py --steps 1000000 --output $results/soak.json
+$python benchmarks/soak.py --steps 1000000 --seed 100000 --output $results/soak.json
 $python benchmarks/plots.py # needs quire[plots]
