@@ -1,7 +1,7 @@
 """Attention over the paged cache: one door, several backends."""
 
 from quire.attention.backend import AttentionBackend
-from quire.attention.cpu import CpuAttention
+from quire.attention.kernels import KernelAttention
 from quire.attention.kv_pool import KVPool, LayerCache
 from quire.attention.reference import ReferenceAttention
 from quire.attention.select import (
@@ -16,7 +16,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionNeeds",
     "BackendChoice",
-    "CpuAttention",
+    "KernelAttention",
     "GroupInputs",
     "KVPool",
     "LayerCache",

@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 
 from quire.attention.backend import AttentionBackend
-from quire.attention.cpu import CpuAttention
+from quire.attention.kernels import KernelAttention
 from quire.attention.reference import ReferenceAttention
-from quire.attention.triton import TritonAttention
 from quire.errors import ConfigError
 from quire.ops.cpu_provider import CACHE_DTYPE_CODES
 from quire.ops.native import DTYPE_CODES
@@ -71,46 +70,36 @@ class _Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cpu:
+class _Kernels:
     provider: Provider
+    device_type: str | None = None
+    max_head_dim: int | None = None
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if needs.dtype not in DTYPE_CODES:
             return f"it has no {needs.dtype}"
         if needs.cache_dtype not in CACHE_DTYPE_CODES:
             return f"it reads no cache of {needs.cache_dtype}"
-        return self.provider.unavailable(platform)
-
-    def make(self, team: Team) -> AttentionBackend:
-        return CpuAttention(self.provider.name, self.provider.load(team))
-
-
-@dataclass(frozen=True, slots=True)
-class _Triton:
-    provider: Provider
-
-    def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
-        if needs.dtype not in DTYPE_CODES:
-            return f"it has no {needs.dtype}"
-        if needs.cache_dtype not in CACHE_DTYPE_CODES:
-            return f"it reads no cache of {needs.cache_dtype}"
-        if needs.head_dim > _MAX_TRITON_HEAD_DIM:
+        if self.max_head_dim is not None and needs.head_dim > self.max_head_dim:
             return f"its tiles hold no heads of {needs.head_dim}"
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:
-        return TritonAttention(self.provider.load(team))
+        return KernelAttention(self.provider.name, self.provider.load(team), self.device_type)
+
+
+def _kernels(provider: Provider) -> _Kernels:
+    if provider.name == "triton":
+        return _Kernels(provider, max_head_dim=_MAX_TRITON_HEAD_DIM)
+    return _Kernels(provider, device_type="cpu")
 
 
 _MAX_TRITON_HEAD_DIM = 256
 
-# Best first. The C++ backends have the names of the providers they run.
+# Best first. Backends have the names of the providers they run.
 BACKENDS: Mapping[str, Candidate] = MappingProxyType(
     {
-        **{
-            provider.name: _Triton(provider) if provider.name == "triton" else _Cpu(provider)
-            for provider in OP.providers
-        },
+        **{provider.name: _kernels(provider) for provider in OP.providers},
         "reference": _Reference(),
     }
 )

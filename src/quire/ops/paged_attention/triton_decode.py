@@ -16,6 +16,7 @@ import triton.language as tl
 
 from quire.ops.cpu_provider import page_strides
 from quire.ops.paged_attention.triton_tiles import (
+    LOG2_E,
     add_tile,
     load_tile,
     row_of_item,
@@ -228,7 +229,7 @@ def attend_decodes(
         q.stride(0),
         *page_strides(k_cache, k_scale),
         head_dim,
-        scale * _LOG2_E,
+        scale * LOG2_E,
         window or 0,
         pieces,
         NUM_HEADS=num_heads,
@@ -261,9 +262,6 @@ def attend_decodes(
             DIM=dim,
             num_warps=1,
         )
-
-
-_LOG2_E = 1.4426950408889634
 
 
 def _split_tokens(group: int) -> int:

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from quire.ops.cpu_provider import page_strides
 from quire.ops.paged_attention.triton_tiles import (
+    LOG2_E,
     add_tile,
     load_tile,
     row_of_item,
@@ -250,7 +251,7 @@ def attend_prompts(
         q.stride(0),
         *page_strides(k_cache, k_scale),
         head_dim,
-        scale * _LOG2_E,
+        scale * LOG2_E,
         window or 0,
         NUM_HEADS=num_heads,
         GROUP=group,
@@ -266,9 +267,6 @@ def attend_prompts(
         num_warps=warps,
         num_stages=stages,
     )
-
-
-_LOG2_E = 1.4426950408889634
 
 
 def _tile(dim: int, element_size: int) -> tuple[int, int, int, int]:

@@ -6,7 +6,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_tile", "load_tile", "row_of_item", "token_offsets"]
+__all__ = ["LOG2_E", "add_tile", "load_tile", "row_of_item", "token_offsets"]
+
+
+LOG2_E = 1.4426950408889634
+"""By which scores are scaled for powers of two."""
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Attention by the C++ kernels of one instruction set."""
+"""Attention by kernels: those in C++ of one instruction set, or those in Triton."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from quire.attention.kv_pool import LayerCache
 from quire.attention.step_inputs import GroupInputs, StepInputs
 from quire.errors import EngineError
 
-__all__ = ["CpuAttention"]
+__all__ = ["KernelAttention"]
 
 
-class CpuAttention:
-    """`AttentionBackend` over a C++ provider of `quire.ops.paged_attention`.
+class KernelAttention:
+    """`AttentionBackend` over a provider of `quire.ops.paged_attention`.
 
-    The kernel cuts the work itself, from lengths alone; `plan` only checks once per step what the
-    kernel takes on trust, for it reads raw memory.
+    The kernels cut the work themselves, from lengths alone; `plan` only checks once per step what
+    they take on trust, for they read raw memory.
     """
 
-    def __init__(self, name: str, paged_attention: Callable[..., torch.Tensor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        paged_attention: Callable[..., torch.Tensor],
+        device_type: str | None = None,
+    ) -> None:
+        """device_type: where metadata must lie; None where the kernels' launcher checks that."""
         self.name = name
         self._paged_attention = paged_attention
+        self._device_type = device_type
 
     def plan(
         self,
@@ -31,16 +38,17 @@ class CpuAttention:
         block_table: torch.Tensor,
         window: int | None,  # noqa: ARG002  the protocol's
     ) -> None:
-        """Raises EngineError when metadata are not int32 with contiguous rows on the CPU."""
+        """Raises EngineError when metadata are not int32 with contiguous rows on the device."""
         for what, tensor in (
             ("query_start_loc", query_start_loc),
             ("seq_lens", seq_lens),
             ("block_table", block_table),
         ):
-            if tensor.dtype != torch.int32 or tensor.device.type != "cpu" or tensor.stride(-1) != 1:
+            is_here = self._device_type in (None, tensor.device.type)
+            if tensor.dtype != torch.int32 or not is_here or tensor.stride(-1) != 1:
                 raise EngineError(
                     f"{what} is {tensor.dtype} on {tensor.device} with strides {tensor.stride()}. "
-                    "Give int32 on the CPU with contiguous rows."
+                    f"Give int32 with contiguous rows on {self._device_type or 'the device'}."
                 )
 
     def run(
