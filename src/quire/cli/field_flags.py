@@ -49,8 +49,7 @@ def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
     rules, kind = item.metadata, str(item.type).split(" | ")[0]
     common: dict[str, Any] = {"dest": prefix + item.name, "default": argparse.SUPPRESS}
     if kind == "bool":
-        action = argparse.BooleanOptionalAction if item.default else "store_true"
-        return {**common, "action": action, "help": rules["help"]}
+        return {**common, "action": argparse.BooleanOptionalAction, "help": rules["help"]}
     is_stated = item.default not in (None, "auto", "", (), MISSING)
     stated = f" ({item.default})" if is_stated else ""
     common["help"] = (rules["help"] + stated).replace("%", "%%")
