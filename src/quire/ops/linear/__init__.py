@@ -19,6 +19,7 @@ from quire.ops.linear.contract import PackedMatrix
 from quire.ops.linear.cpu import bind
 from quire.ops.linear.inputs import make_inputs
 from quire.ops.linear.reference import PlainMatrix
+from quire.ops.linear.vendor import VENDOR
 from quire.ops.operation import Op, rounding
 
 __all__ = ["OP", "PackedMatrix"]
@@ -40,6 +41,6 @@ OP = Op(
     reference=PlainMatrix,
     make_inputs=make_inputs,
     tolerance=rounding("products summed in another order", float32=2e-5),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), VENDOR),
     apply=_apply,
 )

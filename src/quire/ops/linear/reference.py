@@ -6,7 +6,7 @@ import torch
 
 from quire.ops.linear.contract import check_arguments
 
-__all__ = ["PlainMatrix"]
+__all__ = ["PlainMatrix", "widened_product"]
 
 WIDENED_ROWS = 4096
 """Of the weight that are float32 at a time, so that a large table never is as a whole."""
@@ -23,10 +23,15 @@ class PlainMatrix:
         out_dtype = out_dtype or x.dtype
         if x.dtype == self.weight.dtype == out_dtype:
             return torch.nn.functional.linear(x, self.weight, self.bias)
-        wide = x.float()
-        parts = [wide @ part.float().t() for part in self.weight.split(WIDENED_ROWS)]
-        y = torch.cat(parts, dim=-1)
+        y = widened_product(x, self.weight)
         return (y if self.bias is None else y + self.bias.float()).to(out_dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(ids, self.weight)
+
+
+def widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [..., I] and weight [O, I] of any float dtypes → x weightᵀ [..., O] in float32, which both
+    become before they are multiplied."""
+    wide = x.float()
+    return torch.cat([wide @ part.float().t() for part in weight.split(WIDENED_ROWS)], dim=-1)
