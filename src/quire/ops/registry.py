@@ -15,6 +15,8 @@ from quire.ops.activation_and_mul import OP as ACTIVATION_AND_MUL
 from quire.ops.add import OP as ADD
 from quire.ops.add_layer_norm import OP as ADD_LAYER_NORM
 from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
+from quire.ops.append_tokens import OP as APPEND_TOKENS
+from quire.ops.apply_updates import OP as APPLY_UPDATES
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.decode_inputs import OP as DECODE_INPUTS
 from quire.ops.draw import OP as DRAW
@@ -28,6 +30,7 @@ from quire.ops.operation import Op
 from quire.ops.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.rms_norm import OP as RMS_NORM
 from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
+from quire.ops.step_inputs import OP as STEP_INPUTS
 from quire.ops.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
@@ -56,6 +59,9 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR_INT4,
             EMBEDDING,
             DECODE_INPUTS,
+            STEP_INPUTS,
+            APPLY_UPDATES,
+            APPEND_TOKENS,
             DRAW,
         )
     }
@@ -85,6 +91,9 @@ class OpSet:
     linear_int4: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
+    step_inputs: Callable[..., None]
+    apply_updates: Callable[..., None]
+    append_tokens: Callable[..., None]
     draw: Callable[..., torch.Tensor]
     chosen: Mapping[str, str]
 
