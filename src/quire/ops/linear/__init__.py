@@ -3,7 +3,7 @@
 `linear(weight, bias=None)` → `PackedMatrix`; weight [O, I] and bias [O] of one dtype, not kept.
 Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32; `rows(ids)` gives rows
 of the weight back. Sums are in float32. A provider for CPUs gives a row the same bits whatever rows
-share the call, and whatever the number of threads.
+share the call, and whatever the number of threads; so does `triton_invariant` on GPUs.
 
 Raises EngineError when the shapes break this contract.
 """
@@ -11,6 +11,7 @@ Raises EngineError when the shapes break this contract.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -21,8 +22,14 @@ from quire.ops.linear.inputs import make_inputs
 from quire.ops.linear.reference import PlainMatrix
 from quire.ops.linear.vendor import VENDOR
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
-__all__ = ["OP", "PackedMatrix"]
+__all__ = ["INVARIANT", "OP", "PackedMatrix"]
+
+INVARIANT = replace(
+    triton_provider("quire.ops.linear.triton:invariant_linear"), name="triton_invariant"
+)
+"""Chosen only by who asks for it: many rows take longer than by the vendor's product."""
 
 
 def _apply(
@@ -41,6 +48,11 @@ OP = Op(
     reference=PlainMatrix,
     make_inputs=make_inputs,
     tolerance=rounding("products summed in another order", float32=2e-5),
-    providers=(*cpu_providers(bind), VENDOR),
+    providers=(
+        *cpu_providers(bind),
+        VENDOR,
+        triton_provider("quire.ops.linear.triton:linear"),
+        INVARIANT,
+    ),
     apply=_apply,
 )

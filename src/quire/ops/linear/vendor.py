@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.linear.contract import PackedMatrix, check_arguments
+from quire.ops.linear.contract import check_arguments
 from quire.ops.linear.reference import widened_product
 from quire.ops.operation import Provider
 from quire.ops.team import ALONE, Team
@@ -50,7 +50,7 @@ def product_into_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
-def load_vendor(team: Team = ALONE) -> Callable[..., PackedMatrix]:  # noqa: ARG001  no threads here
+def load_vendor(team: Team = ALONE) -> Callable[..., VendorMatrix]:  # noqa: ARG001  no threads here
     """`linear` by torch; contract in `quire.ops.linear`.
 
     Where K is split, cuBLAS may add the parts in 16 bits unless torch forbids it for the process;

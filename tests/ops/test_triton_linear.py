@@ -1,0 +1,35 @@
+"""Products in Triton as models need them, compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from tests.ops.test_triton import TARGETS
+from tests.ops.triton.compiler import AMD, compiled, launches
+
+from quire.ops.linear.tiles import Tiles, candidates, invariant_tiles
+
+SHAPES = {(t.columns, t.depth): t for t in candidates(64, 4096, 4096, 132) if t.pieces > 1}
+
+
+@pytest.mark.parametrize("tiles", [*SHAPES.values(), invariant_tiles(4096, 4096)], ids=str)
+def test_the_largest_tiles_compile_to_machine_code(
+    tiles: Tiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when a tile that may be measured needs more shared memory than a GPU has."""
+    from quire.ops.linear.triton_product import multiply
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    weight = torch.empty(4096, 4096, dtype=torch.bfloat16)
+    for target, code, shared in TARGETS:
+        monkeypatch.setattr(torch.version, "hip", "6.4" if target == AMD else None)
+        with launches() as seen:
+            multiply(weight[: tiles.rows], weight, None, torch.bfloat16, tiles)
+        assert len(seen) == 2
+        kernel = compiled(seen[0], target)
+        assert kernel.asm[code]
+        assert kernel.metadata.shared <= shared * 1024, f"{target}: {tiles}"
