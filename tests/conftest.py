@@ -13,3 +13,7 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("quire")
+
+# The suite proves what CPUs compute, on any machine; benchmarks/gpu.py has the proofs of a GPU.
+for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    os.environ[name] = ""

@@ -167,10 +167,11 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     assert (settings.model, settings.max_model_len) == ("some/model", 2048)
     assert settings.quantization == "int8"
     assert settings.swap_space == 4 * 2**30
+    assert settings.device == "cpu"
     assert read_server_settings(options).disable_access_log
     notes = capsys.readouterr().err
     for flag in (
-        "tensor-parallel-size", "disable-log-requests", "runner", "device", "max-log-len",
+        "tensor-parallel-size", "disable-log-requests", "runner", "max-log-len",
         "no-enable-lora", "no-trust-remote-code", "enable-chunked-prefill",
     ):  # fmt: skip
         assert f"--{flag} is not needed: " in notes
@@ -184,7 +185,6 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
         ("--speculative-config", "{}"),
         ("--tool-call-parser", "hermes"),
         ("--guided-decoding-backend", "xgrammar"),
-        ("--device", "cuda"),
     ],
 )
 def test_what_is_missing_is_refused_and_not_ignored(arguments: tuple[str, ...]) -> None:

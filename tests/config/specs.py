@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.config import ModelSpec, ParameterCounts, RopeSpec
 from quire.config.model_spec import LlamaTraits
-from quire.platform import CpuFacts, Platform
+from quire.platform import CpuFacts, GpuFacts, Platform
 
 GIB = 2**30
 
@@ -54,3 +55,12 @@ def make_platform(
     """A CPU machine with so much memory free."""
     cpu = CpuFacts("x86_64", "test processor", frozenset(features), num_cores, ())
     return Platform("cpu", "linux", cpu, 2 * free_bytes, free_bytes)
+
+
+def make_gpu_platform(
+    total_bytes: int = 80 * GIB, free_bytes: int | None = None, problem: str | None = None
+) -> Platform:
+    """A machine with a GPU; `free_bytes` of it are free, nearly all if None."""
+    free = total_bytes - GIB // 2 if free_bytes is None else free_bytes
+    gpu = GpuFacts("nvidia", "Test GPU", "SM 90", (9, 0), total_bytes, free, "570.86", (12, 8))
+    return replace(make_platform(), gpu=gpu, gpu_problem=problem)

@@ -73,8 +73,8 @@ def test_parts_grow_with_what_they_are_made_for() -> None:
     assert activation_bytes(spec, 200) == 2 * activation_bytes(spec, 100)
     per_row = logits_bytes(spec, 11) - logits_bytes(spec, 10)
     assert per_row == spec.vocab_size * (2 + 4 + 4)
-    assert table_bytes(spec, layout, 8, 512) > table_bytes(spec, layout, 8, 256)
-    assert table_bytes(spec, layout, 9, 512) > table_bytes(spec, layout, 8, 512)
+    assert table_bytes(spec, layout, 8, 512, 2) > table_bytes(spec, layout, 8, 256, 2)
+    assert table_bytes(spec, layout, 9, 512, 2) > table_bytes(spec, layout, 8, 512, 2)
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 63, 99, 100])

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.waiting import WAIT_S
 
 from quire.config import env
 from quire.errors import ConfigError
 from quire.platform import cpu, detect_cpu, detect_platform, facts
+from tests.waiting import WAIT_S
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -71,7 +71,6 @@ _NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
 
 _ONE = ("1",)
 _MISSING: Mapping[str, _Foreign] = {
-    "device": _Foreign("the engine computes on a CPU so far", neutral=("auto", "cpu")),
     "guided_decoding_backend": _Foreign("there is no structured output yet", neutral=()),
     "tensor_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
     "pipeline_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),

@@ -1,8 +1,11 @@
-"""The only file that reads the environment. Variables are for debugging and paths, not features.
+"""The only file that reads the environment, but for what hides GPUs from a process, which is a fact
+of the machine (`platform/gpu.py`). Variables are for debugging and paths, not features.
 
 | variable | meaning |
 |---|---|
 | `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
+| `QUIRE_GPU_KERNELS` | kernels on a GPU (`GPU_KERNELS` below), `none` for plain torch |
+| `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
 | `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_HYPOTHESIS_SCALE` | read by quire's own tests: how many times as many examples they try |
@@ -19,12 +22,15 @@ from quire.errors import ConfigError
 
 __all__ = [
     "CPU_ISAS",
+    "GPU_KERNELS",
     "OWN_VARIABLES",
     "cpu_isa",
     "flag_setting",
     "flag_variable",
+    "gpu_kernels",
     "limit_spinning",
     "num_threads",
+    "order_gpus",
     "quire_variables",
     "triton_interpreter",
 ]
@@ -38,16 +44,29 @@ kernels."""
 FOREIGN_VARIABLES = {"--api-key": ("VLLM_API_KEY",)}
 """Variables of vLLM that deployments set, by flag: a key that was set there must not be lost."""
 
+GPU_KERNELS = ("triton", "none")
+
 CPU_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 
 _PREFIX = "QUIRE_"
-OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_HYPOTHESIS_SCALE")
+OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS", "QUIRE_HYPOTHESIS_SCALE")
 """Of quire, but of no flag."""
 
 
 def cpu_isa() -> str | None:
     """`QUIRE_CPU_ISA`, or None when unset. Raises ConfigError for a name that does not exist."""
     return _choice("QUIRE_CPU_ISA", CPU_ISAS)
+
+
+def gpu_kernels() -> str | None:
+    """`QUIRE_GPU_KERNELS`, or None when unset. Raises ConfigError for one that does not exist."""
+    return _choice("QUIRE_GPU_KERNELS", GPU_KERNELS)
+
+
+def order_gpus() -> None:
+    """Let CUDA number GPUs as the driver's tools do, so that the GPU of the plan is the one that
+    computes. Must run before CUDA starts; has no effect after."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def num_threads() -> int | None:

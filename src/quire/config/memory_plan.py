@@ -48,9 +48,10 @@ _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """What is needed before the first KV block. activations: of the largest step, and what captured
-    ones keep. tables: token ids, block tables and rope tables, which grow with the context. swap:
-    blocks in host memory."""
+    """What is needed before the first KV block. activations: of the largest step, and on a CPU what
+    captured ones keep. tables: token ids, block tables and rope tables, which grow with the
+    context. swap: blocks in host memory, 0 where that is not the device's. graphs: held back on a
+    GPU for steps that are captured later."""
 
     weights: int
     runtime: int
@@ -58,12 +59,12 @@ class FixedBytes:
     logits: int
     tables: int
     swap: int = 0
+    graphs: int = 0
 
     @property
     def total(self) -> int:
-        return (
-            self.weights + self.runtime + self.activations + self.logits + self.tables + self.swap
-        )
+        parts = (self.weights, self.runtime, self.activations, self.logits, self.tables)
+        return sum(parts) + self.swap + self.graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,17 @@ def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
     return (max_num_seqs + PROMPT_LOGPROB_ROWS) * per_row
 
 
-def table_bytes(spec: ModelSpec, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> int:
-    """Token ids and block tables of all rows, on the plan side and on the data side, and cos and
-    sin by position for each kind of rope."""
+def table_bytes(
+    spec: ModelSpec, layout: KVLayout, max_num_seqs: int, max_model_len: int, copies: int
+) -> int:
+    """Token ids and block tables of all rows, and cos and sin by position for each kind of rope.
+
+    copies: of the rows in this memory: the plan side's and the data side's, or one of them."""
     blocks = -(-max_model_len // layout.block_size)
     row = _INT32_BYTES * (max_model_len + 1 + len(layout.groups) * blocks)
     ropes = {rope for rope in spec.ropes if rope is not None}
     rope_tables = sum(rope.rotary_dim for rope in ropes) * max_model_len * _FLOAT32_BYTES
-    return 2 * max_num_seqs * row + rope_tables
+    return copies * max_num_seqs * row + rope_tables
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
+from quire.config.fixed_bytes import FixedOf
 from quire.config.kv_layout import KVLayout
-from quire.config.memory_plan import (
-    MAX_CAPTURED_ROWS,
-    RUNTIME_BYTES,
-    FixedBytes,
-    MemoryPlan,
-    activation_bytes,
-    capture_bytes,
-    capture_table_bytes,
-    format_bytes,
-    largest_context,
-    logits_bytes,
-    table_bytes,
-)
+from quire.config.memory_budget import MemoryBudget
+from quire.config.memory_plan import MemoryPlan, format_bytes, largest_context
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 
 __all__ = ["PoolSizing"]
-
-DEFAULT_UTILIZATION = 0.9
-"""Of the free memory: the rest covers what no plan can know, such as fragmentation."""
 
 DEFAULT_KV_SHARE = 0.5
 """Of what weights and activations leave: other programs of the machine need memory too."""
@@ -45,40 +32,22 @@ class PoolSizing:
         spec: ModelSpec,
         layout: KVLayout,
         *,
-        weights: int,
+        fixed: FixedOf,
+        budget: MemoryBudget,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        free_bytes: int,
-        num_host_blocks: int,
+        longest: int | None = None,
     ) -> None:
-        """weights, free_bytes: in bytes; free_bytes 0 is unknown."""
-        self._num_host_blocks = num_host_blocks
+        """fixed: what is needed beside the KV cache. longest: the longest context that there may
+        be, if it is not the model's."""
         self._settings = settings
         self._spec = spec
         self._layout = layout
+        self._fixed = fixed
+        self._budget = budget
         self._max_num_seqs = max_num_seqs
         self._step_tokens = max_num_batched_tokens
-        self._free = free_bytes
-        share = settings.memory_utilization or DEFAULT_UTILIZATION
-        self._budget = int(free_bytes * share) if free_bytes else None
-        self._weights = weights
-        captured = 0 if settings.enforce_eager else min(max_num_seqs, MAX_CAPTURED_ROWS)
-        self._activations = activation_bytes(spec, max_num_batched_tokens)
-        self._activations += capture_bytes(spec, captured)
-        self._num_captured = captured
-        self._logits = logits_bytes(spec, max_num_seqs)
-
-    def fixed(self, context: int) -> FixedBytes:
-        """What is needed beside the KV cache when sequences may be `context` tokens long."""
-        return FixedBytes(
-            weights=self._weights,
-            runtime=RUNTIME_BYTES,
-            activations=self._activations,
-            logits=self._logits,
-            tables=table_bytes(self._spec, self._layout, self._max_num_seqs, context)
-            + capture_table_bytes(self._layout, self._num_captured, context),
-            swap=self._num_host_blocks * self._layout.page_bytes,
-        )
+        self._longest = spec.max_context if longest is None else longest
 
     def fits(self, context: int) -> bool:
         """Whether one sequence of `context` tokens fits the largest KV cache there may be."""
@@ -95,7 +64,7 @@ class PoolSizing:
             if asked > claimed:
                 return asked, f"as asked, beyond the {claimed:,} of the model: expect worse text"
             return asked, "as asked"
-        longest = largest_context(self.fits, claimed)
+        longest = largest_context(self.fits, self._longest)
         if longest < SHORTEST_CONTEXT:
             raise ConfigError(
                 f"The KV cache of {self._pool_words()} holds {longest} tokens, too few for any "
@@ -113,13 +82,14 @@ class PoolSizing:
         if settings.kv_cache_memory is not None:
             return largest, f"kv_cache_memory of {format_bytes(settings.kv_cache_memory)}"
         one = self._blocks_for(context)
-        if self._budget is None:
+        if self._budget.limit is None:
             size = format_bytes(UNKNOWN_MEMORY_KV_BYTES)
             blocks, reason = largest, f"{size}: the machine does not say what is free"
-        elif settings.memory_utilization is not None:
-            blocks, reason = (
-                largest,
-                f"what memory_utilization={settings.memory_utilization} leaves",
+        elif not self._budget.is_shared:
+            share = settings.memory_utilization
+            blocks = largest
+            reason = (
+                "all that is left" if share is None else f"what memory_utilization={share} leaves"
             )
         else:
             blocks, reason = int(largest * DEFAULT_KV_SHARE), "half of the memory that is left"
@@ -139,9 +109,9 @@ class PoolSizing:
             max(capacity, self._spec.max_context, context),
         )
         return MemoryPlan(
-            free=self._free,
-            budget=self._budget,
-            fixed=self.fixed(context),
+            free=self._budget.free,
+            budget=self._budget.limit,
+            fixed=self._fixed(context),
             page=layout.page_bytes,
             num_kv_blocks=num_blocks,
             kv_per_token=layout.page_bytes * num_groups // layout.block_size,
@@ -155,7 +125,8 @@ class PoolSizing:
 
     def _left(self, context: int) -> int | None:
         """Bytes that the KV cache may have at most; None if unlimited."""
-        return None if self._budget is None else self._budget - self.fixed(context).total
+        limit = self._budget.limit
+        return None if limit is None else limit - self._fixed(context).total
 
     def _asked_blocks(self) -> int | None:
         if self._settings.num_kv_blocks is not None:
@@ -185,11 +156,11 @@ class PoolSizing:
         if left is None:
             return
         if left < page:
-            fixed = self.fixed(SHORTEST_CONTEXT)
+            fixed = self._fixed(SHORTEST_CONTEXT)
             raise ConfigError(
                 f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations, "
                 f"tables and swap space of {format_bytes(fixed.total - fixed.weights)} leave no KV "
-                f"block of the {self._budget_words()}. Free some memory, lower "
+                f"block of the {self._budget.words}. Free some memory, lower "
                 "max_num_batched_tokens, max_num_seqs or swap_space, or use a smaller model."
             )
         left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
@@ -204,7 +175,7 @@ class PoolSizing:
             )
             raise ConfigError(
                 f"A KV cache of {self._pool_words()} does not fit: {format_bytes(left)} are left "
-                f"of the {self._budget_words()}. Give at most {limit}."
+                f"of the {self._budget.words}. Give at most {limit}."
             )
 
     def _check_asked_context(self, asked: int) -> None:
@@ -235,10 +206,3 @@ class PoolSizing:
         if settings.kv_cache_memory is not None:
             return f"kv_cache_memory={format_bytes(settings.kv_cache_memory)}"
         return "the memory that is left"
-
-    def _budget_words(self) -> str:
-        share = self._settings.memory_utilization or DEFAULT_UTILIZATION
-        return (
-            f"{format_bytes(self._budget or 0)} that may be used ({share:.0%} of "
-            f"{format_bytes(self._free)} free memory)"
-        )

@@ -34,6 +34,9 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     memory, fixed, settings = plan.memory, plan.memory.fixed, plan.settings
     loaded = "made up" if settings.load_format == "dummy" else "from the files"
     kept = settings.dtype
+    taken = "taken from the system as they fill"
+    if settings.device != "cpu":
+        taken = "to be settled by what a step takes"
     if settings.quantization is not None:
         kept = f"{settings.quantization}, but for what is no matrix"
     return [
@@ -44,13 +47,11 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
             f"at most, in a step of {settings.max_num_batched_tokens:,} tokens, logits included",
         ),
         ("  tables", format_bytes(fixed.tables), "token ids, block tables, positions"),
-        ("  process", format_bytes(fixed.runtime), "interpreter and libraries"),
-        ("  swap space", format_bytes(fixed.swap), "host memory for preempted requests"),
+        *_rows_of_device(plan),
         (
             "  KV cache",
             format_bytes(memory.kv_cache),
-            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}, taken from "
-            "the system as they fill",
+            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}, {taken}",
         ),
         ("  total", format_bytes(memory.total), _budget_words(plan)),
         (
@@ -58,6 +59,22 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
             f"{memory.max_concurrency:.2f}x",
             f"sequences of {settings.max_model_len:,} tokens at once",
         ),
+    ]
+
+
+def _rows_of_device(plan: Resolved) -> list[tuple[str, str, str]]:
+    """What the process takes, and memory that another device lends or that comes later."""
+    fixed, settings = plan.memory.fixed, plan.settings
+    swap = format_bytes(settings.num_host_blocks * plan.memory.page)
+    if settings.device == "cpu":
+        return [
+            ("  process", format_bytes(fixed.runtime), "interpreter and libraries"),
+            ("  swap space", swap, "host memory for preempted requests"),
+        ]
+    return [
+        ("  process", format_bytes(fixed.runtime), "the driver's context, libraries, kernels"),
+        ("  graphs", format_bytes(fixed.graphs), "held back for steps that are captured later"),
+        ("  swap space", swap, "of the host, not counted here, for preempted requests"),
     ]
 
 

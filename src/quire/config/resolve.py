@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.checkpoint import Checkpoint
+from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
+from quire.config.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
+from quire.config.memory_budget import (
+    MemoryBudget,
+    check_host_memory,
+    device_budget,
+    host_budget,
+)
 from quire.config.memory_plan import MemoryPlan, weight_bytes
 from quire.config.model_spec import ModelSpec
 from quire.config.pool_size import PoolSizing
@@ -21,17 +29,6 @@ __all__ = ["Decision", "Resolved", "ResolvedSettings", "resolve"]
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
-
-SEQS_PER_CORE = 32
-"""Rows at which a CPU core's matrix kernels reach their peak; more rows only wait longer."""
-
-MIN_SEQS, MAX_SEQS = 16, 256
-MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
-
-CORE_FLOPS = 80e9
-"""Order of what one core reaches in a matrix product, multiplications and additions per second."""
-
-_NATIVE_FLOAT16 = ("avx512_fp16", "amx_fp16", "asimdhp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,7 @@ class ResolvedSettings:
     """`EngineSettings` with nothing left open. attention_backend None: the best that serves.
     quantization None: matrices stay in dtype."""
 
+    device: str
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
@@ -78,13 +76,15 @@ class ResolvedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All that start-up needs to know. spec: with the dtype in which the engine computes."""
+    """All that start-up needs to know. spec: with the dtype in which the engine computes. platform:
+    the machine, with the device that was chosen."""
 
     settings: ResolvedSettings
     spec: ModelSpec
     layout: KVLayout
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
+    platform: Platform
 
 
 def resolve(
@@ -95,12 +95,14 @@ def resolve(
     checkpoint: headers of the weight files; None when weights are made up (load_format="dummy").
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
-    dtype, dtype_reason = _choose_dtype(settings, spec, platform)
+    device, device_reason = choose_device(settings.device, platform)
+    platform = replace(platform, device=device)
+    dtype, dtype_reason = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-    num_seqs, seqs_reason = _choose_seqs(settings, platform)
-    step_tokens, tokens_reason = _choose_step_tokens(settings, spec, platform, num_seqs)
+    num_seqs, seqs_reason = choose_seqs(settings, platform)
+    step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)
     threads, threads_reason = _choose_threads(settings, platform)
     layout = KVLayout(
         groups=group_layers(spec.windows),
@@ -112,19 +114,29 @@ def resolve(
     )
     host_blocks = _choose_host_blocks(settings, layout)
     recovery, recovery_reason = _choose_recovery(settings)
+    budget, fixed = _memory_of_device(
+        settings,
+        spec,
+        layout,
+        platform,
+        weights=weight_bytes(spec, checkpoint, settings.quantization),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=step_tokens,
+        num_host_blocks=host_blocks,
+    )
     sizing = PoolSizing(
         settings,
         spec,
         layout,
-        weights=weight_bytes(spec, checkpoint, settings.quantization),
+        fixed=fixed,
+        budget=budget,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
-        free_bytes=platform.free_bytes,
-        num_host_blocks=host_blocks,
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
     decisions = (
+        Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
         _describe_quantization(settings, spec),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
@@ -142,6 +154,7 @@ def resolve(
         Decision("num_threads", str(threads), threads_reason),
     )
     resolved = ResolvedSettings(
+        device=device,
         dtype=dtype,
         quantization=settings.quantization,
         kv_cache_dtype=kv_dtype,
@@ -169,24 +182,48 @@ def resolve(
         generation_config=settings.generation_config,
         quiet=settings.quiet,
     )
-    return Resolved(resolved, spec, layout, sizing.plan(context, num_blocks), decisions)
+    memory = sizing.plan(context, num_blocks)
+    return Resolved(resolved, spec, layout, memory, decisions, platform)
+
+
+def _memory_of_device(
+    settings: EngineSettings,
+    spec: ModelSpec,
+    layout: KVLayout,
+    platform: Platform,
+    *,
+    weights: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_host_blocks: int,
+) -> tuple[MemoryBudget, FixedOf]:
+    """How much of the memory in which tensors live the engine may take, and what it needs of it
+    beside the KV cache."""
+    captures = not settings.enforce_eager
+    if platform.device == "cpu":
+        return host_budget(settings, platform), host_fixed(
+            spec,
+            layout,
+            weights=weights,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_host_blocks=num_host_blocks,
+            captures=captures,
+        )
+    check_host_memory(num_host_blocks * layout.page_bytes, platform)
+    total, free = (platform.gpu.memory_bytes, platform.gpu.free_bytes) if platform.gpu else (0, 0)
+    return device_budget(settings, total, free), device_fixed(
+        spec,
+        layout,
+        weights=weights,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        captures=captures,
+    )
 
 
 def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:
     return Decision(name, value, "as asked" if asked else reason)
-
-
-def _choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> tuple[str, str]:
-    """The dtype of the computation and why."""
-    if settings.dtype != "auto":
-        return settings.dtype, "as asked"
-    if (
-        spec.dtype == "float16"
-        and platform.device == "cpu"
-        and not any(platform.cpu.has(feature) for feature in _NATIVE_FLOAT16)
-    ):
-        return "bfloat16", "the checkpoint's float16 has no instructions on this CPU; as small"
-    return spec.dtype, "as in the checkpoint"
 
 
 def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decision:
@@ -218,7 +255,8 @@ def _choose_host_blocks(settings: EngineSettings, layout: KVLayout) -> int:
 
 def _choose_recovery(settings: EngineSettings) -> tuple[str, str]:
     """preemption_mode and why. Host memory is the device's on a CPU, where more KV blocks preempt
-    less than the same bytes of swap space."""
+    less than the same bytes of swap space; on a GPU nobody but the operator knows how much of the
+    host's memory may be pinned."""
     if settings.preemption_mode != "auto":
         return settings.preemption_mode, "as asked"
     if not settings.swap_space:
@@ -232,24 +270,9 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     under load it gains a third (serving.json and serving_1_thread.json there)."""
     if settings.num_threads is not None:
         return settings.num_threads, "as asked"
+    if platform.device != "cpu":
+        return platform.cpu.num_cores, "one per usable core; they load weights only"
     return platform.cpu.num_cores, "one per usable core"
-
-
-def _choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
-    """max_num_seqs and why. Every running sequence must get a token in every step, so there are
-    never more of them than tokens in a step."""
-    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    if seqs is not None and tokens is not None and tokens < seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}, so not every "
-            "sequence could get a token in a step. Raise the first or lower the second."
-        )
-    if seqs is not None:
-        return seqs, "as asked"
-    seqs = min(MAX_SEQS, max(MIN_SEQS, SEQS_PER_CORE * platform.cpu.num_cores))
-    if tokens is not None and tokens < seqs:
-        return tokens, "one for each of max_num_batched_tokens"
-    return seqs, f"more rows at once would only slow each other on {platform.cpu.num_cores} cores"
 
 
 def _choose_threshold(settings: EngineSettings, context: int) -> int | None:
@@ -259,19 +282,3 @@ def _choose_threshold(settings: EngineSettings, context: int) -> int | None:
         return settings.long_prefill_token_threshold
     is_wanted = (settings.max_num_partial_prefills or 1) > 1 or settings.max_long_partial_prefills
     return max(1, context * 4 // 100) if is_wanted else None
-
-
-def _choose_step_tokens(
-    settings: EngineSettings, spec: ModelSpec, platform: Platform, max_num_seqs: int
-) -> tuple[int, str]:
-    """max_num_batched_tokens and why: the power of two that takes this CPU about a second, so that
-    a long prompt does not keep the other requests waiting for long."""
-    if settings.max_num_batched_tokens is not None:
-        return settings.max_num_batched_tokens, "as asked"
-    per_second = platform.cpu.num_cores * CORE_FLOPS / (2 * spec.num_parameters)
-    tokens = MIN_STEP_TOKENS
-    while tokens < MAX_STEP_TOKENS and tokens * 2 <= per_second:
-        tokens *= 2
-    if tokens < max_num_seqs:
-        return max_num_seqs, "one for each of max_num_seqs"
-    return tokens, "short steps, so that a long prompt holds nobody up"

@@ -41,6 +41,8 @@ _SPELLINGS: Mapping[tuple[str, str], str] = {
     ("dtype", "half"): "float16",
     ("dtype", "float"): "float32",
     ("generation_config", "vllm"): "none",
+    ("device", "gpu"): "cuda",
+    ("device", "rocm"): "cuda",
 }
 """Values that vLLM users know, by setting, and what they are called here."""
 
@@ -92,9 +94,14 @@ class EngineSettings:
         "where weights come from; dummy: random numbers, no file is read",
         choices=("auto", "safetensors", "dummy"),
     )
+    device: str = _setting(
+        "auto",
+        "where the engine computes; auto: on the first GPU that it may see, else on the CPU",
+        choices=("auto", "cpu", "cuda"),
+    )
     dtype: str = _setting(
         "auto",
-        "dtype of weights and activations; auto: the checkpoint's, if the machine computes in it",
+        "dtype of weights and activations; auto: the checkpoint's, if the device computes in it",
         choices=("auto", *COMPUTE_DTYPES),
     )
     quantization: str | None = _setting(
@@ -118,7 +125,9 @@ class EngineSettings:
         None, "memory of the KV cache, such as 4GiB", kind="bytes", low=1
     )
     memory_utilization: float | None = _setting(
-        None, "share of the free memory that the engine may use in all, weights included"
+        None,
+        "share of the memory that the engine may use in all, weights included: of what is free on "
+        "a CPU, of all that a GPU has (0.9)",
     )
     num_kv_blocks: int | None = _setting(
         None, "number of KV blocks, in place of kv_cache_memory", kind="count", low=1

@@ -9,20 +9,38 @@ from quire.config import env
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families import read_model_spec
 from quire.config.hub import resolve_model_folder
+from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
 
-__all__ = ["StartupPlan", "plan_startup"]
+__all__ = ["FoundModel", "StartupPlan", "find_model", "plan_startup"]
 
 
 @dataclass(frozen=True, slots=True)
 class StartupPlan:
-    """folder: of the checkpoint, on this machine."""
+    """folder: of the checkpoint, on this machine. asked: the settings that were resolved."""
 
     folder: Path
+    asked: EngineSettings
     resolved: Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """folder: of the checkpoint, on this machine. spec: what it says about itself."""
+
+    folder: Path
+    spec: ModelSpec
+
+
+def find_model(settings: EngineSettings) -> FoundModel:
+    """Find the model and read its config. Raises ConfigError: none named, not found, not known."""
+    if settings.model is None:
+        raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
+    folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    return FoundModel(folder, read_model_spec(folder))
 
 
 def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
@@ -30,11 +48,9 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
 
     Raises ConfigError: no model named, not found, unsupported, broken, or larger than the machine.
     """
-    if settings.model is None:
-        raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
-    folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    found = find_model(settings)
     if settings.num_threads is None:
         settings = replace(settings, num_threads=env.num_threads())
-    spec = read_model_spec(folder)
-    checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
-    return StartupPlan(folder, resolve(settings, spec, checkpoint, platform))
+    checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
+    resolved = resolve(settings, found.spec, checkpoint, platform)
+    return StartupPlan(found.folder, settings, resolved)

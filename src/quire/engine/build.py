@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env
+from quire.config.fixed_bytes import MAX_GRAPH_ROWS
 from quire.config.memory_plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
@@ -20,7 +21,7 @@ from quire.engine.client import EngineClient, InProcessClient
 from quire.engine.core import EngineCore, PlanObserver
 from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
-from quire.platform import Platform, detect_platform
+from quire.platform import detect_platform
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
@@ -60,11 +61,10 @@ def build_engine(settings: EngineSettings) -> Engine:
 
     Raises ConfigError if the engine cannot start as asked; nothing is left behind then.
     """
-    platform = detect_platform()
-    plan = plan_startup(settings, platform)
+    plan = plan_startup(settings, detect_platform())
     front = load_model_front(settings, plan.folder, plan.resolved.spec)
     started = time.monotonic()
-    built = _load_core(plan, platform)
+    built = _load_core(plan)
     if not settings.quiet:
         seconds = time.monotonic() - started
         print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
@@ -87,29 +87,27 @@ def build_core(
     on_phase: told the name of each phase of the start when it begins.
     """
     on_phase("planning")
-    platform = detect_platform()
-    plan = plan_startup(settings, platform)
+    plan = plan_startup(settings, detect_platform())
     on_phase("loading")
-    return _load_core(plan, platform, on_plan)
+    return _load_core(plan, on_plan)
 
 
-def _load_core(
-    plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None = None
-) -> BuiltCore:
+def _load_core(plan: StartupPlan, on_plan: PlanObserver | None = None) -> BuiltCore:
     if not plan.resolved.settings.quiet:
         print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
-    return _build_core(plan, platform, on_plan)
+    return _build_core(plan, on_plan)
 
 
-def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | None) -> BuiltCore:
+def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
-    from quire.attention import backend_of_isa
+    env.order_gpus()
     from quire.executor.in_process import InProcessExecutor
-    from quire.ops import force_isa
     from quire.worker import Worker, WorkerSettings
 
     resolved, chosen = plan.resolved, plan.resolved.settings
+    forced_ops, forced_attention = _forced_kernels(chosen.device)
+    rows = MAX_CAPTURED_ROWS if chosen.device == "cpu" else MAX_GRAPH_ROWS
     worker_settings = WorkerSettings(
         spec=resolved.spec,
         folder=plan.folder,
@@ -124,11 +122,12 @@ def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | N
         kv_dtype=chosen.kv_cache_dtype,
         load_format=cast("LoadFormat", chosen.load_format),  # settings.py checks it
         seed=chosen.seed,
-        platform=platform,
-        forced_ops=dict(force_isa(env.cpu_isa())),
-        attention_backend=chosen.attention_backend or backend_of_isa(env.cpu_isa()),
+        platform=resolved.platform,
+        device_state=chosen.device != "cpu",
+        forced_ops=forced_ops,
+        attention_backend=chosen.attention_backend or forced_attention,
         num_threads=chosen.num_threads,
-        max_captured_rows=0 if chosen.enforce_eager else MAX_CAPTURED_ROWS,
+        max_captured_rows=0 if chosen.enforce_eager else rows,
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
@@ -140,6 +139,24 @@ def _build_core(plan: StartupPlan, platform: Platform, on_plan: PlanObserver | N
     scheduler = _build_scheduler(resolved, plan.folder, costs)
     core = EngineCore(scheduler, executor, chosen.depth, on_plan)
     return BuiltCore(core, resolved, executor.providers, costs)
+
+
+def _forced_kernels(device: str) -> tuple[dict[str, str], str | None]:
+    """Providers by operation, and the attention backend, that a variable of the environment forces
+    on this device."""
+    from quire.attention import backend_of_isa
+    from quire.ops import ALL_OPS, REFERENCE, force_isa
+
+    if device == "cpu":
+        return force_isa(env.cpu_isa()), backend_of_isa(env.cpu_isa())
+    match env.gpu_kernels():
+        case "none":
+            return dict.fromkeys(ALL_OPS, REFERENCE), REFERENCE
+        case None:
+            return {}, None
+        case provider:
+            forced = {op.name: provider for op in ALL_OPS.values() if op.provider(provider)}
+            return forced, provider
 
 
 def _build_scheduler(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.platform.cpu import CpuFacts, detect_cpu
+from quire.platform.gpu import detect_gpu
+from quire.platform.gpu_facts import GpuFacts
 
 __all__ = ["Platform", "detect_platform"]
 
@@ -22,6 +24,8 @@ class Platform:
     """device: where tensors live and ops run ("cpu", "cuda").
 
     memory_bytes: host memory this process may use in all. free_bytes: what is left of it now.
+    gpu: the first one that this process may see, whether it is the device or not. gpu_problem: why
+    no engine can compute on a GPU here and what to do; None if one can.
     """
 
     device: str
@@ -29,17 +33,22 @@ class Platform:
     cpu: CpuFacts
     memory_bytes: int
     free_bytes: int
+    gpu: GpuFacts | None = None
+    gpu_problem: str | None = None
 
 
 def detect_platform(device: str = "cpu") -> Platform:
     """Facts of this machine for a worker on `device`. Never imports torch."""
     total, free = _memory()
+    found = detect_gpu()
     return Platform(
         device=device,
         system=sys.platform,
         cpu=detect_cpu(),
         memory_bytes=total,
         free_bytes=free,
+        gpu=found.gpu,
+        gpu_problem=found.problem,
     )
 
 

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
-from quire.config.startup import plan_startup
+from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
 from quire.engine.supervisor import SettingValue
-from quire.platform import detect_platform
 from quire.server.backend import ServedModel
 from quire.server.settings import ServerSettings
 
@@ -28,10 +27,10 @@ BUNDLED_NAME = "bundled"
 def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedModel:
     """ConfigError if there is no such model, or it lacks a part."""
     settings = with_model(engine)
-    plan = plan_startup(settings, detect_platform())
-    front = load_model_front(settings, plan.folder, plan.resolved.spec)
+    found = find_model(settings)  # no plan of the memory: the core may have taken it already
+    front = load_model_front(settings, found.folder, found.spec)
     names, root = served_names(engine, server)
-    return ServedModel(names, root, int(time.time()), front, plan.resolved.settings.seed)
+    return ServedModel(names, root, int(time.time()), front, settings.seed)
 
 
 def served_names(engine: EngineSettings, server: ServerSettings) -> tuple[tuple[str, ...], str]:

@@ -34,7 +34,8 @@ __all__ = ["Worker", "WorkerSettings"]
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
-    max_captured_rows: of decode steps that are captured, 0 for none.
+    max_captured_rows: of decode steps that are captured, 0 for none. device_state: rows live on the
+    device and steps are launched ahead; else on the host.
     dtype, kv_dtype: names of torch dtypes. quantization: of the matrices, as in `EngineSettings`.
     """
 
@@ -52,6 +53,7 @@ class WorkerSettings:
     load_format: LoadFormat
     seed: int
     platform: Platform
+    device_state: bool
     forced_ops: dict[str, str]
     attention_backend: str | None
     num_threads: int

@@ -1,0 +1,117 @@
+"""Which device computes, in which dtype, and how much it takes at once."""
+
+from __future__ import annotations
+
+from quire.config.model_spec import ModelSpec
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.platform import GpuFacts, Platform
+
+__all__ = ["choose_device", "choose_dtype", "choose_seqs", "choose_step_tokens"]
+
+SEQS_PER_CORE = 32
+"""Rows at which a CPU core's matrix kernels reach their peak; more rows only wait longer."""
+
+MIN_SEQS, MAX_SEQS = 16, 256
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
+
+CORE_FLOPS = 80e9
+"""Order of what one core reaches in a matrix product, multiplications and additions per second."""
+
+LARGE_GPU_BYTES = 70 * 2**30
+"""Of the memory of GPUs for servers, whose bandwidth and arithmetic ask for larger batches."""
+
+GPU_SEQS, LARGE_GPU_SEQS = 256, 1024
+GPU_STEP_TOKENS, LARGE_GPU_STEP_TOKENS = 2048, 8192
+
+_NATIVE_FLOAT16 = ("avx512_fp16", "amx_fp16", "asimdhp")
+
+
+def choose_device(asked: str, platform: Platform) -> tuple[str, str]:
+    """ "cpu" or "cuda", and why; asked: that, or "auto". "cuda" is any GPU, AMD's as well.
+
+    Raises ConfigError with what to do if a GPU is asked for and none can compute.
+    """
+    gpu, problem = platform.gpu, platform.gpu_problem
+    if asked == "cpu":
+        return "cpu", "as asked"
+    if gpu is not None and problem is None:
+        return "cuda", _describe(gpu)
+    problem = problem or "nobody looked for one"
+    if asked == "cuda":
+        raise ConfigError(f"device='cuda' cannot serve: {problem}. Or give device='cpu'.")
+    return "cpu", f"no GPU can serve: {problem}"
+
+
+def _describe(gpu: GpuFacts) -> str:
+    """ "NVIDIA H200, SM 90, driver 570.86 for CUDA 12.8; the first of 4"."""
+    parts = [gpu.name, gpu.architecture]
+    if gpu.driver:
+        cuda = "" if gpu.driver_cuda is None else " for CUDA {}.{}".format(*gpu.driver_cuda)
+        parts.append(f"driver {gpu.driver}{cuda}")
+    text = ", ".join(parts)
+    if gpu.num_visible == 1:
+        return text
+    variable = "CUDA_VISIBLE_DEVICES" if gpu.vendor == "nvidia" else "HIP_VISIBLE_DEVICES"
+    return f"{text}; the first of {gpu.num_visible}, {variable} chooses"
+
+
+def choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> tuple[str, str]:
+    """The dtype of the computation and why."""
+    if settings.dtype != "auto":
+        return settings.dtype, "as asked"
+    if platform.device == "cuda" and spec.dtype == "float32":
+        return "bfloat16", "the checkpoint's float32 is many times slower on a GPU"
+    if (
+        spec.dtype == "float16"
+        and platform.device == "cpu"
+        and not any(platform.cpu.has(feature) for feature in _NATIVE_FLOAT16)
+    ):
+        return "bfloat16", "the checkpoint's float16 has no instructions on this CPU; as small"
+    return spec.dtype, "as in the checkpoint"
+
+
+def choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
+    """max_num_seqs and why. Every running sequence must get a token in every step, so there are
+    never more of them than tokens in a step."""
+    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if seqs is not None and tokens is not None and tokens < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}, so not every "
+            "sequence could get a token in a step. Raise the first or lower the second."
+        )
+    if seqs is not None:
+        return seqs, "as asked"
+    if platform.device == "cuda":
+        seqs = LARGE_GPU_SEQS if _is_large(platform.gpu) else GPU_SEQS
+        reason = "more rows at once read the weights no less often"
+    else:
+        cores = platform.cpu.num_cores
+        seqs = min(MAX_SEQS, max(MIN_SEQS, SEQS_PER_CORE * cores))
+        reason = f"more rows at once would only slow each other on {cores} cores"
+    if tokens is not None and tokens < seqs:
+        return tokens, "one for each of max_num_batched_tokens"
+    return seqs, reason
+
+
+def choose_step_tokens(
+    settings: EngineSettings, spec: ModelSpec, platform: Platform, max_num_seqs: int
+) -> tuple[int, str]:
+    """max_num_batched_tokens and why: on a CPU the power of two that takes it about a second, so
+    that a long prompt does not keep the other requests waiting for long."""
+    if settings.max_num_batched_tokens is not None:
+        return settings.max_num_batched_tokens, "as asked"
+    if platform.device == "cuda":
+        tokens = LARGE_GPU_STEP_TOKENS if _is_large(platform.gpu) else GPU_STEP_TOKENS
+    else:
+        per_second = platform.cpu.num_cores * CORE_FLOPS / (2 * spec.num_parameters)
+        tokens = MIN_STEP_TOKENS
+        while tokens < MAX_STEP_TOKENS and tokens * 2 <= per_second:
+            tokens *= 2
+    if tokens < max_num_seqs:
+        return max_num_seqs, "one for each of max_num_seqs"
+    return tokens, "short steps, so that a long prompt holds nobody up"
+
+
+def _is_large(gpu: GpuFacts | None) -> bool:
+    return gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES

@@ -1,0 +1,98 @@
+"""What an engine needs beside its KV cache, as predicted before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.config.kv_layout import KVLayout
+from quire.config.memory_plan import (
+    MAX_CAPTURED_ROWS,
+    RUNTIME_BYTES,
+    FixedBytes,
+    activation_bytes,
+    capture_bytes,
+    capture_table_bytes,
+    logits_bytes,
+    table_bytes,
+)
+from quire.config.model_spec import ModelSpec
+
+__all__ = ["GPU_RUNTIME_BYTES", "MAX_GRAPH_ROWS", "FixedOf", "device_fixed", "host_fixed"]
+
+FixedOf = Callable[[int], FixedBytes]
+"""Of the longest sequence, in tokens."""
+
+GPU_RUNTIME_BYTES = 768 * 2**20
+"""Of the device, beside tensors: the driver's context, code of kernels, workspaces of libraries. An
+estimate; what it really is, is measured before the KV cache takes its memory."""
+
+MAX_GRAPH_ROWS = 512
+"""Rows of the largest decode step that is captured on a GPU. Beyond it the GPU computes longer than
+the host takes to launch."""
+
+GRAPH_TOKENS = 512
+"""Tokens of the largest mixed step that is captured in pieces."""
+
+GRAPH_RUNTIME_BYTES = 256 * 2**20
+"""What the driver keeps of the captured steps themselves, all sizes together. An estimate."""
+
+
+def host_fixed(
+    spec: ModelSpec,
+    layout: KVLayout,
+    *,
+    weights: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_host_blocks: int,
+    captures: bool,
+) -> FixedOf:
+    """Of an engine on a CPU, where all is in one memory. captures: whether steps are captured."""
+    captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
+    activations = activation_bytes(spec, max_num_batched_tokens) + capture_bytes(spec, captured)
+    logits = logits_bytes(spec, max_num_seqs)
+
+    def fixed(context: int) -> FixedBytes:
+        tables = table_bytes(spec, layout, max_num_seqs, context, copies=2)
+        return FixedBytes(
+            weights=weights,
+            runtime=RUNTIME_BYTES,
+            activations=activations,
+            logits=logits,
+            tables=tables + capture_table_bytes(layout, captured, context),
+            swap=num_host_blocks * layout.page_bytes,
+        )
+
+    return fixed
+
+
+def device_fixed(
+    spec: ModelSpec,
+    layout: KVLayout,
+    *,
+    weights: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    captures: bool,
+) -> FixedOf:
+    """Of the memory of a GPU. The swap space is not in it."""
+    captured = min(max_num_seqs, MAX_GRAPH_ROWS) if captures else 0
+    activations = activation_bytes(spec, max_num_batched_tokens)
+    logits = logits_bytes(spec, max_num_seqs)
+    graphs = 0
+    if captures:
+        mixed = activation_bytes(spec, min(max_num_batched_tokens, GRAPH_TOKENS))
+        graphs = GRAPH_RUNTIME_BYTES + capture_bytes(spec, captured) + mixed
+
+    def fixed(context: int) -> FixedBytes:
+        return FixedBytes(
+            weights=weights,
+            runtime=GPU_RUNTIME_BYTES,
+            activations=activations,
+            logits=logits,
+            tables=table_bytes(spec, layout, max_num_seqs, context, copies=1)
+            + capture_table_bytes(layout, captured, context),
+            graphs=graphs,
+        )
+
+    return fixed

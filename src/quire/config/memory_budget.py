@@ -1,0 +1,68 @@
+"""How much memory an engine may take, and of which memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.memory_plan import format_bytes
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.platform import Platform
+
+__all__ = ["MemoryBudget", "check_host_memory", "device_budget", "host_budget"]
+
+DEFAULT_UTILIZATION = 0.9
+"""The rest covers what no plan can know, such as fragmentation."""
+
+FREE_SHARE = 0.97
+"""Of what other programs leave of a GPU, if that is less than the share of it that may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """free: bytes that no program has, 0 if the machine does not say. limit: the most that the
+    engine may take in all, None if `free` is unknown. words: what the limit is, for people.
+    is_shared: other programs of the machine need this memory too, so that the KV cache does not
+    take all that is left unless told to."""
+
+    free: int
+    limit: int | None
+    words: str
+    is_shared: bool
+
+
+def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
+    """Of an engine on a CPU: a share of the memory that is free."""
+    share, free = settings.memory_utilization or DEFAULT_UTILIZATION, platform.free_bytes
+    limit = int(free * share) if free else None
+    words = f"{format_bytes(limit or 0)} that may be used ({share:.0%} of {format_bytes(free)} free"
+    return MemoryBudget(
+        free, limit, f"{words} memory)", is_shared=settings.memory_utilization is None
+    )
+
+
+def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudget:
+    """Of an engine on a GPU: a share of all its memory, since it is nobody else's, or what others
+    leave of it. total, free: bytes of the device, 0 if it does not say."""
+    if not total or not free:
+        return MemoryBudget(0, None, "", is_shared=False)
+    share = settings.memory_utilization or DEFAULT_UTILIZATION
+    limit = int(total * share)
+    words = f"{share:.0%} of the GPU's {format_bytes(total)}"
+    if free * FREE_SHARE < limit:
+        limit = int(free * FREE_SHARE)
+        words = f"other programs leave {format_bytes(free)} of the GPU's {format_bytes(total)}"
+    words = f"{format_bytes(limit)} that may be used ({words})"
+    return MemoryBudget(free, limit, words, is_shared=False)
+
+
+def check_host_memory(swap_bytes: int, platform: Platform) -> None:
+    """Whether the swap space of an engine on a GPU fits into the host's memory. Raises
+    ConfigError. It is pinned, so the system cannot put it anywhere else."""
+    limit = int(platform.free_bytes * DEFAULT_UTILIZATION)
+    if platform.free_bytes and swap_bytes > limit:
+        raise ConfigError(
+            f"swap_space of {format_bytes(swap_bytes)} does not fit into the host's memory, of "
+            f"which {format_bytes(platform.free_bytes)} are free. Give at most "
+            f"{limit // 2**20}MiB."
+        )

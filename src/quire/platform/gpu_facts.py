@@ -1,0 +1,39 @@
+"""The facts of one GPU, whoever made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GpuFacts", "GpuSearch"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """vendor: "nvidia" or "amd". architecture: for people and compilers ("SM 90", "gfx942").
+
+    capability: CUDA's compute capability (major, minor), None of AMD. memory_bytes, free_bytes: of
+    the device, 0 if it does not say; free: of all programs. driver: its version, empty if unknown.
+    driver_cuda: the newest CUDA that the driver serves, None of AMD. num_visible: GPUs that this
+    process may see, of which this is the first.
+    """
+
+    vendor: str
+    name: str
+    architecture: str
+    capability: tuple[int, int] | None
+    memory_bytes: int
+    free_bytes: int
+    driver: str
+    driver_cuda: tuple[int, int] | None
+    num_visible: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSearch:
+    """What a driver says. gpus: those that this process may see, in order. num_present: of the
+    machine, visible or not. failure: why the driver does not answer, and what to do; None if it
+    does or is not there."""
+
+    gpus: tuple[GpuFacts, ...] = ()
+    num_present: int = 0
+    failure: str | None = None

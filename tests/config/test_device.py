@@ -1,0 +1,106 @@
+"""What is resolved where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config.render_plan import render_plan
+from quire.config.resolve import Resolved, resolve
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
+
+ALL = EngineSettings()
+
+
+def reason(plan: Resolved, name: str) -> str:
+    return next(decision.reason for decision in plan.decisions if decision.name == name)
+
+
+def test_auto_takes_the_gpu_and_says_which() -> None:
+    plan = resolve(ALL, make_spec(), None, make_gpu_platform())
+    assert plan.settings.device == plan.platform.device == "cuda"
+    assert reason(plan, "device") == "Test GPU, SM 90, driver 570.86 for CUDA 12.8"
+    asked = resolve(EngineSettings(device="cpu"), make_spec(), None, make_gpu_platform())
+    assert asked.settings.device == asked.platform.device == "cpu"
+
+
+def test_auto_goes_on_without_a_gpu_that_cannot_serve() -> None:
+    platform = make_gpu_platform(problem="the driver is too old: update it")
+    plan = resolve(ALL, make_spec(), None, platform)
+    assert plan.settings.device == "cpu"
+    assert "too old: update it" in reason(plan, "device")
+    with pytest.raises(ConfigError, match=r"device='cuda'.*too old: update it.*device='cpu'"):
+        resolve(EngineSettings(device="cuda"), make_spec(), None, platform)
+
+
+def test_a_float32_checkpoint_is_computed_in_bfloat16_on_a_gpu() -> None:
+    platform = make_gpu_platform()
+    plan = resolve(ALL, make_spec(dtype="float32"), None, platform)
+    assert plan.settings.dtype == "bfloat16"
+    assert resolve(ALL, make_spec(dtype="float16"), None, platform).settings.dtype == "float16"
+    asked = resolve(EngineSettings(dtype="float32"), make_spec(dtype="float32"), None, platform)
+    assert asked.settings.dtype == "float32"
+
+
+def test_a_gpu_gives_what_is_left_of_nine_tenths() -> None:
+    """gpu_memory_utilization is a share of the device, as vLLM's users expect."""
+    spec = make_spec(num_layers=32, head_dim=128, num_kv_heads=8, max_context=100_000)
+    plan = resolve(ALL, spec, None, make_gpu_platform(80 * GIB))
+    assert plan.memory.budget == 72 * GIB
+    assert plan.memory.budget - plan.memory.page < plan.memory.total <= plan.memory.budget
+    half = resolve(
+        EngineSettings.from_options({"gpu_memory_utilization": 0.5}),
+        spec,
+        None,
+        make_gpu_platform(80 * GIB),
+    )
+    assert half.memory.budget == 40 * GIB
+    assert "0.5" in reason(half, "num_kv_blocks")
+
+
+def test_what_other_programs_have_is_not_planned() -> None:
+    plan = resolve(ALL, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=10 * GIB))
+    assert plan.memory.budget is not None
+    assert 9 * GIB < plan.memory.budget < 10 * GIB
+    with pytest.raises(ConfigError, match=r"does not fit.*other programs leave 1\.00 GiB"):
+        resolve(ALL, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=GIB))
+
+
+def test_a_gpu_that_does_not_say_how_much_it_has_is_planned_small() -> None:
+    """It is measured before the pool is made."""
+    plan = resolve(ALL, make_spec(), None, make_gpu_platform(0, free_bytes=0))
+    assert plan.memory.budget is None
+    assert plan.settings.num_kv_blocks > 0
+
+
+def test_swap_space_is_the_hosts_memory() -> None:
+    settings = EngineSettings(swap_space=4 * GIB)
+    plan = resolve(settings, make_spec(), None, make_gpu_platform())
+    assert plan.memory.fixed.swap == 0
+    assert plan.settings.num_host_blocks * plan.memory.page == 4 * GIB
+    with pytest.raises(ConfigError, match="swap_space of 9"):
+        resolve(EngineSettings(swap_space=9 * GIB), make_spec(), None, make_gpu_platform())
+
+
+def test_larger_gpus_compute_more_at_once() -> None:
+    large = resolve(ALL, make_spec(), None, make_gpu_platform(141 * GIB)).settings
+    small = resolve(ALL, make_spec(), None, make_gpu_platform(24 * GIB)).settings
+    assert (large.max_num_seqs, large.max_num_batched_tokens) == (1024, 8192)
+    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+
+
+def test_graphs_are_held_back_unless_turned_off() -> None:
+    some = resolve(ALL, make_spec(), None, make_gpu_platform())
+    none = resolve(EngineSettings(enforce_eager=True), make_spec(), None, make_gpu_platform())
+    assert some.memory.fixed.graphs > 0
+    assert none.memory.fixed.graphs == 0
+
+
+def test_the_report_names_the_gpu_and_fits_a_screen() -> None:
+    report = render_plan(resolve(ALL, make_spec(), None, make_gpu_platform()))
+    assert "Test GPU" in report
+    assert "graphs" in report
+    assert len(report.splitlines()) <= 25
+    on_cpu = render_plan(resolve(ALL, make_spec(), None, make_platform()))
+    assert "graphs" not in on_cpu
