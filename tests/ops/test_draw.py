@@ -26,7 +26,7 @@ TEAM = Team(2)
 def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
     """temperature, top_k, top_p, min_p; an odd top_p, see quire/ops/draw/inputs.py."""
     return (
-        draw(st.sampled_from([1e-6, 0.01, 0.5, 1.0, 3.0, 100.0, 1e30])),
+        draw(st.sampled_from([0.0, 1e-6, 0.01, 0.5, 1.0, 3.0, 100.0, 1e30])),
         draw(st.sampled_from([0, 0, 1, 2, 5, 50, 10_000])),
         draw(st.one_of(st.just(1.0), st.integers(0, 998).map(lambda n: n / 1000 + 0.00037))),
         draw(st.sampled_from([0.0, 0.0, 0.037, 0.5, 1.0])),
@@ -40,6 +40,9 @@ def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
     scale=st.sampled_from([0.0, 0.1, 1.0, 6.0, 60.0]),
     ties=st.booleans(),
     banned=st.integers(2, 5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    broken=st.sampled_from([0.0, 0.0, torch.nan, torch.inf, -torch.inf]),
+    by_slot=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 def test_any_draw_equals_the_reference(
@@ -48,16 +51,21 @@ def test_any_draw_equals_the_reference(
     scale: float,
     ties: bool,
     banned: int,
+    dtype: torch.dtype,
+    broken: float,
+    by_slot: bool,
     seed: int,
 ) -> None:
-    """Turns red when a token beyond a filter's end is drawn, a possible winner is passed over, or a
-    tail of the vocabulary is read wrongly."""
+    """Turns red when a token beyond a filter's end is drawn, a possible winner is passed over, a
+    tail of the vocabulary is read wrongly, or a number that is none is overlooked."""
     generator = torch.Generator().manual_seed(seed)
     logits = normal(generator, 2, vocab_size) * scale
     if ties:
         logits = logits.round()
     logits[:, ::banned] = -torch.inf
     logits[:, seed % vocab_size] = 0.25
+    if broken:
+        logits[1, seed % vocab_size] = broken
     count = len(many)
     temperature, top_k, top_p, min_p = (
         torch.tensor(column, dtype=torch.float64) for column in zip(*many, strict=True)
@@ -65,7 +73,7 @@ def test_any_draw_equals_the_reference(
     case = Case(
         "random",
         (
-            logits,
+            logits.to(dtype),
             torch.randint(2, (count,), generator=generator),
             temperature,
             top_k.long(),
@@ -74,6 +82,7 @@ def test_any_draw_equals_the_reference(
             torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
             torch.randint(4, (count,), generator=generator),
             torch.randint(2**31, (count,), generator=generator),
+            torch.randperm(count, generator=generator) if by_slot else None,
         ),
     )
     for provider in OP.providers:
@@ -115,3 +124,20 @@ def test_a_draw_without_memory_fails_alone() -> None:
         [sys.executable, "-c", NO_MEMORY], timeout=WAIT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("vocab_size", [1, 15, 4100])
+def test_a_number_that_is_none_is_found_wherever_it_stands(vocab_size: int) -> None:
+    """Turns red when part of a row is not looked at: at the end of a vector, a piece, the row."""
+    zeros, noise = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    arguments = (zeros, noise, zeros, noise + 1.0, noise, zeros, zeros, zeros)
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is not None:
+            continue
+        call = provider.load(TEAM)
+        for token in {0, vocab_size // 2, vocab_size - 1}:
+            logits = torch.full((1, vocab_size), -3.0)
+            logits[0, token] = torch.nan
+            assert call(logits, *arguments).tolist() == [-1], provider.name
+            logits[0, token] = -2.0
+            assert call(logits, *arguments).tolist() == [token], provider.name

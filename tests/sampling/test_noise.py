@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -18,8 +19,13 @@ ALPHA = 1e-4
 """Seeds are fixed, so a test that passes once passes always; this is for whoever changes them."""
 
 
+def signed(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 def bits_of(seed: int, sample_index: int, position: int, vocab_size: int) -> np.ndarray:
-    return token_bits(np.uint64(seed % 2**64), sample_index, position, np.arange(vocab_size))
+    where = (torch.tensor([value]) for value in (signed(seed), sample_index, position))
+    return token_bits(*where, torch.arange(vocab_size)).numpy()
 
 
 def uniforms(bits: np.ndarray) -> np.ndarray:
@@ -46,12 +52,8 @@ def test_philox_gives_the_published_words(counter, key, expected):
 @given(st.integers(0, 2**64 - 1), WORDS, WORDS, st.integers(0, 2**31 - 1))
 def test_single_words_equal_the_reference(seed, sample_index, position, token_id):
     """Catches lanes that overflow or keep rubbish in their upper halves."""
-    got = token_bits(
-        np.array([seed], np.uint64),
-        np.array([sample_index]),
-        np.array([position]),
-        np.array([token_id]),
-    )
+    where = (signed(seed), sample_index, position, token_id)
+    got = token_bits(*(torch.tensor([value]) for value in where))
     assert int(got[0]) == reference.noise_word(seed, sample_index, position, token_id)
     expected = reference.gumbel_noise(seed, sample_index, position, token_id)
     assert float(gumbel(got)[0]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -59,7 +61,7 @@ def test_single_words_equal_the_reference(seed, sample_index, position, token_id
 
 def test_noise_is_finite_for_every_extreme_word():
     """Catches log(0): a token that always, or never, wins."""
-    noise = gumbel(np.array([0, 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32))
+    noise = gumbel(torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])).numpy()
     assert np.isfinite(noise).all()
     assert noise[0] == pytest.approx(-math.log(2**-33), rel=1e-9)
     assert (np.diff(noise) < 0).all()
@@ -67,7 +69,7 @@ def test_noise_is_finite_for_every_extreme_word():
 
 def test_law_is_gumbel():
     """Catches a biased mixing function or a wrong formula: Kolmogorov-Smirnov on 200 000 words."""
-    noise = gumbel(bits_of(12345, 3, 99, 200_000))
+    noise = gumbel(torch.from_numpy(bits_of(12345, 3, 99, 200_000))).numpy()
     assert stats.kstest(noise, "gumbel_r").pvalue > ALPHA
 
 
@@ -75,12 +77,10 @@ def test_law_is_gumbel():
 def test_neighbours_are_independent(along):
     """Catches weak mixing of one argument: chi-square of pairs of neighbours in 32 x 32 cells."""
     size = 100_000
-    count = np.arange(size + 1)
-    zeros = np.zeros_like(count)
-    where = {"token": zeros, "position": zeros, "sample": zeros, "seed": zeros} | {along: count}
-    bits = token_bits(
-        where["seed"].astype(np.uint64), where["sample"], where["position"], where["token"]
-    )
+    count = torch.arange(size + 1)
+    zeros = torch.zeros_like(count)
+    where = {"seed": zeros, "sample": zeros, "position": zeros, "token": zeros} | {along: count}
+    bits = token_bits(*where.values()).numpy()
     cells = (uniforms(bits) * 32).astype(np.int64)
     table = np.bincount(cells[:-1] * 32 + cells[1:], minlength=1024)
     assert stats.chisquare(table).pvalue > ALPHA

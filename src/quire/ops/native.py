@@ -86,7 +86,7 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_POINTER,) * 5
             + (_INT64,)
         ),
-        "draw": ((_POINTER,) + (_INT64,) * 2 + (_POINTER, _INT64) + (_POINTER,) * 8),
+        "draw": (_POINTER, _INT64, _INT64, _INT32, _POINTER, _INT64) + (_POINTER,) * 8,
     }
 )
 

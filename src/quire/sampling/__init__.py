@@ -1,6 +1,8 @@
 """Sampling: from logits to tokens, the same ones in any batch."""
 
 from quire.sampling.candidates import CandidateOutput, find_candidates
+from quire.sampling.device_columns import DeviceColumns
+from quire.sampling.device_sampler import DeviceSample, DeviceSampler
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
 from quire.sampling.sampler import NO_TOKEN, Draw, SampleOutput, Sampler, TokenHistory
 from quire.sampling.state import SamplingState
@@ -8,6 +10,9 @@ from quire.sampling.state import SamplingState
 __all__ = [
     "NO_TOKEN",
     "CandidateOutput",
+    "DeviceColumns",
+    "DeviceSample",
+    "DeviceSampler",
     "Draw",
     "SampleOutput",
     "Sampler",

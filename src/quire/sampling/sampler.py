@@ -18,7 +18,15 @@ from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
-__all__ = ["NO_TOKEN", "Draw", "SampleOutput", "Sampler", "TokenHistory", "check_finite"]
+__all__ = [
+    "NO_TOKEN",
+    "Draw",
+    "SampleOutput",
+    "Sampler",
+    "TokenHistory",
+    "check_finite",
+    "not_finite",
+]
 
 NO_TOKEN = -1
 
@@ -53,10 +61,15 @@ class SampleOutput:
 def check_finite(largest: float, position: int) -> None:
     """EngineError unless the largest logit for an absolute position is a finite number."""
     if not math.isfinite(largest):
-        raise EngineError(
-            f"the model's logits for position {position} are not finite ({largest}). "
-            "Send the request again; if it stays so, check the model's files and data type."
-        )
+        raise EngineError(not_finite(position, f" ({largest})"))
+
+
+def not_finite(position: int, what: str = "") -> str:
+    """What to tell of a row whose logits for an absolute position are no numbers."""
+    return (
+        f"the model's logits for position {position} are not finite{what}. "
+        "Send the request again; if it stays so, check the model's files and data type."
+    )
 
 
 class Sampler:
@@ -148,7 +161,7 @@ class Sampler:
 
     def _draw_rows(
         self, logits: torch.Tensor, rows: IdArray, which: IdArray, batch: _Batch
-    ) -> IdArray:
+    ) -> IntArray:
         """Draw for `which` of the batch, from `rows` of `logits`."""
         state, slots = self._state, batch.slots[which]
         columns = (

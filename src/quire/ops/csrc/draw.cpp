@@ -1,5 +1,5 @@
 // Draws a token from each row of logits: the token with the largest z + Gumbel noise among those that
-// top-k, top-p and min-p leave, z = (logit - largest) / temperature.
+// top-k, top-p and min-p leave, z = (logit - largest) / temperature; at temperature 0 the largest.
 //
 // Nothing is sorted but one bucket: a pass over the row counts tokens and their mass in buckets of z,
 // which tells the bucket where top-k or top-p ends; its tokens are ranked, and that gives the last
@@ -10,10 +10,12 @@
 #include <atomic>
 #include <cmath>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
 #include "philox.h"
+#include "rows.h"
 #include "simd.h"
 
 namespace quire {
@@ -47,13 +49,52 @@ struct Last {
   }
 };
 
-float largest_of(const float* logits, int64_t size) {
-  vf most = set1(kNegativeInfinity);
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) most = max(most, load(logits + i));
-  float found = maximum(most);
-  for (; i < size; ++i) found = std::max(found, logits[i]);
+// The largest of a row, and where to look for it: no token before `first` is as large. Not ok: there is
+// none that is finite, or NaN or infinity among them.
+struct Largest {
+  float logit = kNegativeInfinity;
+  int64_t first = 0;
+  bool ok = false;
+};
+
+Largest largest_of(const float* logits, int64_t size) {
+  constexpr int kSums = 4;  // in turn, which hides their latency
+  constexpr int64_t kPiece = 1024;
+  const vf infinity = set1(std::numeric_limits<float>::infinity());
+  vf broken = zero();
+  Largest found;
+  for (int64_t first = 0; first < size; first += kPiece) {
+    const int64_t end = std::min(first + kPiece, size);
+    vf most[kSums] = {set1(kNegativeInfinity), set1(kNegativeInfinity), set1(kNegativeInfinity),
+                      set1(kNegativeInfinity)};
+    int64_t i = first;
+    for (; i + kSums * kLanes <= end; i += kSums * kLanes) {
+      for (int k = 0; k < kSums; ++k) {
+        const vf x = load(logits + i + k * kLanes);
+        most[k] = max(most[k], x);
+        broken = select(less(x, infinity), broken, set1(1.0f));
+      }
+    }
+    float largest = maximum(max(max(most[0], most[1]), max(most[2], most[3])));
+    float rest = 0.0f;
+    for (; i < end; ++i) {
+      largest = std::max(largest, logits[i]);
+      if (!(logits[i] < std::numeric_limits<float>::infinity())) rest = 1.0f;
+    }
+    if (largest > found.logit) {
+      found.logit = largest;
+      found.first = first;
+    }
+    broken = max(broken, set1(rest));
+  }
+  found.ok = maximum(broken) == 0.0f && found.logit > kNegativeInfinity;
   return found;
+}
+
+int64_t first_equal(const float* logits, const Largest& largest) {
+  int64_t token = largest.first;
+  while (logits[token] != largest.logit) ++token;
+  return token;
 }
 
 // Buckets of z, best first: 8 to a unit, and the last one for all that is further down. Noise lies
@@ -202,31 +243,56 @@ int64_t winner(const Row& row, const Stream& stream, const Last& last) {
 }  // namespace
 }  // namespace quire
 
-// logits: rows of `vocab_size` floats with a stride, none NaN, the largest of a row finite. Draw i is
-// from row rows[i] and goes to token_ids[i]. top_k 0, top_p 1 and min_p 0 are off; temperature > 0.
-// 2: no memory for the tokens of a bucket; what token_ids holds then means nothing.
-QUIRE_API int quire_draw(const float* logits, int64_t stride, int64_t vocab_size,
+// logits: rows of `vocab_size` elements with a stride. Draw i is from row rows[i] and goes to
+// token_ids[i]; -1 where the largest logit is not finite. top_k 0, top_p 1 and min_p 0 are off;
+// temperature 0 takes the largest. 1: an element type that is not known. 2: no memory for the tokens
+// of a bucket or a widened row; what token_ids holds then means nothing.
+QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size, int32_t dtype,
                          const int64_t* rows, int64_t num_draws, const double* temperature,
                          const int64_t* top_k, const double* top_p, const double* min_p,
                          const uint64_t* seeds, const int64_t* sample_indices,
-                         const int64_t* positions, int64_t* token_ids, quire::Team* team) {
+                         const int64_t* positions, int32_t* token_ids, quire::Team* team) {
   using namespace quire;
   std::atomic<int> failed{0};
-  parallel_for(num_draws, 1, team, [&](int64_t i) {
+  const auto draw = [&](int64_t i, const float* row_logits) {
     thread_local std::vector<int64_t> tokens;
-    const float* row_logits = logits + rows[i] * stride;
+    const Largest largest = largest_of(row_logits, vocab_size);
+    if (!largest.ok) {
+      token_ids[i] = -1;
+      return;
+    }
+    if (!(temperature[i] > 0.0)) {
+      token_ids[i] = static_cast<int32_t>(first_equal(row_logits, largest));
+      return;
+    }
     const Row row{row_logits, vocab_size, temperature[i], top_p[i], min_p[i],
-                  top_k[i] < vocab_size ? top_k[i] : 0, largest_of(row_logits, vocab_size),
+                  top_k[i] < vocab_size ? top_k[i] : 0, largest.logit,
                   static_cast<float>(std::min(kLog2E / temperature[i], 1e30))};
     const Stream stream{{static_cast<uint32_t>(seeds[i]), static_cast<uint32_t>(seeds[i] >> 32)},
                         static_cast<uint32_t>(positions[i]),
                         static_cast<uint32_t>(sample_indices[i])};
     const bool filtered = row.top_k > 0 || row.top_p < 1.0;
-    try {  // no exception may leave a thread of the team
-      token_ids[i] = winner(row, stream, filtered ? last_of(row, tokens) : Last{});
-    } catch (const std::bad_alloc&) {
-      failed = 2;
-    }
+    token_ids[i] =
+        static_cast<int32_t>(winner(row, stream, filtered ? last_of(row, tokens) : Last{}));
+  };
+  const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_draws, 1, team, [&](int64_t i) {
+      try {  // no exception may leave a thread of the team
+        const E* row = static_cast<const E*>(logits) + rows[i] * stride;
+        if constexpr (std::is_same_v<E, float>) {
+          draw(i, row);
+        } else {
+          thread_local std::vector<float> widened;
+          widened.resize(vocab_size);
+          each_vector(0, vocab_size,
+                      [&](int64_t at, auto size) { put(&widened[at], get(row + at, size), size); });
+          draw(i, widened.data());
+        }
+      } catch (const std::bad_alloc&) {
+        failed = 2;
+      }
+    });
   });
-  return failed;
+  return unknown != 0 ? unknown : failed.load();
 }

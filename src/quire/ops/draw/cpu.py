@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.native import NativeLibrary
+from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["bind"]
 
@@ -25,23 +25,23 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         seeds: torch.Tensor,
         sample_indices: torch.Tensor,
         positions: torch.Tensor,
+        slots: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        columns = (temperature, top_k, top_p, min_p, seeds, sample_indices)
+        if slots is not None:
+            columns = tuple(column[slots] for column in columns)
         if logits.stride(1) != 1:
             logits = logits.contiguous()
-        token_ids = torch.empty_like(rows)
+        token_ids = torch.empty_like(rows, dtype=torch.int32)
         call(
             "draw",
             logits.data_ptr(),
             logits.stride(0),
             logits.shape[1],
+            DTYPE_CODES[logits.dtype],
             rows.data_ptr(),
             len(rows),
-            temperature.data_ptr(),
-            top_k.data_ptr(),
-            top_p.data_ptr(),
-            min_p.data_ptr(),
-            seeds.data_ptr(),
-            sample_indices.data_ptr(),
+            *(column.data_ptr() for column in columns),
             positions.data_ptr(),
             token_ids.data_ptr(),
         )

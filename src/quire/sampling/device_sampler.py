@@ -1,0 +1,86 @@
+"""From logits to tokens on the device, without the host in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.protocol.step import RowFailure
+from quire.sampling.device_columns import DeviceColumns
+from quire.sampling.sampler import NO_TOKEN, Draw, not_finite
+from quire.sampling.state import NO_LOGPROBS, SamplingState
+
+__all__ = ["DeviceSample", "DeviceSampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """What was drawn. token_ids: int32 [N] on the device, NO_TOKEN (-1) in rows that failed."""
+
+    token_ids: torch.Tensor
+
+
+class DeviceSampler:
+    """Draws the next token of each row, by the rules of `Sampler`, with tensors that stay where
+    they are: a call can be captured in a graph and replayed for whatever rows its inputs name then.
+    """
+
+    def __init__(self, state: SamplingState, columns: DeviceColumns, draw: Draw) -> None:
+        """state: the host's, the source of `columns`, which whoever changes it keeps up to date
+        (`DeviceColumns.updates`). draw: the operation `quire.ops.draw`, for tensors of the device.
+        """
+        self._state = state
+        self._columns = columns
+        self._draw = draw
+        self._identity = torch.arange(len(state.occupied), device=columns.seed.device)
+
+    def is_graphable(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
+        """Whether all that these rows ask is computed by `sample` alone: no edits of logits, no
+        log-probabilities, no candidates."""
+        state = self._state
+        plain = ~state.edited[slots] & (state.num_logprobs[slots] == NO_LOGPROBS)
+        return bool((plain & (state.num_candidates[slots] == 0)).all())
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> DeviceSample:
+        """Draw one token for each of N slots.
+
+        logits: float32 or bfloat16 [R, V], left as they are. slots, positions: int64 [N], the
+            absolute position of the drawn token. rows: int64 [N], which row of logits each draws
+            from; None for its own, in order. All on the device.
+        """
+        columns = self._columns
+        token_ids = self._draw(
+            logits,
+            self._identity[: len(slots)] if rows is None else rows,
+            columns.temperature,
+            columns.top_k,
+            columns.top_p,
+            columns.min_p,
+            columns.seed,
+            columns.sample_index,
+            positions,
+            slots,
+        )
+        return DeviceSample(token_ids)
+
+    def failures(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.integer[Any]],
+        positions: npt.NDArray[np.integer[Any]],
+    ) -> tuple[RowFailure, ...]:
+        """A sentence for each row without a token, once the tokens [N] have come to the host."""
+        return tuple(
+            RowFailure(int(slots[index]), not_finite(int(positions[index])))
+            for index in np.flatnonzero(token_ids == NO_TOKEN).tolist()
+        )
