@@ -112,7 +112,7 @@ def test_a_model_that_computes_in_torch_stays_eager(
 ) -> None:
     """Turns red when a replay leaves out what is not a kernel."""
     engines.append(LLM(None, **SETTINGS))
-    for owner in (runner_of(engines[0]), captured_steps(engines[0])):
+    for owner in (runner_of(engines[0])._forward, captured_steps(engines[0])):
         monkeypatch.setattr(owner, "_model", TorchAtTheEnd(owner._model))
     with caplog.at_level(logging.DEBUG, "quire.runner"):
         first, second = generate(engines[0]), generate(engines[0])

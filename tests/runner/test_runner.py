@@ -44,8 +44,8 @@ def llm() -> Iterator[LLM]:
 
 
 def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
-    runner = llm.engine.client._core._executor._worker._runner
-    monkeypatch.setattr(runner, "_model", Poisoned(runner._model, raises=raises))
+    forward = llm.engine.client._core._executor._worker._runner._forward
+    monkeypatch.setattr(forward, "_model", Poisoned(forward._model, raises=raises))
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["nan", "exception"])

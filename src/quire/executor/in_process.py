@@ -11,23 +11,28 @@ from dataclasses import replace
 from quire.errors import EngineError
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import StepPlan, StepResult
+from quire.runner.pending import PendingStep
 from quire.worker import Worker
 
 __all__ = ["InProcessExecutor"]
 
 
 class InProcessExecutor:
-    """One worker, one thread. Torch and the C++ kernels release the interpreter lock."""
+    """One worker, and a thread that launches its steps. Torch and the C++ kernels release the
+    interpreter lock. On a device a step is launched while the one before it computes; a second
+    thread waits for their results, in order."""
 
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
         """make_worker: called in the thread, because thread settings of the math libraries belong
         to the thread that computes. What it raises is raised here."""
         self._process_id = os.getpid()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
+        self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
+        self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
+        self._last_end = 0.0
         try:
-            self._worker: Worker | None = self._thread.submit(make_worker).result()
+            self._worker: Worker | None = self._launcher.submit(make_worker).result()
         except BaseException:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._launcher.shutdown(wait=True, cancel_futures=True)
             raise
         self.providers = self._worker.providers if self._worker else ""
 
@@ -39,19 +44,42 @@ class InProcessExecutor:
                 f"the engine's thread stayed in process {self._process_id} when this one was "
                 "forked from it: start a new engine here"
             )
-        return self._thread.submit(_timed, self._worker, plan)
+        future: Future[StepResult] = Future()
+        launch = self._launcher.submit(self._launch, self._worker, plan, future)
+        launch.add_done_callback(lambda launch: launch.cancelled() and future.cancel())
+        return future
+
+    def _launch(self, worker: Worker, plan: StepPlan, future: Future[StepResult]) -> None:
+        started = time.perf_counter()
+        try:
+            step = worker.launch(plan)
+        except BaseException as error:  # noqa: BLE001  the future is where a fault belongs
+            future.set_exception(error)
+            return
+        if step.is_over:
+            self._finish(step, started, future)
+        else:
+            self._waiter.submit(self._finish, step, started, future)
+
+    def _finish(self, step: PendingStep, started: float, future: Future[StepResult]) -> None:
+        """Wait for a step. It has computed since it was launched, or since the one before ended."""
+        try:
+            result = step.result()
+        except BaseException as error:  # noqa: BLE001  as above
+            future.set_exception(error)
+            return
+        ended = time.perf_counter()
+        seconds = ended - max(started, self._last_end)
+        self._last_end = ended
+        future.set_result(replace(result, seconds=seconds))
 
     def measure_recovery(self) -> RecoveryCosts:
         """As `Worker.measure_recovery`, in the thread that computes."""
         assert self._worker is not None
-        return self._thread.submit(self._worker.measure_recovery).result()
+        return self._launcher.submit(self._worker.measure_recovery).result()
 
     def shutdown(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """What was not launched yet is dropped; nobody may wait for it any more."""
+        self._launcher.shutdown(wait=True, cancel_futures=True)
+        self._waiter.shutdown(wait=True)
         self._worker = None
-
-
-def _timed(worker: Worker, plan: StepPlan) -> StepResult:
-    started = time.perf_counter()
-    result = worker.execute(plan)
-    return replace(result, seconds=time.perf_counter() - started)

@@ -11,7 +11,7 @@ from quire.ops.capture import ArenaFullError, CaptureArena, CapturedCalls, captu
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
 from quire.runner.decode_inputs import DecodeInputs
-from quire.runner.rows import ScheduledRows
+from quire.runner.rows import ScheduledRows, Slots
 
 __all__ = ["CapturedSteps"]
 
@@ -31,14 +31,21 @@ class CapturedSteps:
     """
 
     def __init__(
-        self, model: CausalLM, inputs: DecodeInputs, team: Team, arena: CaptureArena, max_rows: int
+        self,
+        model: CausalLM,
+        inputs: DecodeInputs,
+        slots: Slots,
+        team: Team,
+        arena: CaptureArena,
     ) -> None:
-        """team: that computes the model's kernels. max_rows: 0 to capture nothing."""
+        """inputs: of the rows in `slots` [max_rows], which is written here; empty to capture
+        nothing. team: that computes the model's kernels."""
         self._model = model
         self._inputs = inputs
+        self._slots = slots
         self._team = team
         self._arena = arena
-        self._max_rows = max_rows
+        self._max_rows = len(slots)
         self._num_failed = 0
         self._steps: dict[int, CapturedCalls] = {}
 
@@ -48,7 +55,7 @@ class CapturedSteps:
         num_rows = len(rows.slots)
         if num_rows > self._max_rows or not rows.samples.all() or (rows.num_tokens != 1).any():
             return None
-        self._inputs.set_slots(rows.slots)
+        self._slots[:num_rows] = rows.slots
         step = self._steps.get(num_rows)
         try:
             return self._capture(num_rows) if step is None else step.replay()

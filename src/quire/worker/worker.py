@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from quire.attention import AttentionNeeds, BackendChoice, KVPool, select_backend
@@ -21,9 +22,13 @@ from quire.protocol.step import StepPlan, StepResult
 from quire.quantization import QuantizedFormats
 from quire.runner import RowTable
 from quire.runner.captured import CapturedSteps
-from quire.runner.decode_inputs import DecodeInputs
+from quire.runner.changes import PlanChanges
+from quire.runner.decode_inputs import DecodeInputs, RowTensors
+from quire.runner.forward import ForwardPass
+from quire.runner.host_draws import HostDraws
 from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputBuilder
+from quire.runner.pending import PendingStep
 from quire.runner.runner import ModelRunner
 from quire.sampling import SamplingState
 from quire.worker.recovery import measure_recovery
@@ -92,42 +97,49 @@ class Worker:
         rows = RowTable(
             settings.max_num_seqs, settings.max_model_len, layout.block_size, len(layout.groups)
         )
+        sampling = SamplingState(settings.max_num_seqs, spec.vocab_size)
+        self._host = HostPages(kv.pages, settings.num_host_blocks, ops.swap_blocks)
+        changes = PlanChanges(
+            rows, sampling, kv.pages, self._host, ops.copy_blocks, torch.from_numpy
+        )
         windows = [group.window for group in layout.groups]
-        shared = (rows, kv, choice.backend, windows, layout.block_size)
+        shared = (kv, choice.backend, windows, layout.block_size)
+        inputs = InputBuilder(rows, *shared)
         max_captured = min(settings.max_captured_rows, settings.max_num_seqs)
+        slots = np.zeros(max_captured, np.int64)
         captured = CapturedSteps(
             model,
-            DecodeInputs(*shared, ops.decode_inputs, max_captured),
+            DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
+            slots,
             team,
             CaptureArena(
                 capture_bytes(spec, max_captured)
                 + capture_table_bytes(layout, max_captured, settings.max_model_len)
             ),
-            max_captured,
         )
         self.providers = _describe(choice, ops)
         self._settings = settings
-        self._host = HostPages(kv.pages, settings.num_host_blocks, ops.swap_blocks)
         self._runner = ModelRunner(
-            model=model,
-            rows=rows,
-            inputs=InputBuilder(*shared),
-            captured=captured,
-            sampling=SamplingState(settings.max_num_seqs, spec.vocab_size),
-            pages=kv.pages,
-            host=self._host,
-            copy_blocks=ops.copy_blocks,
-            draw=ops.draw,
+            rows,
+            changes,
+            captured,
+            ForwardPass(model, rows, inputs.build, torch.from_numpy, changes.num_prompt_logprobs),
+            HostDraws(sampling, rows, ops.draw),
         )
 
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step; see `Runner.launch`."""
+        return self._runner.launch(plan)
+
     def execute(self, plan: StepPlan) -> StepResult:
-        return self._runner.execute(plan)
+        """Compute a step."""
+        return self._runner.launch(plan).result()
 
     def measure_recovery(self) -> RecoveryCosts:
         """What it costs to bring a preempted request back, before any request is served."""
         chosen = self._settings
         return measure_recovery(
-            self._runner.execute,
+            self.execute,
             self._host.copy_out,
             num_groups=len(chosen.layout.groups),
             block_size=chosen.layout.block_size,

@@ -1,0 +1,108 @@
+"""What a plan changes before its rows are computed, the same for every runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from quire.errors import QuireError
+from quire.protocol.step import RowFailure, StepPlan
+from quire.runner.host_pages import HostPages
+from quire.runner.rows import RowTable
+from quire.sampling import SamplingState
+
+__all__ = ["CopyBlocks", "PlanChanges", "Upload"]
+
+CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Upload = Callable[[np.ndarray], torch.Tensor]
+"""An array as a tensor on the device that computes, after all that it was given before."""
+
+
+class PlanChanges:
+    """Applies differences to the rows, their sampling parameters and the KV pool.
+
+    num_prompt_logprobs: by slot of the rows that ask for those of their prompt, how many.
+    """
+
+    def __init__(
+        self,
+        rows: RowTable,
+        sampling: SamplingState,
+        pages: torch.Tensor,
+        host: HostPages,
+        copy_blocks: CopyBlocks,
+        upload: Upload,
+    ) -> None:
+        """pages: those of the KV pool. host: where they are swapped to."""
+        self._rows = rows
+        self._sampling = sampling
+        self._pages = pages
+        self._host = host
+        self._copy_blocks = copy_blocks
+        self._upload = upload
+        self.num_prompt_logprobs: dict[int, int] = {}
+
+    def apply(self, plan: StepPlan) -> list[RowFailure]:
+        """Take over the difference; rows whose parameters the sampler refuses fail."""
+        lost_blocks = self._move_blocks(plan)
+        for slot in plan.leave.tolist():
+            self._sampling.leave(slot)
+            self.num_prompt_logprobs.pop(slot, None)
+        self._rows.apply(plan)
+        refused = self._fail_rows_of(lost_blocks, plan)
+        for row in plan.enter:
+            try:
+                self._sampling.enter(
+                    row.slot,
+                    row.params,
+                    row.seed,
+                    row.sample_index,
+                    row.stop_token_ids,
+                    row.num_candidates,
+                )
+            except QuireError as error:
+                refused.append(RowFailure(row.slot, str(error)))
+                self._rows.failed[row.slot] = True
+            if row.params.prompt_logprobs is not None:
+                self.num_prompt_logprobs[row.slot] = row.params.prompt_logprobs
+        for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
+            sample_index = int(self._sampling.sample_index[src])
+            self._sampling.fork(int(src), int(dst), sample_index)
+        return refused
+
+    def fork(self, plan: StepPlan, sampled: dict[int, int]) -> list[RowFailure]:
+        """Let rows branch off after the forward. sampled: slots that sample, each with the index of
+        its logits; the new rows join them, with their sources' logits, or fail."""
+        failed: list[RowFailure] = []
+        for fork in plan.forks:
+            self._rows.fork(fork.src, fork.dst)
+            if fork.src in sampled:
+                self._sampling.fork(fork.src, fork.dst, fork.sample_index)
+                sampled[fork.dst] = sampled[fork.src]
+            else:
+                message = "the prompt of this sample could not be computed: send it again"
+                failed.append(RowFailure(fork.dst, message))
+        return failed
+
+    def _move_blocks(self, plan: StepPlan) -> frozenset[int]:
+        """Copies between host and device, and within it. Blocks that could not be brought in."""
+        self._host.copy_out(plan.swap_out_src, plan.swap_out_dst)
+        if len(plan.copy_src):
+            src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
+            self._copy_blocks(self._pages, self._upload(src), self._upload(dst))
+        return self._host.copy_in(plan.swap_in_src, plan.swap_in_dst)
+
+    def _fail_rows_of(self, lost_blocks: frozenset[int], plan: StepPlan) -> list[RowFailure]:
+        """Rows that enter with blocks whose K/V were lost on the way to the host or back."""
+        if not lost_blocks:
+            return []
+        message = "its K/V were lost on the way to host memory or back: send it again"
+        slots = [
+            row.slot
+            for row in plan.enter
+            if any(not lost_blocks.isdisjoint(table.tolist()) for table in row.block_tables)
+        ]
+        self._rows.failed[slots] = True
+        return [RowFailure(slot, message) for slot in slots]

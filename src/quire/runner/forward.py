@@ -1,0 +1,145 @@
+"""The forward of a step's rows, call by call; a row at fault fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.config.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.models import CausalLM
+from quire.protocol.step import IntArray, PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
+from quire.runner.changes import Upload
+from quire.runner.inputs import ModelInputs
+from quire.runner.rows import RowTable, ScheduledRows, Slots
+from quire.sampling import prompt_logprobs
+
+__all__ = ["NOT_FINITE", "Forward", "ForwardPass", "in_order_of_writing"]
+
+NOT_FINITE = "the model computed numbers that are not finite: check its dtype and files"
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a forward of some rows gave.
+
+    slots: rows that sample [N]; logits [N, V] in pieces. unfinished: slots [U] in the middle of a
+    prompt, with whether the hidden state of each is finite, bool [U] on the device.
+    """
+
+    slots: list[int] = field(default_factory=list[int])
+    logits: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+    unfinished: list[tuple[Slots, torch.Tensor]] = field(
+        default_factory=list[tuple[Slots, torch.Tensor]]
+    )
+
+    def extend(self, other: Forward) -> None:
+        self.slots += other.slots
+        self.logits += other.logits
+        self.prompt_logprobs.update(other.prompt_logprobs)
+        self.failed += other.failed
+        self.unfinished += other.unfinished
+
+
+class ForwardPass:
+    """An exception while rows are computed does not end the step: the rows are computed again in
+    halves until the one at fault is alone."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        rows: RowTable,
+        build: Callable[[ScheduledRows], ModelInputs],
+        upload: Upload,
+        num_prompt_logprobs: Mapping[int, int],
+    ) -> None:
+        """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`."""
+        self._model = model
+        self._rows = rows
+        self._build = build
+        self._upload = upload
+        self._num_prompt_logprobs = num_prompt_logprobs
+
+    def compute(self, rows: ScheduledRows) -> Forward:
+        """Compute rows; on an exception, in halves, so that only the row at fault fails."""
+        if not len(rows.slots):
+            return Forward()
+        try:
+            return self._compute(rows)
+        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
+            if len(rows.slots) == 1:
+                slot = int(rows.slots[0])
+                message = f"the model could not compute this request ({error}): send it again"
+                return Forward(failed=[RowFailure(slot, message)])
+        middle = len(rows.slots) // 2
+        result = self.compute(_select(rows, slice(0, middle)))
+        result.extend(self.compute(_select(rows, slice(middle, None))))
+        return result
+
+    def _compute(self, rows: ScheduledRows) -> Forward:
+        inputs = self._build(rows)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
+        sampled = np.flatnonzero(rows.samples)
+        result = Forward(slots=rows.slots[sampled].tolist())
+        if len(sampled) == len(rows.slots):
+            result.logits.append(self._model.logits(hidden[inputs.last_token]))
+        else:
+            last = hidden[inputs.last_token]
+            if len(sampled):
+                result.logits.append(self._model.logits(last[self._upload(sampled)]))
+            others = np.flatnonzero(~rows.samples)
+            is_finite = torch.isfinite(last[self._upload(others)]).all(dim=1)
+            result.unfinished.append((rows.slots[others], is_finite))
+        if self._num_prompt_logprobs:
+            self._add_prompt_logprobs(rows, hidden, result)
+        return result
+
+    def _add_prompt_logprobs(
+        self, rows: ScheduledRows, hidden: torch.Tensor, result: Forward
+    ) -> None:
+        """For rows that ask: how likely each prompt token was that this chunk predicts."""
+        first = 0
+        for i, slot in enumerate(rows.slots.tolist()):
+            k = self._num_prompt_logprobs.get(slot)
+            start, count = int(rows.num_computed[i]), int(rows.num_tokens[i])
+            end = min(start + count, int(self._rows.num_prompt[slot]) - 1)
+            if k is not None and end > start:
+                targets = self._rows.token_ids[slot, start + 1 : end + 1]
+                found = self._prompt_logprobs_of(hidden[first : first + end - start], targets, k)
+                result.prompt_logprobs[slot] = PromptLogprobs(start + 1, found)
+            first += count
+
+    def _prompt_logprobs_of(
+        self, hidden: torch.Tensor, targets: IntArray, k: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """hidden [C, E] before the targets [C]; not all logits at once, which bounds memory."""
+        entries: list[TokenLogprobs] = []
+        for offset in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            piece = slice(offset, offset + PROMPT_LOGPROB_ROWS)
+            entries += prompt_logprobs(self._model.logits(hidden[piece]), targets[piece], k)
+        return tuple(entries)
+
+
+def _select(rows: ScheduledRows, part: slice | npt.NDArray[np.int64]) -> ScheduledRows:
+    return replace(
+        rows,
+        slots=rows.slots[part],
+        num_computed=rows.num_computed[part],
+        num_tokens=rows.num_tokens[part],
+        samples=rows.samples[part],
+    )
+
+
+def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
+    """A row may read blocks that a row which enters before it writes in the same step. In one batch
+    that needs no order; computed in halves, writers must come first."""
+    if len(plan.enter) < 2:
+        return rows
+    rank = {row.slot: i for i, row in enumerate(plan.enter)}
+    ranks = np.array([rank.get(slot, -1) for slot in rows.slots.tolist()])
+    return _select(rows, np.argsort(ranks, kind="stable"))

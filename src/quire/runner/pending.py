@@ -1,0 +1,45 @@
+"""Steps that were launched: what the executor waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.protocol.step import StepPlan, StepResult
+
+__all__ = ["FinishedStep", "PendingStep", "Runner"]
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step. May be called in another thread than the one that launches, while
+        that one launches the next step. Raises what ended the step as a whole."""
+        ...
+
+
+class Runner(Protocol):
+    """One device's rows; called in one thread."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Apply the plan's difference and start its step, after all steps before it. Raises what
+        ends the step as a whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A `PendingStep` of a runner that computes while it launches."""
+
+    step: StepResult
+    is_over: bool = True
+
+    def result(self) -> StepResult:
+        """At once."""
+        return self.step
