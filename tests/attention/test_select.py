@@ -12,6 +12,7 @@ from quire.attention import (
     AttentionNeeds,
     GroupInputs,
     KVPool,
+    ScoreOptions,
     StepInputs,
     backend_of_isa,
     select_backend,
@@ -22,6 +23,7 @@ from quire.config.kv_layout import KVGroup, KVLayout
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALONE
 from quire.ops.kv_pages import EMPTY_BYTE
+from quire.ops.paged_attention import OP
 from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
@@ -41,6 +43,25 @@ def test_a_dtype_that_kernels_lack_is_served_by_the_reference() -> None:
     """Turns red when an 8-bit cache is read as something else."""
     needs = replace(NEEDS, cache_dtype=torch.float8_e4m3fn)
     assert select_backend(PLATFORM, needs).backend.name == "reference"
+
+
+@pytest.mark.parametrize("option", ["soft_cap", "alibi_slopes", "sinks"])
+def test_scores_that_kernels_cannot_change_are_left_to_those_that_can(option: str) -> None:
+    """Turns red when a model's soft-cap, slopes or sinks are dropped without a word."""
+    needs = replace(NEEDS, scores=frozenset({option}))
+    choice = select_backend(PLATFORM, needs)
+    name = choice.backend.name
+    assert all(option not in provider.lacks for provider in OP.providers if provider.name == name)
+    for provider in OP.providers:
+        refusal = BACKENDS[provider.name].refusal(PLATFORM, needs)
+        if option in provider.lacks:
+            assert f"no {option}" in (refusal or "")
+            assert f"{provider.name} cannot serve: {refusal}" in choice.reason
+    value = 1.5 if option == "soft_cap" else torch.tensor([0.1, 0.2, 0.3, 0.4])
+    step, group, q = one_step(choice.backend, window=7)
+    arguments = (q, step.kv.layers[1], 0.2, step, group)
+    changed = choice.backend.run(*arguments, ScoreOptions(**{option: value}))
+    assert not torch.equal(changed, choice.backend.run(*arguments))
 
 
 def test_forcing_is_obeyed_or_refused() -> None:

@@ -153,7 +153,9 @@ def new_ops(implementation: str) -> OpSet:
 
 def _new_backend(spec: ModelSpec, implementation: str) -> AttentionBackend:
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    needs = AttentionNeeds(dtype, dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
+    needs = AttentionNeeds(
+        dtype, dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
+    )
     forced = "reference" if implementation == "reference" else None
     return select_backend(detect_platform(), needs, forced).backend
 

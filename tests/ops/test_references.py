@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
+from tests.ops.test_paged_attention import arguments, scales
 
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS
@@ -51,6 +55,60 @@ def test_paged_attention_equals_torch_on_gathered_keys(window: int | None) -> No
         )
         torch.testing.assert_close(got[start : start + queries], expected[0].transpose(0, 1))
         start += queries
+
+
+def test_scores_are_capped_then_slanted_and_a_sink_takes_its_share() -> None:
+    """Written out key by key. Turns red on another order of the three, or the slope of another
+    head."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(3, 7)],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=4,
+        dtype=torch.float32,
+    )
+    slopes, sinks = torch.tensor([0.5, 0.25, 0.1, 0.0]), torch.tensor([0.3, -1.0, 2.0, 0.0])
+    options = {"soft_cap": 1.5, "alibi_slopes": slopes, "sinks": sinks}
+    got = reference("paged_attention")(*arguments(batch), 0.9, **options)
+    pages = batch.block_table[0, :2].long()
+    k, v = batch.k_cache[pages].flatten(0, 1), batch.v_cache[pages].flatten(0, 1)
+    for head in range(4):
+        for query in range(3):
+            numerator, denominator = torch.zeros(8), math.exp(sinks[head])
+            for key in range(5 + query):
+                score = 1.5 * math.tanh(0.9 * float(batch.q[query, head] @ k[key, head // 2]) / 1.5)
+                weight = math.exp(score + float(slopes[head]) * (key - (4 + query)))
+                numerator += weight * v[key, head // 2]
+                denominator += weight
+            torch.testing.assert_close(got[query, head], numerator / denominator)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_decode_step_asks_the_device_for_nothing(
+    window: int | None, cache_dtype: torch.dtype
+) -> None:
+    """On a device without values, where whoever reads one is refused; then with values, beside the
+    way that reads lengths. A row of no tokens is padding and a row of no query is left out."""
+    batch = paged_batch(
+        torch.Generator().manual_seed(0),
+        [(1, 9), (0, 5), (1, 0), (1, 18)],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=4,
+        dtype=torch.float32,
+        cache_dtype=cache_dtype,
+    )
+    call = partial(reference("paged_attention"), scale=0.3, window=window)
+    nowhere = {name: None if s is None else s.to("meta") for name, s in scales(batch).items()}
+    shapes = call(*(tensor.to("meta") for tensor in arguments(batch)), **nowhere, max_query_len=1)
+    got = call(*arguments(batch), **scales(batch), max_query_len=1)
+    assert shapes.shape == got.shape
+    torch.testing.assert_close(got, call(*arguments(batch), **scales(batch)))
+    assert torch.equal(got[1], torch.zeros(4, 8))
 
 
 def test_rope_is_a_complex_rotation() -> None:

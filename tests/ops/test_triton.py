@@ -14,6 +14,7 @@ import torch
 
 from quire.config import env
 from quire.ops import ALL_OPS, REFERENCE, Op, build_op_set
+from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 pytest.importorskip("triton")
@@ -48,6 +49,37 @@ def test_kernels_compile_to_machine_code(
             kernel = compiled(launch, target)
             assert kernel.asm[code], launch.label
             assert kernel.metadata.shared <= shared * 1024, f"{target}: {launch.label}"
+
+
+def test_a_decode_step_is_one_launch_whatever_its_lengths() -> None:
+    """And a second one to merge, where tables can hold rows of several pieces. Turns red when a
+    captured step would not fit the next one's lengths, or a kernel for prompts runs in it."""
+    op = ALL_OPS["paged_attention"]
+    provider = op.provider("triton")
+    assert provider is not None
+    call, found = provider.load(), []
+    for lengths in ((1, 17, 600), (900, 0, 3)):
+        batch = paged_batch(
+            torch.Generator().manual_seed(0),
+            [(1, length) for length in lengths],
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=64,
+            block_size=16,
+            dtype=torch.bfloat16,
+        )
+        table = torch.zeros((3, 60), dtype=torch.int32)
+        tensors = (batch.q, batch.k_cache, batch.v_cache, table, batch.query_start_loc)
+        with launches() as seen:
+            call(*tensors, batch.seq_lens, 0.1, max_query_len=1)
+        assert [launch.kernel.__name__ for launch in seen] == ["_decode_kernel", "_merge_kernel"]
+        found.append(seen)
+    assert found[0] == found[1]
+    with launches() as seen:
+        call(
+            batch.q, batch.k_cache, batch.v_cache, table[:, :16], *tensors[4:], batch.seq_lens, 0.1
+        )
+    assert [launch.kernel.__name__ for launch in seen] == ["_decode_kernel", "_prefill_kernel"]
 
 
 def _some_launches(op: Op) -> list[Launch]:

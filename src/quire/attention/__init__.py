@@ -4,6 +4,7 @@ from quire.attention.backend import AttentionBackend
 from quire.attention.kernels import KernelAttention
 from quire.attention.kv_pool import KVPool, LayerCache
 from quire.attention.reference import ReferenceAttention
+from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.select import (
     AttentionNeeds,
     BackendChoice,
@@ -20,7 +21,9 @@ __all__ = [
     "GroupInputs",
     "KVPool",
     "LayerCache",
+    "PLAIN_SCORES",
     "ReferenceAttention",
+    "ScoreOptions",
     "StepInputs",
     "backend_of_isa",
     "select_backend",

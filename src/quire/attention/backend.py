@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from quire.attention.kv_pool import LayerCache
+from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
 
 __all__ = ["AttentionBackend"]
@@ -38,6 +39,7 @@ class AttentionBackend(Protocol):
         scale: float,
         step: StepInputs,
         group: GroupInputs,
+        scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
         """q [T, H, D] over one layer's cache → [T, H, D] in q's dtype. H is a multiple of K."""
         ...

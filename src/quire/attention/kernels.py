@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from quire.attention.kv_pool import LayerCache
+from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
 from quire.errors import EngineError
 
@@ -58,6 +59,7 @@ class KernelAttention:
         scale: float,
         step: StepInputs,
         group: GroupInputs,
+        scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
         """q [T, H, D] over one layer's cache → [T, H, D]."""
         return self._paged_attention(
@@ -71,4 +73,6 @@ class KernelAttention:
             group.window,
             cache.k_scale,
             cache.v_scale,
+            max_query_len=step.max_query_len,
+            **scores.given(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.attention.kv_pool import LayerCache
+from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
 from quire.ops.paged_attention.reference import paged_attention
 
@@ -32,6 +33,7 @@ class ReferenceAttention:
         scale: float,
         step: StepInputs,
         group: GroupInputs,
+        scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
         """q [T, H, D] over one layer's cache → [T, H, D]."""
         return paged_attention(
@@ -45,4 +47,6 @@ class ReferenceAttention:
             group.window,
             cache.k_scale,
             cache.v_scale,
+            max_query_len=step.max_query_len,
+            **scores.given(),
         )

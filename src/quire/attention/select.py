@@ -32,13 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What a model asks of attention: dtypes of the queries and the cache, and the head shape."""
+    """What a model asks of attention: dtypes of the queries and the cache, the head shape, and
+    which of the `ScoreOptions` its layers have, by name."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
     head_dim: int
     num_heads: int
     num_kv_heads: int
+    scores: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class _Kernels:
             return f"it reads no cache of {needs.cache_dtype}"
         if self.max_head_dim is not None and needs.head_dim > self.max_head_dim:
             return f"its tiles hold no heads of {needs.head_dim}"
+        if lacking := sorted(needs.scores & self.provider.lacks):
+            return f"it has no {', '.join(lacking)}"
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:

@@ -174,6 +174,8 @@ class ModelSpec:
     max_context: longest context in tokens that the checkpoint claims, rope scaling included.
     windows, ropes: per layer; the window counts the query itself, None is full attention; no
     rope means that positions are learned, and then `max_context` cannot be exceeded.
+    score_options: what attention does to scores besides scaling them, by the names of
+    `quire.attention.ScoreOptions`.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
@@ -197,6 +199,7 @@ class ModelSpec:
     traits: object
     parameters: ParameterCounts
     matrices: tuple[MatrixShape, ...] = ()
+    score_options: frozenset[str] = frozenset()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.attention import AttentionBackend
+from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
 from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
@@ -105,6 +105,7 @@ class LayerFactory:
         scale: float | None = None,
         rope: RopeSpec | None = None,
         qk_norm_eps: float | None = None,
+        scores: ScoreOptions = PLAIN_SCORES,
     ) -> Attention:
         """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms."""
         head_dim = heads[2]
@@ -124,6 +125,7 @@ class LayerFactory:
             head_dim**-0.5 if scale is None else scale,
             None if rope is None else self._rotary(rope),
             *norms,
+            scores=scores,
         )
 
     def gated_mlp(

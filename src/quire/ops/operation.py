@@ -40,12 +40,14 @@ class Provider:
     load: returns the callable; called only where `unavailable` gave None. It may be given the team
     of threads that computes; without, the calling thread does.
     tolerance: of its own, where it rounds what the reference does not; None for the operation's.
+    lacks: optional arguments of the operation that it does not take.
     """
 
     name: str
     unavailable: Callable[[Platform], str | None]
     load: Callable[..., Callable[..., Any]]
     tolerance: Mapping[torch.dtype, Tolerance] | None = None
+    lacks: frozenset[str] = frozenset()
 
 
 def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

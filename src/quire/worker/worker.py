@@ -77,7 +77,9 @@ class Worker:
         kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
         spec = replace(settings.spec, dtype=settings.dtype)
         ops = build_op_set(settings.platform, settings.forced_ops, team)
-        needs = AttentionNeeds(dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
+        needs = AttentionNeeds(
+            dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
+        )
         choice = select_backend(settings.platform, needs, settings.attention_backend, team)
         formats = QuantizedFormats(settings.quantization, ops)
         factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)

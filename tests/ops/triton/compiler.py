@@ -23,6 +23,7 @@ AMD = GPUTarget("hip", "gfx942", 64)
 class Launch:
     """What a call would have launched. signature: type by argument; constants: of the kernel."""
 
+    grid: tuple[int, ...]
     kernel: JITFunction[Any]
     signature: dict[str, str]
     constants: dict[str, Any]
@@ -39,8 +40,10 @@ def launches() -> Iterator[list[Launch]]:
     """Kernels that are called within compute nothing; they are listed instead."""
     seen: list[Launch] = []
 
-    def run(self: JITFunction[Any], *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
-        seen.append(_launch(self, args, kwargs))
+    def run(
+        self: JITFunction[Any], *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any
+    ) -> None:
+        seen.append(_launch(self, grid, args, kwargs))
 
     original: Callable[..., Any] = JITFunction.run
     JITFunction.run = run
@@ -58,7 +61,9 @@ def compiled(launch: Launch, target: GPUTarget) -> CompiledKernel:
     return triton.compile(source, target=target, options=launch.options)
 
 
-def _launch(kernel: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
+def _launch(
+    kernel: JITFunction[Any], grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Launch:
     values = dict(zip(kernel.arg_names, args, strict=False))
     values |= {name: value for name, value in kwargs.items() if name in kernel.arg_names}
     constant = {param.name for param in kernel.params if param.is_constexpr}
@@ -68,6 +73,7 @@ def _launch(kernel: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, A
         for name in kernel.arg_names
     }
     return Launch(
+        grid,
         kernel,
         signature,
         {name: value for name, value in values.items() if name in constant},

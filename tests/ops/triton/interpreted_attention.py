@@ -5,14 +5,21 @@ Started by tests/ops/test_triton.py, as interpreted_providers.py is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from tests.attention import test_select
 from tests.ops import test_paged_attention as cpu
 from tests.ops.triton.interpreter import repair_interpreter
 
+from quire.ops.paged_attention import triton_decode
+from quire.ops.paged_attention.reference import paged_attention as reference
 from quire.ops.paged_attention.triton import paged_attention
 from quire.ops.paged_batch import PagedBatch, paged_batch
+
+Parts = tuple[torch.Tensor, torch.Tensor]
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
@@ -73,6 +80,33 @@ def test_a_query_equals_itself_in_any_chunk(window: int | None) -> None:
     for low, high in ((0, 2), (23, 90), (90, 150), (149, 150)):
         chunk = one_row(batch, 0, low, high, window)
         torch.testing.assert_close(chunk, whole[low:high], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 900])
+def test_long_rows_have_larger_pieces_not_more(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when the parts of a long row are written beyond the memory for them, or a piece
+    that a window begins within is lost."""
+    batch = make_batch([(1, 1500), (1, 700), (1, 513)], torch.float32, torch.float32)
+    expected = reference(*cpu.arguments(batch), 0.15, window)
+    monkeypatch.setattr(triton_decode, "_PIECES_OF_A_ROW", 4)  # 2 for each kv head
+    rooms: list[int] = []
+    monkeypatch.setattr(triton_decode, "new_parts", noting(rooms, triton_decode.new_parts))
+    got = paged_attention(*cpu.arguments(batch), 0.15, window, max_query_len=1)
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+    assert rooms == [2 if window is None else 3]
+
+
+def noting(rooms: list[int], make: Callable[..., Parts]) -> Callable[..., Parts]:
+    """`make` with every part of its memory NaN, which a merge must not meet."""
+
+    def new_parts(*arguments: Any) -> Parts:
+        sums, stats = make(*arguments)
+        rooms.append(sums.shape[2])
+        return sums.fill_(float("nan")), stats.fill_(float("nan"))
+
+    return new_parts
 
 
 def test_one_query_per_row_needs_no_kernel_for_prompts() -> None:

@@ -1,7 +1,8 @@
 """Attention of a flat batch over the paged cache.
 
 `paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, window=None,
-k_scale=None, v_scale=None)` → [T, H, D] in q's dtype, newly allocated.
+k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None, sinks=None)`
+→ [T, H, D] in q's dtype, newly allocated.
 
 q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one
 dtype and strides, tokens contiguous; H is a multiple of K and query head h reads kv head
@@ -11,11 +12,21 @@ tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
 query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens (int32 [R]). window:
 tokens that a query sees, itself included. A query at position p sees keys max(0, p - window + 1)
 … p and nothing else is read: memory beyond may hold NaN. A row without queries may have any length.
+max_query_len: what the host knows of the rows' queries without asking the device; 1 promises that
+no row has more, and then nothing is read on the host.
+
+The score of head h for the query at p and the key at k is s = scale · q·k; then, where given,
+soft_cap · tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118, section 2), plus alibi_slopes[h] · (k - p)
+(Press et al. 2022, arXiv:2108.12409, section 3). sinks[h] is one more score in the softmax of head
+h, of a key without a value (Xiao et al. 2024, arXiv:2309.17453, section 3.3). alibi_slopes, sinks:
+float32 [H]. A row of no tokens with one query is padding: Triton and the reference give zeros.
 
 A token's result depends on its own keys alone: not on the batch, nor on how its prompt was cut.
 Softmax and sums are in float32 (Vaswani et al. 2017, arXiv:1706.03762, equation 1; paging after
 Kwon et al. 2023, arXiv:2309.06180).
 """
+
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +47,7 @@ _WEIGHTS_ROUNDED = {
     torch.float16: Tolerance(2**-10, 4 * 2**-11, _REASON),
     torch.bfloat16: Tolerance(2**-7, 4 * 2**-8, _REASON),
 }
+_NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
 
 OP = Op(
     name="paged_attention",
@@ -43,7 +55,7 @@ OP = Op(
     make_inputs=make_inputs,
     tolerance=rounding("online softmax sums in another order than the reference", float32=2e-5),
     providers=(
-        *cpu_providers(bind),
+        *(replace(provider, lacks=_NOT_IN_CPP) for provider in cpu_providers(bind)),
         triton_provider("quire.ops.paged_attention.triton:paged_attention", _WEIGHTS_ROUNDED),
     ),
 )

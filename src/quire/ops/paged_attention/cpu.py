@@ -27,6 +27,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         window: int | None = None,
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
+        max_query_len: int | None = None,  # noqa: ARG001  the contract's
     ) -> torch.Tensor:
         q = token_rows(q)
         _, num_heads, head_dim = q.shape

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ _INT8 = ((torch.float32, torch.int8), (torch.bfloat16, torch.int8))
 _DECODE = ((1, 1), (1, 17), (1, 64), (1, 129), (1, 1100))
 _PREFILL = ((7, 7), (33, 33), (130, 130))
 _MIXED = ((1, 90), (5, 70), (0, 3), (40, 600), (64, 64))
+_PADDED = ((1, 40), (1, 0), (1, 300))
 # (rows, query heads, kv heads, head_dim, block_size, window)
 _SHAPES = (
     (_DECODE, 16, 8, 128, 16, None),
@@ -27,35 +30,66 @@ _SHAPES = (
     (_MIXED, 4, 2, 72, 20, 50),
     (_DECODE, 2, 2, 96, 8, 1),
 )
+# The same with what else scores may be, in some of the dtypes.
+_SCORED = (
+    (torch.float32, torch.float32, (_PADDED, 4, 2, 40, 16, None), ("alibi_slopes", "sinks")),
+    (torch.float16, torch.float16, (_MIXED, 6, 2, 64, 16, None), ("soft_cap", "alibi_slopes")),
+    (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "sinks")),
+    (torch.bfloat16, torch.bfloat16, (_DECODE, 4, 1, 64, 16, 300), ("soft_cap", "sinks")),
+)
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks; the pool is full of NaN around the tokens."""
     for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8):
-        for rows, heads, kv_heads, head_dim, block_size, window in _SHAPES:
-            batch = paged_batch(
-                generator,
-                rows,
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                block_size=block_size,
-                dtype=dtype,
-                cache_dtype=cache_dtype,
-            )
-            yield Case(
-                label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, "
-                f"blocks of {block_size}, window {window}, rows {rows}",
-                args=(
-                    batch.q,
-                    batch.k_cache,
-                    batch.v_cache,
-                    batch.block_table,
-                    batch.query_start_loc,
-                    batch.seq_lens,
-                    head_dim**-0.5,
-                    window,
-                    batch.k_scale,
-                    batch.v_scale,
-                ),
-            )
+        for shape in _SHAPES:
+            yield _case(generator, dtype, cache_dtype, *shape)
+    for dtype, cache_dtype, shape, names in _SCORED:
+        heads = shape[1]
+        every = {
+            "soft_cap": 2.0,  # near the scores, so that it bends them
+            "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
+            "sinks": torch.randn(heads, generator=generator),
+        }
+        yield _case(generator, dtype, cache_dtype, *shape, {name: every[name] for name in names})
+
+
+def _case(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    rows: tuple[tuple[int, int], ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    scored: Mapping[str, Any] = MappingProxyType({}),
+) -> Case:
+    batch = paged_batch(
+        generator,
+        rows,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+    )
+    return Case(
+        label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, "
+        f"blocks of {block_size}, window {window}, {', '.join(scored)} rows {rows}",
+        args=(
+            batch.q,
+            batch.k_cache,
+            batch.v_cache,
+            batch.block_table,
+            batch.query_start_loc,
+            batch.seq_lens,
+            head_dim**-0.5,
+            window,
+            batch.k_scale,
+            batch.v_scale,
+        ),
+        kwargs=scored,
+    )

@@ -6,6 +6,7 @@ import torch
 
 from quire.ops.cpu_provider import token_rows
 from quire.ops.paged_attention.triton_decode import attend_decodes
+from quire.ops.paged_attention.triton_launch import Launch
 from quire.ops.paged_attention.triton_prefill import attend_prompts
 
 __all__ = ["paged_attention"]
@@ -23,18 +24,20 @@ def paged_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     max_query_len: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Contract in `quire.ops.paged_attention`.
 
-    max_query_len: what the host knows of the rows, without asking the device; with 1 only the
-    kernel for single queries is launched, otherwise both, of which each leaves out the other's
-    rows.
+    With `max_query_len` 1 only the kernels for single queries are launched, otherwise also that
+    for prompts; each leaves out the other's rows.
     """
     q = token_rows(q)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.shape[0] == 0:
         return out
-    arguments = (
+    launch = Launch(
         q,
         k_cache,
         v_cache,
@@ -45,9 +48,12 @@ def paged_attention(
         window,
         k_scale,
         v_scale,
+        soft_cap,
+        alibi_slopes,
+        sinks,
         out,
     )
-    attend_decodes(*arguments)
+    attend_decodes(launch)
     if max_query_len != 1 and q.shape[0] > 1:
-        attend_prompts(*arguments)
+        attend_prompts(launch)
     return out

@@ -8,14 +8,16 @@ Tiles of keys that every query of a tile sees whole are computed without a mask.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from quire.ops.cpu_provider import page_strides
+from quire.ops.paged_attention.triton_launch import Launch
 from quire.ops.paged_attention.triton_tiles import (
     LOG2_E,
+    add_sink,
     add_tile,
+    divide,
     load_tile,
     row_of_item,
     token_offsets,
@@ -32,6 +34,7 @@ def _attend_range(
     largest,
     total,
     position,
+    slope,
     begin,
     end,
     k_ptr,
@@ -46,16 +49,19 @@ def _attend_range(
     scale_token_stride,
     head_dim,
     scale,
+    soft_cap,
     window,
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
     KEYS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Keys begin … end - 1, begin a multiple of KEYS. position: of each query, [queries]."""
+    """Keys begin … end - 1, begin a multiple of KEYS. position, slope: of each query, [queries]."""
     dim = tl.arange(0, DIM)
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -81,13 +87,18 @@ def _attend_range(
             k_scale,
             v_scale,
             visible,
+            position[:, None] - key[None, :],
+            slope,
             acc,
             largest,
             total,
             scale,
+            soft_cap,
             QUANTIZED,
             MASKED,
             MASKED,
+            SOFT_CAP,
+            ALIBI,
         )
     return acc, largest, total
 
@@ -99,6 +110,8 @@ def _prefill_kernel(
     v_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    slopes_ptr,
+    sinks_ptr,
     out_ptr,
     table_ptr,
     start_ptr,
@@ -112,6 +125,7 @@ def _prefill_kernel(
     scale_token_stride,
     head_dim,
     scale,
+    soft_cap,
     window,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -119,6 +133,9 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -136,7 +153,7 @@ def _prefill_kernel(
     counts = tl.where(is_row & (lengths > 1), (lengths + TOKENS - 1) // TOKENS, 0)
     if item >= tl.sum(counts):
         return
-    row = row_of_item(counts, item)
+    row = row_of_item(tl.cumsum(counts, axis=0), item)
     first = (item - tl.sum(tl.where(rows < row, counts, 0))) * TOKENS
     start = tl.load(start_ptr + row)
     num_queries = tl.load(start_ptr + row + 1) - start
@@ -155,6 +172,10 @@ def _prefill_kernel(
     acc = tl.zeros((QUERIES, DIM), tl.float32)
     largest = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
+    slope = tl.zeros((QUERIES,), tl.float32)
+    in_group = member % HEADS < GROUP
+    if ALIBI:
+        slope = tl.load(slopes_ptr + head, mask=in_group, other=0.0) * LOG2_E
 
     first_position = before + first
     last_position = before + tl.minimum(first + TOKENS, num_queries) - 1
@@ -182,6 +203,7 @@ def _prefill_kernel(
                 largest,
                 total,
                 position,
+                slope,
                 part_begin,
                 part_end,
                 k_ptr,
@@ -196,69 +218,68 @@ def _prefill_kernel(
                 scale_token_stride,
                 head_dim,
                 scale,
+                soft_cap,
                 window,
                 BLOCK_SIZE,
                 HAS_WINDOW,
                 QUANTIZED,
+                SOFT_CAP,
+                ALIBI,
                 part != 1,
                 KEYS,
                 DIM,
                 PADDED,
             )
+    if SINKS:
+        sink = tl.load(sinks_ptr + head, mask=in_group, other=0.0) * LOG2_E
+        shrink, total = add_sink(sink, largest, total)
+        acc *= shrink[:, None]
     at = (token[:, None] * NUM_HEADS + head[:, None]) * head_dim + dim[None, :]
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    out = divide(acc, total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=mask)
 
 
-def attend_prompts(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    out: torch.Tensor,
-) -> None:
-    """Rows with two queries and more, into out [T, H, D]; the others are left alone. q: as the
-    contract of `quire.ops.paged_attention` has it."""
-    num_tokens, num_heads, head_dim = q.shape
-    _, block_size, num_kv_heads, _ = k_cache.shape
-    num_rows, group = seq_lens.shape[0], num_heads // num_kv_heads
+def attend_prompts(launch: Launch) -> None:
+    """Rows with two queries and more, into `launch.out`; the others are left alone."""
+    given = launch
+    num_tokens, num_heads, head_dim = given.q.shape
+    _, block_size, num_kv_heads, _ = given.k_cache.shape
+    num_rows, group = given.seq_lens.shape[0], num_heads // num_kv_heads
     dim = max(16, power_of_two(head_dim))
     heads = power_of_two(group)
-    queries, keys, warps, stages = _tile(dim, max(q.element_size(), k_cache.element_size()))
+    element_size = max(given.q.element_size(), given.k_cache.element_size())
+    queries, keys, warps, stages = _tile(dim, element_size)
     queries = max(queries, heads)
-    if k_scale is not None:
+    if given.k_scale is not None:
         keys = min(keys, 32)  # with 64, the kernel for SM 80 keeps its accumulators in memory
     # Rows with one query have no tile here, so each tile but a row's last has its tokens.
     tiles = num_tokens // (queries // heads) + min(num_rows, num_tokens // 2)
     _prefill_kernel[(tiles, num_kv_heads)](
-        q,
-        k_cache,
-        v_cache,
-        k_cache if k_scale is None else k_scale,
-        v_cache if v_scale is None else v_scale,
-        out,
-        block_table,
-        query_start_loc,
-        seq_lens,
+        given.q,
+        given.k_cache,
+        given.v_cache,
+        *given.cache_scales(),
+        *given.head_tensors(),
+        given.out,
+        given.block_table,
+        given.query_start_loc,
+        given.seq_lens,
         num_rows,
-        block_table.stride(0),
-        q.stride(0),
-        *page_strides(k_cache, k_scale),
+        given.block_table.stride(0),
+        given.q.stride(0),
+        *page_strides(given.k_cache, given.k_scale),
         head_dim,
-        scale * LOG2_E,
-        window or 0,
+        *given.factors(),
+        given.window or 0,
         NUM_HEADS=num_heads,
         GROUP=group,
         HEADS=heads,
         BLOCK_SIZE=block_size,
-        HAS_WINDOW=window is not None,
-        QUANTIZED=k_scale is not None,
+        HAS_WINDOW=given.window is not None,
+        QUANTIZED=given.k_scale is not None,
+        SOFT_CAP=given.soft_cap is not None,
+        ALIBI=given.alibi_slopes is not None,
+        SINKS=given.sinks is not None,
         ROWS=power_of_two(num_rows),
         QUERIES=queries,
         KEYS=keys,

@@ -6,17 +6,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2_E", "add_tile", "load_tile", "row_of_item", "token_offsets"]
+__all__ = [
+    "LOG2_E",
+    "add_sink",
+    "add_tile",
+    "divide",
+    "load_tile",
+    "row_of_item",
+    "score_factors",
+    "token_offsets",
+]
 
-
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 """By which scores are scaled for powers of two."""
 
 
+def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
+    """scale and soft_cap as the kernels take them: for powers of two, and with a cap, whose tanh
+    takes twice its argument, the product of q and k in units of half the cap."""
+    if soft_cap is None:
+        return scale * LOG2_E.value, 0.0
+    return 2.0 * scale / soft_cap * LOG2_E.value, soft_cap * LOG2_E.value
+
+
 @triton.jit
-def row_of_item(counts, item):
-    """Work items are numbered through all rows, of which row r has counts[r]: the row of `item`."""
-    return tl.sum((tl.cumsum(counts, axis=0) <= item).to(tl.int32))
+def row_of_item(ends, item):
+    """Work items are numbered through all rows, of which those of row r end before ends[r]: the
+    row of `item`."""
+    return tl.sum((ends <= item).to(tl.int32))
 
 
 @triton.jit
@@ -45,22 +62,33 @@ def add_tile(
     k_scale,
     v_scale,
     visible,
+    distance,
+    slope,
     acc,
     largest,
     total,
     scale,
+    soft_cap,
     QUANTIZED: tl.constexpr,
     MASKED: tl.constexpr,
     HIDES: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
 ):
     """acc [queries, dims], largest and total [queries] after the keys of one tile.
 
-    visible: [queries, keys], only if MASKED. scale: log2(e) included. HIDES: some query may see
-    less of the tile than another one, so that a V that is not finite must not reach it as 0 · inf.
+    visible: [queries, keys], only if MASKED. distance: position of the query less that of the key,
+    [queries or 1, keys], and slope: [queries], log2(e) included, only if ALIBI. scale, soft_cap:
+    of `score_factors`. HIDES: some query may see less of the tile than another one, so that a V
+    that is not finite must not reach it as 0 · inf.
     """
     scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision="ieee") * scale
     if QUANTIZED:
         scores *= k_scale[None, :]
+    if SOFT_CAP:  # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both ends
+        scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores))
+    if ALIBI:
+        scores -= slope[:, None] * distance.to(tl.float32)
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
@@ -82,3 +110,18 @@ def add_tile(
             acc = tl.where(seen > 0.0, float("nan"), acc)
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
     return acc, new_largest, total
+
+
+@triton.jit
+def add_sink(sink, largest, total):
+    """The factor by which acc shrinks, and total, after one more score without a value, log2(e)
+    included."""
+    new_largest = tl.maximum(largest, sink)
+    shrink = tl.exp2(largest - new_largest)
+    return shrink, total * shrink + tl.exp2(sink - new_largest)
+
+
+@triton.jit
+def divide(acc, total):
+    """acc / total, and zeros where nothing was seen; a NaN stays one."""
+    return tl.where(total == 0.0, 0.0, acc / tl.where(total == 0.0, 1.0, total))
