@@ -35,7 +35,7 @@ def test_a_bare_processor_gets_the_references() -> None:
 def test_another_device_gets_no_cpu_kernel() -> None:
     """Turns red when raw pointers to device memory are given to a CPU kernel."""
     chosen = build_op_set(replace(PLATFORM, device="cuda")).chosen
-    assert set(chosen.values()) <= {REFERENCE, "triton", "torch"}
+    assert set(chosen.values()) <= {REFERENCE, "triton", "torch", "measured"}
 
 
 def test_isa_none_means_plain_torch() -> None:

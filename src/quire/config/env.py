@@ -11,12 +11,14 @@ of the machine (`platform/gpu.py`). Variables are for debugging and paths, not f
 | `QUIRE_HYPOTHESIS_SCALE` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
+| `XDG_CACHE_HOME` | where measurements of this machine are kept, in `quire`; `~/.cache` if unset |
 | `TRITON_INTERPRET` | Triton's own: 1 runs its kernels on a CPU, slowly; for tests |
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from quire.errors import ConfigError
 
@@ -24,6 +26,7 @@ __all__ = [
     "CPU_ISAS",
     "GPU_KERNELS",
     "OWN_VARIABLES",
+    "cache_folder",
     "cpu_isa",
     "flag_setting",
     "flag_variable",
@@ -67,6 +70,12 @@ def order_gpus() -> None:
     """Let CUDA number GPUs as the driver's tools do, so that the GPU of the plan is the one that
     computes. Must run before CUDA starts; has no effect after."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def cache_folder() -> Path:
+    """Where quire keeps what it would have to measure again. It may not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or "~/.cache").expanduser() / "quire"
 
 
 def num_threads() -> int | None:

@@ -18,6 +18,7 @@ import torch
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.linear.contract import PackedMatrix
 from quire.ops.linear.cpu import bind
+from quire.ops.linear.gpu_measured import MEASURED
 from quire.ops.linear.inputs import make_inputs
 from quire.ops.linear.reference import PlainMatrix
 from quire.ops.linear.vendor import VENDOR
@@ -50,6 +51,7 @@ OP = Op(
     tolerance=rounding("products summed in another order", float32=2e-5),
     providers=(
         *cpu_providers(bind),
+        MEASURED,
         VENDOR,
         triton_provider("quire.ops.linear.triton:linear"),
         INVARIANT,
