@@ -6,9 +6,18 @@ from collections.abc import MutableMapping
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from quire.errors import ConfigError
-from quire.ops import ALL_OPS, REFERENCE, OpSet, build_op_set, force_isa, select
+from quire.ops import (
+    ALL_OPS,
+    REFERENCE,
+    OpSet,
+    build_op_set,
+    force_invariance,
+    force_isa,
+    select,
+)
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
@@ -68,3 +77,31 @@ def test_refusals_name_the_value_and_the_way_out() -> None:
         select(op, BARE, "cpu_avx2")
     with pytest.raises(ConfigError, match=r"No such operation: norm\. Use one of"):
         build_op_set(PLATFORM, {"norm": REFERENCE})
+
+
+def test_batch_invariance_is_a_choice_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a GPU's fastest product serves although bits must not depend on the batch, or
+    when a machine that cannot keep the promise starts."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    pytest.importorskip("triton")
+    cuda = replace(PLATFORM, device="cuda")
+    assert force_invariance(cuda, {"draw": REFERENCE}) == {
+        "draw": REFERENCE,
+        "linear": "triton_invariant",
+    }
+    for platform, forced in (
+        (BARE, {}),
+        (cuda, {"linear": REFERENCE}),
+        (PLATFORM, force_isa("none")),
+    ):
+        with pytest.raises(ConfigError, match=r"batch_invariant=True needs compiled kernels"):
+            force_invariance(platform, forced)
+
+
+def test_batch_invariance_changes_nothing_on_a_cpu_with_kernels() -> None:
+    """Turns red when asking for what is there anyway gives another kernel."""
+    chosen = build_op_set(PLATFORM).chosen["linear"]
+    if chosen == REFERENCE:
+        pytest.skip("no compiled kernels")
+    assert force_invariance(PLATFORM, {}) == {"linear": chosen}

@@ -67,6 +67,7 @@ class ResolvedSettings:
     seed: int
     attention_backend: str | None
     enforce_eager: bool
+    batch_invariant: bool
     num_threads: int
     load_format: str
     skip_tokenizer_init: bool
@@ -176,6 +177,7 @@ def resolve(
         seed=settings.seed,
         attention_backend=settings.attention_backend,
         enforce_eager=settings.enforce_eager,
+        batch_invariant=settings.batch_invariant,
         num_threads=threads,
         load_format=settings.load_format,
         skip_tokenizer_init=settings.skip_tokenizer_init,

@@ -184,6 +184,11 @@ class EngineSettings:
     enforce_eager: bool = _setting(
         False, "capture no decode steps: each kernel is called from Python, as a debugger wants it"
     )
+    batch_invariant: bool = _setting(
+        False,
+        "results of a request have the same bits whatever is computed beside it, at the price of "
+        "slower prompts on a GPU; on CPUs compiled kernels see to it in any case",
+    )
     num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
     skip_tokenizer_init: bool = _setting(
         False, "load no tokenizer: prompts and outputs are token ids"

@@ -103,10 +103,15 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     env.limit_spinning()
     env.order_gpus()
     from quire.executor.in_process import InProcessExecutor
+    from quire.ops import force_invariance
     from quire.worker import Worker, WorkerSettings
 
     resolved, chosen = plan.resolved, plan.resolved.settings
     forced_ops, forced_attention = _forced_kernels(chosen.device)
+    if chosen.batch_invariant:
+        forced_ops = force_invariance(resolved.platform, forced_ops)
+        if chosen.device != "cpu":
+            forced_attention = forced_attention or "triton"
     rows = MAX_CAPTURED_ROWS if chosen.device == "cpu" else MAX_GRAPH_ROWS
     worker_settings = WorkerSettings(
         spec=resolved.spec,

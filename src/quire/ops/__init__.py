@@ -3,7 +3,15 @@
 from quire.ops.check import CheckReport, check_provider
 from quire.ops.linear import PackedMatrix
 from quire.ops.operation import Case, Op, Provider, Tolerance
-from quire.ops.registry import ALL_OPS, REFERENCE, OpSet, build_op_set, force_isa, select
+from quire.ops.registry import (
+    ALL_OPS,
+    REFERENCE,
+    OpSet,
+    build_op_set,
+    force_invariance,
+    force_isa,
+    select,
+)
 from quire.ops.team import ALONE, Team
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "Tolerance",
     "build_op_set",
     "check_provider",
+    "force_invariance",
     "force_isa",
     "select",
 ]

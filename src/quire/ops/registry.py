@@ -22,8 +22,8 @@ from quire.ops.decode_inputs import OP as DECODE_INPUTS
 from quire.ops.draw import OP as DRAW
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
+from quire.ops.linear import INVARIANT, PackedMatrix
 from quire.ops.linear import OP as LINEAR
-from quire.ops.linear import PackedMatrix
 from quire.ops.linear_int4 import OP as LINEAR_INT4
 from quire.ops.linear_int8 import OP as LINEAR_INT8
 from quire.ops.operation import Op
@@ -35,7 +35,15 @@ from quire.ops.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
-__all__ = ["ALL_OPS", "REFERENCE", "OpSet", "build_op_set", "force_isa", "select"]
+__all__ = [
+    "ALL_OPS",
+    "REFERENCE",
+    "OpSet",
+    "build_op_set",
+    "force_invariance",
+    "force_isa",
+    "select",
+]
 
 REFERENCE = "reference"
 
@@ -160,3 +168,21 @@ def force_isa(isa: str | None) -> dict[str, str]:
         return dict.fromkeys(ALL_OPS, REFERENCE)
     name = f"cpu_{isa}"
     return {op.name: name for op in ALL_OPS.values() if op.provider(name) is not None}
+
+
+def force_invariance(platform: Platform, forced: Mapping[str, str]) -> dict[str, str]:
+    """`forced` of `build_op_set` under which a row's results do not depend on its batch: only
+    products of plain matrices have providers that let them, all other operations never do.
+
+    Raises ConfigError where nothing computes such products, or `forced` asks for plain torch.
+    """
+    wanted = forced.get(LINEAR.name)
+    if platform.device != "cpu" and wanted != REFERENCE:
+        wanted = INVARIANT.name
+    chosen, _ = select(LINEAR, platform, wanted)
+    if chosen == REFERENCE:
+        raise ConfigError(
+            "batch_invariant=True needs compiled kernels, since torch rounds the products of a row "
+            "by its batch: `quire doctor` says what is missing here."
+        )
+    return {**forced, LINEAR.name: chosen}
