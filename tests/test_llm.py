@@ -195,15 +195,15 @@ def test_prefix_cache_serves_a_repeated_prompt(llm: LLM) -> None:
 
 def test_the_engine_survives_a_lost_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = llm.engine.client._core._executor._worker
-    execute, lost = worker.execute, []
+    launch, lost = worker.launch, []
 
     def fail_once(plan):
         if plan.step_id % 4 == 3 and not lost:
             lost.append(plan.step_id)
             raise RuntimeError("device fault")
-        return execute(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(worker, "execute", fail_once)
+    monkeypatch.setattr(worker, "launch", fail_once)
     outputs = llm.generate(["import os"] * 2, GREEDY)
     assert all("device fault" in output.error for output in outputs)
     again = llm.generate(["import os"] * 2, GREEDY)

@@ -35,7 +35,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 def runner_of(llm: LLM) -> Any:
     client: Any = llm.engine.client
-    return client._core._executor._worker._runner
+    return client._core._executor._worker._assembly.runner
 
 
 def captured_steps(llm: LLM) -> CapturedSteps:

@@ -71,7 +71,7 @@ def test_what_a_failed_copy_lost_fails_alone(make: Maker, monkeypatch: pytest.Mo
     """Every third copy raises: requests that were in it end with a sentence, others are right."""
     expected = tokens(outputs(make()))
     llm = make(num_kv_blocks=9, swap_space="64MiB", preemption_mode="swap")
-    host: HostPages = llm.engine.client._core._executor._worker._host
+    host: HostPages = llm.engine.client._core._executor._worker._assembly.host
     whole, calls = host._swap_blocks, 0
 
     def breaks(*args: torch.Tensor) -> None:

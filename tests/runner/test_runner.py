@@ -44,7 +44,7 @@ def llm() -> Iterator[LLM]:
 
 
 def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
-    forward = llm.engine.client._core._executor._worker._runner._forward
+    forward = llm.engine.client._core._executor._worker._assembly.runner._forward
     monkeypatch.setattr(forward, "_model", Poisoned(forward._model, raises=raises))
 
 

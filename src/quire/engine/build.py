@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env
 from quire.config.fixed_bytes import MAX_GRAPH_ROWS
+from quire.config.measured import render_measured, replan
 from quire.config.memory_plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
@@ -27,6 +28,7 @@ from quire.rendering import Renderer
 from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 if TYPE_CHECKING:
+    from quire.executor.in_process import InProcessExecutor
     from quire.models import LoadFormat
 
 __all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
@@ -72,7 +74,7 @@ def build_engine(settings: EngineSettings) -> Engine:
         client=InProcessClient(built.core),
         renderer=front.renderer,
         spec=plan.resolved.spec,
-        resolved=plan.resolved,
+        resolved=built.resolved,
         default_sampling=front.default_sampling,
         eos_token_ids=front.eos_token_ids,
         recovery_costs=built.recovery_costs,
@@ -117,7 +119,6 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         spec=resolved.spec,
         folder=plan.folder,
         layout=resolved.layout,
-        num_blocks=chosen.num_kv_blocks,
         num_host_blocks=chosen.num_host_blocks,
         max_num_seqs=chosen.max_num_seqs,
         max_model_len=chosen.max_model_len,
@@ -136,14 +137,34 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))
-    costs = None
-    if chosen.preemption_mode == "swap":
-        costs = ALWAYS_SWAP
-    elif chosen.preemption_mode == "auto":
-        costs = executor.measure_recovery()
+    try:
+        resolved = _allocate(executor, plan)
+        costs = _recovery_costs(executor, chosen.preemption_mode)
+    except BaseException:
+        executor.shutdown()
+        raise
     scheduler = _build_scheduler(resolved, plan.folder, costs)
     core = EngineCore(scheduler, executor, chosen.depth, on_plan)
     return BuiltCore(core, resolved, executor.providers, costs)
+
+
+def _allocate(executor: InProcessExecutor, plan: StartupPlan) -> Resolved:
+    """Make the KV pool. The plan as it is then: on a GPU, of sizes that were measured before."""
+    resolved, measured = plan.resolved, executor.measure_memory()
+    if measured is not None:
+        settled = replan(plan.asked, resolved, measured)
+        if not settled.settings.quiet:
+            print(render_measured(resolved, settled), file=sys.stderr)  # noqa: T201
+        resolved = settled
+    executor.allocate(resolved.settings.num_kv_blocks, resolved.settings.max_model_len)
+    return resolved
+
+
+def _recovery_costs(executor: InProcessExecutor, preemption_mode: str) -> RecoveryCosts | None:
+    """By which preempted requests are swapped; None if they never are."""
+    if preemption_mode == "swap":
+        return ALWAYS_SWAP
+    return executor.measure_recovery() if preemption_mode == "auto" else None
 
 
 def _forced_kernels(device: str) -> tuple[dict[str, str], str | None]:

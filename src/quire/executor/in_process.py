@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from quire.config.measured import MeasuredMemory
 from quire.errors import EngineError
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import StepPlan, StepResult
@@ -73,6 +74,16 @@ class InProcessExecutor:
         self._last_end = ended
         future.set_result(replace(result, seconds=seconds))
 
+    def measure_memory(self) -> MeasuredMemory | None:
+        """As `Worker.measure_memory`, in the thread that computes."""
+        assert self._worker is not None
+        return self._launcher.submit(self._worker.measure_memory).result()
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """As `Worker.allocate`, in the thread that computes. Before the first step."""
+        assert self._worker is not None
+        self._launcher.submit(self._worker.allocate, num_blocks, max_model_len).result()
+
     def measure_recovery(self) -> RecoveryCosts:
         """As `Worker.measure_recovery`, in the thread that computes."""
         assert self._worker is not None
@@ -82,4 +93,6 @@ class InProcessExecutor:
         """What was not launched yet is dropped; nobody may wait for it any more."""
         self._launcher.shutdown(wait=True, cancel_futures=True)
         self._waiter.shutdown(wait=True)
+        if self._worker is not None:
+            self._worker.close()
         self._worker = None

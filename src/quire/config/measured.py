@@ -1,0 +1,86 @@
+"""The memory plan of a GPU once more, from what was measured on it after the model was loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.config.memory_budget import device_budget
+from quire.config.memory_plan import FixedBytes, format_bytes
+from quire.config.pool_size import PoolSizing
+from quire.config.resolve import Decision, Resolved
+from quire.config.settings import EngineSettings
+
+__all__ = ["MeasuredMemory", "render_measured", "replan"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """Bytes of a device. total: that it has. free: of all programs, before this one took any.
+
+    weights: in tensors, after loading. loaded: all that this process has then. peak: the most that
+    it had while the largest steps were computed, the KV cache excepted.
+    """
+
+    total: int
+    free: int
+    weights: int
+    loaded: int
+    peak: int
+
+
+def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -> Resolved:
+    """The plan with measured sizes in place of predicted ones: another number of KV blocks, and a
+    shorter context if the predicted one does not fit after all.
+
+    asked: what `planned` was resolved from. Raises ConfigError as `resolve` does.
+    """
+    chosen, predicted = planned.settings, planned.memory.fixed
+    fixed = FixedBytes(
+        weights=measured.weights,
+        runtime=measured.loaded - measured.weights,
+        activations=measured.peak - measured.loaded,
+        logits=0,
+        tables=0,
+        graphs=predicted.graphs,
+    )
+    sizing = PoolSizing(
+        asked,
+        planned.spec,
+        planned.layout,
+        fixed=lambda context: fixed,  # noqa: ARG005  tables were made for the longest one
+        budget=device_budget(asked, measured.total, measured.free),
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        longest=chosen.max_model_len,
+    )
+    context, context_reason = sizing.choose_context()
+    num_blocks, blocks_reason = sizing.choose_blocks(context)
+    made = {
+        "max_model_len": Decision("max_model_len", f"{context:,}", context_reason),
+        "num_kv_blocks": Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
+    }
+    if context == chosen.max_model_len:
+        del made["max_model_len"]
+    return replace(
+        planned,
+        settings=replace(chosen, max_model_len=context, num_kv_blocks=num_blocks),
+        memory=sizing.plan(context, num_blocks),
+        decisions=tuple(made.get(each.name, each) for each in planned.decisions),
+    )
+
+
+def render_measured(planned: Resolved, settled: Resolved) -> str:
+    """A line for the start-up report: what was measured, and what follows."""
+    fixed, memory = settled.memory.fixed, settled.memory
+    text = (
+        f"measured: weights {format_bytes(fixed.weights)}, process {format_bytes(fixed.runtime)}, "
+        f"a step of {settled.settings.max_num_batched_tokens:,} tokens "
+        f"{format_bytes(fixed.activations)}, held back for graphs {format_bytes(fixed.graphs)}; "
+        f"KV cache {format_bytes(memory.kv_cache)}, {memory.capacity_tokens:,} tokens"
+    )
+    if planned.settings.max_model_len == settled.settings.max_model_len:
+        return text
+    return (
+        f"{text}; max_model_len {settled.settings.max_model_len:,}, since "
+        f"{planned.settings.max_model_len:,} do not fit"
+    )

@@ -1,0 +1,89 @@
+"""The second half of a worker's start: the KV pool, the rows, and the runner over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.attention import KVPool
+from quire.config.memory_plan import capture_bytes, capture_table_bytes
+from quire.ops.capture import CaptureArena
+from quire.runner import RowTable
+from quire.runner.captured import CapturedSteps
+from quire.runner.changes import PlanChanges
+from quire.runner.decode_inputs import DecodeInputs, RowTensors
+from quire.runner.forward import ForwardPass
+from quire.runner.host_draws import HostDraws
+from quire.runner.host_pages import HostPages
+from quire.runner.inputs import InputBuilder
+from quire.runner.pending import Runner
+from quire.runner.runner import ModelRunner
+from quire.sampling import SamplingState
+from quire.worker.load import LoadedModel
+from quire.worker.settings import WorkerSettings
+
+__all__ = ["Assembly", "PoolSize", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """num_blocks: of the KV pool. max_model_len: the longest sequence. num_host_blocks: of the swap
+    space. max_captured_rows: of decode steps that are captured, 0 for none."""
+
+    num_blocks: int
+    max_model_len: int
+    num_host_blocks: int = 0
+    max_captured_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What computes steps. host: where blocks are swapped to."""
+
+    runner: Runner
+    pages: torch.Tensor
+    host: HostPages
+
+
+def assemble(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:
+    """Allocate what steps need beside the model."""
+    return _on_host(loaded, settings, size)
+
+
+def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:
+    """Rows on the host, where the model computes too."""
+    ops, layout = loaded.ops, settings.layout
+    kv = KVPool.allocate(layout, size.num_blocks, loaded.kv_dtype, loaded.device)
+    rows = RowTable(
+        settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
+    )
+    sampling = SamplingState(settings.max_num_seqs, loaded.spec.vocab_size)
+    host = HostPages(kv.pages, size.num_host_blocks, ops.swap_blocks)
+    changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
+    windows = [group.window for group in layout.groups]
+    shared = (kv, loaded.attention.backend, windows, layout.block_size)
+    inputs = InputBuilder(rows, *shared)
+    max_captured = min(size.max_captured_rows, settings.max_num_seqs)
+    slots = np.zeros(max_captured, np.int64)
+    captured = CapturedSteps(
+        loaded.model,
+        DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
+        slots,
+        loaded.team,
+        CaptureArena(
+            capture_bytes(loaded.spec, max_captured)
+            + capture_table_bytes(layout, max_captured, size.max_model_len)
+        ),
+    )
+    runner = ModelRunner(
+        rows,
+        changes,
+        captured,
+        ForwardPass(
+            loaded.model, rows, inputs.build, torch.from_numpy, changes.num_prompt_logprobs
+        ),
+        HostDraws(sampling, rows, ops.draw),
+    )
+    return Assembly(runner, kv.pages, host)

@@ -1,0 +1,86 @@
+"""The first half of a worker's start: a device, kernels, and a model on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire.attention import AttentionNeeds, BackendChoice, select_backend
+from quire.config import ModelSpec
+from quire.errors import ConfigError
+from quire.layers import LayerFactory
+from quire.models import CausalLM, load_model
+from quire.ops import REFERENCE, OpSet, Team, build_op_set
+from quire.platform import Platform
+from quire.quantization import QuantizedFormats
+from quire.worker.settings import WorkerSettings
+
+__all__ = ["LoadedModel", "load", "open_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """spec: with the dtype of the computation. team: the threads that compute on a CPU."""
+
+    spec: ModelSpec
+    device: torch.device
+    team: Team
+    ops: OpSet
+    attention: BackendChoice
+    kv_dtype: torch.dtype
+    model: CausalLM
+
+    @property
+    def kernels(self) -> str:
+        """A sentence on what computes: "attention: cpu_avx512 (…); rms_norm, linear by …"."""
+        by_provider: dict[str, list[str]] = {}
+        for op, provider in self.ops.chosen.items():
+            if op != "paged_attention":
+                by_provider.setdefault(provider, []).append(op)
+        others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
+        return f"{self.attention.reason.rstrip('.')}; {others}"
+
+
+def open_device(platform: Platform) -> torch.device:
+    """Where tensors live. Raises ConfigError with the driver's words if it does not start."""
+    if platform.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", 0)  # of those that the process may see
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(device)
+    except (AssertionError, RuntimeError) as error:  # torch raises both, as what is missing
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"The GPU does not start: {reason}. Or give device='cpu'.") from error
+    return device
+
+
+def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
+    """Choose kernels, build the model and fill it, tensor by tensor. Raises ConfigError if it
+    cannot be loaded as asked."""
+    torch.set_num_threads(settings.num_threads)
+    # Where a GPU computes, no thread of ours does.
+    team = Team(settings.num_threads if device.type == "cpu" else 1)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
+    spec = replace(settings.spec, dtype=settings.dtype)
+    ops = build_op_set(settings.platform, settings.forced_ops, team)
+    needs = AttentionNeeds(
+        dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
+    )
+    choice = select_backend(settings.platform, needs, settings.attention_backend, team)
+    formats = QuantizedFormats(settings.quantization, ops)
+    factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)
+    with torch.inference_mode():
+        model = load_model(
+            spec,
+            settings.folder,
+            factory,
+            settings.load_format,
+            settings.seed,
+            settings.show_progress,
+        )
+    if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
+        torch.set_num_threads(1)  # torch's own threads have only loaded
+    return LoadedModel(spec, device, team, ops, choice, kv_dtype, model)
