@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -18,38 +16,20 @@ from quire.runner.forward import ForwardPass
 from quire.runner.host_draws import HostDraws
 from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputBuilder
-from quire.runner.pending import Runner
 from quire.runner.runner import ModelRunner
 from quire.sampling import SamplingState
+from quire.worker.assemble_device import assemble_on_device
+from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["Assembly", "PoolSize", "assemble"]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """num_blocks: of the KV pool. max_model_len: the longest sequence. num_host_blocks: of the swap
-    space. max_captured_rows: of decode steps that are captured, 0 for none."""
-
-    num_blocks: int
-    max_model_len: int
-    num_host_blocks: int = 0
-    max_captured_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Assembly:
-    """What computes steps. host: where blocks are swapped to."""
-
-    runner: Runner
-    pages: torch.Tensor
-    host: HostPages
-
-
 def assemble(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:
     """Allocate what steps need beside the model."""
-    return _on_host(loaded, settings, size)
+    build = assemble_on_device if settings.device_state else _on_host
+    return build(loaded, settings, size)
 
 
 def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:

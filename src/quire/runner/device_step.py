@@ -1,0 +1,182 @@
+"""Steps that a device computes while the next one is launched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.step import (
+    PromptLogprobs,
+    RowFailure,
+    StepResult,
+    TokenCandidates,
+    TokenLogprobs,
+)
+from quire.runner.device_queue import Receipt
+from quire.runner.forward import NOT_FINITE
+from quire.runner.rows import RowTable, Slots
+from quire.sampling import NO_TOKEN
+
+__all__ = ["DeviceStep", "Failures", "HostPart", "Tenancy"]
+
+Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...]]
+"""(token ids, slots, positions) of rows → a sentence for each of those without a token."""
+
+
+@dataclass(slots=True)
+class HostPart:
+    """What the host knew of a step when it was launched; as in `StepResult`."""
+
+    slots: Slots = field(default_factory=lambda: np.zeros(0, np.int64))
+    token_ids: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+
+
+class Tenancy:
+    """Which of the sequences that were in a slot one after the other is there, by a number that no
+    two share; and which of them have failed on the device, as far as results have told."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._numbers = np.zeros(num_slots, np.int64)
+        self._failed = np.full(num_slots, -1, np.int64)
+        self._next = 1
+
+    def begin(self, slot: int) -> None:
+        """Another sequence is in the slot."""
+        self._numbers[slot] = self._next
+        self._next += 1
+
+    def of(self, slots: Slots) -> Slots:
+        """The sequences that are in these slots."""
+        return self._numbers[slots]
+
+    def fail(self, slots: Slots, numbers: Slots) -> None:
+        """These sequences have failed."""
+        self._failed[slots] = numbers
+
+    def has_failed(self, slots: Slots, numbers: Slots) -> npt.NDArray[np.bool_]:
+        """Of each of these sequences, whether it has failed; asked about before a later one in its
+        slot can fail."""
+        return self._failed[slots] == numbers
+
+
+@dataclass(slots=True)
+class _OnDevice:
+    """Rows [N] of which the device brings one array. positions: of the drawn tokens."""
+
+    slots: Slots
+    numbers: Slots
+    positions: Slots
+
+
+class DeviceStep:
+    """A `PendingStep`. Results are made in the order of the steps, by whoever asks first."""
+
+    def __init__(
+        self,
+        step_id: int,
+        before: DeviceStep | None,
+        tenancy: Tenancy,
+        failures: Failures,
+        host: HostPart,
+    ) -> None:
+        """before: the step launched before, if its result is not there yet."""
+        self._step_id = step_id
+        self._before = before
+        self._tenancy = tenancy
+        self._failures = failures
+        self._host = host
+        self._drawn: list[_OnDevice] = []
+        self._unfinished: list[_OnDevice] = []
+        self._receipt: Receipt | None = None
+        self._lock = threading.Lock()
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+        self._settled_tokens: list[npt.NDArray[np.int32]] = []
+
+    def expect(
+        self,
+        drawn: list[tuple[Slots, Slots]],
+        unfinished: list[Slots],
+        receipt: Receipt | None,
+    ) -> None:
+        """What the device will bring: for each (slots, positions) drawn the token ids, then for
+        each slots in the middle of a prompt whether they are sound."""
+        numbers = self._tenancy.of
+        self._drawn = [_OnDevice(slots, numbers(slots), at) for slots, at in drawn]
+        self._unfinished = [_OnDevice(slots, numbers(slots), slots) for slots in unfinished]
+        self._receipt = receipt
+
+    def has_drawn(self, slots: Slots) -> bool:
+        """Whether some of the sequences in these slots get tokens by this step."""
+        return any(
+            bool(np.isin(slots, each.slots[each.numbers == self._tenancy.of(each.slots)]).any())
+            for each in self._drawn
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the result is there, or what ended the step."""
+        return self._result is not None or self._error is not None
+
+    def result(self) -> StepResult:
+        """Wait for this step and those before it."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._result is None:
+                try:
+                    self._result = self._make_result()
+                except BaseException as error:
+                    self._error = error
+                    raise
+                self._before = None
+            return self._result
+
+    def _make_result(self) -> StepResult:
+        if self._before is not None:
+            self._before.result()
+        arrays = [] if self._receipt is None else self._receipt.wait()
+        self._receipt = None
+        host, failed = self._host, list(self._host.failed)
+        slots, token_ids = [host.slots], [host.token_ids]
+        for rows, tokens in zip(self._drawn, arrays, strict=False):
+            is_live = ~self._tenancy.has_failed(rows.slots, rows.numbers)
+            is_drawn = is_live & (tokens != NO_TOKEN)
+            slots.append(rows.slots[is_drawn])
+            token_ids.append(tokens[is_drawn])
+            broken = is_live & ~is_drawn
+            failed += self._failures(tokens[broken], rows.slots[broken], rows.positions[broken])
+            self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
+            self._settled_tokens.append(tokens)
+        for rows, is_sound in zip(self._unfinished, arrays[len(self._drawn) :], strict=True):
+            broken = ~is_sound & ~self._tenancy.has_failed(rows.slots, rows.numbers)
+            failed += [RowFailure(slot, NOT_FINITE) for slot in rows.slots[broken].tolist()]
+            self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
+        return StepResult(
+            step_id=self._step_id,
+            slots=np.concatenate(slots).astype(np.int32),
+            token_ids=np.concatenate(token_ids).astype(np.int32),
+            candidates=host.candidates,
+            logprobs=host.logprobs,
+            prompt_logprobs=host.prompt_logprobs,
+            failed=tuple(failed),
+        )
+
+    def settle(self, rows: RowTable) -> None:
+        """Tell the host's rows what the result has told; it is there. In the launching thread."""
+        for each, tokens in zip(self._drawn, self._settled_tokens, strict=False):
+            is_there = self._tenancy.of(each.slots) == each.numbers
+            slots, places = each.slots[is_there], each.positions[is_there]
+            rows.token_ids[slots, places] = tokens[is_there]
+        for each in (*self._drawn, *self._unfinished):
+            is_there = self._tenancy.of(each.slots) == each.numbers
+            is_broken = is_there & self._tenancy.has_failed(each.slots, each.numbers)
+            rows.failed[each.slots[is_broken]] = True

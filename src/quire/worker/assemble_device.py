@@ -1,0 +1,62 @@
+"""A worker whose rows live on its device."""
+
+from __future__ import annotations
+
+from quire.attention import KVPool
+from quire.ops.draw import OP as DRAW
+from quire.runner import RowTable
+from quire.runner.changes import PlanChanges
+from quire.runner.decode_inputs import DecodeInputs
+from quire.runner.device_draws import DeviceDraws
+from quire.runner.device_inputs import DeviceInputs
+from quire.runner.device_queue import DeviceQueue, queue_of
+from quire.runner.device_runner import DeviceRunner
+from quire.runner.device_state import DeviceState
+from quire.runner.forward import ForwardPass
+from quire.runner.host_draws import HostDraws
+from quire.runner.host_pages import HostPages
+from quire.runner.uniform_steps import UniformSteps
+from quire.sampling import SamplingState
+from quire.sampling.device_sampler import DeviceSampler
+from quire.worker.assembly import Assembly, PoolSize
+from quire.worker.load import LoadedModel
+from quire.worker.settings import WorkerSettings
+
+__all__ = ["assemble_on_device"]
+
+
+def assemble_on_device(
+    loaded: LoadedModel,
+    settings: WorkerSettings,
+    size: PoolSize,
+    queue: DeviceQueue | None = None,
+) -> Assembly:
+    """queue: in which order the device works; its own if None. The pool has one block more than
+    the plan side knows, and the sampling parameters one slot more: those of the spare row."""
+    ops, layout = loaded.ops, settings.layout
+    queue = queue or queue_of(loaded.device)
+    kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
+    rows = RowTable(
+        settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
+    )
+    sampling = SamplingState(settings.max_num_seqs + 1, loaded.spec.vocab_size)
+    host = HostPages(kv.pages, size.num_host_blocks, ops.swap_blocks)
+    changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
+    state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
+    windows = [group.window for group in layout.groups]
+    shared = (kv, loaded.attention.backend, windows, layout.block_size)
+    inputs = DeviceInputs(state, *shared, ops.step_inputs)
+    decode = DecodeInputs(state.row_tensors, state.inbox.slots, *shared, ops.decode_inputs)
+    sampler = DeviceSampler(sampling, state.sampling, ops.draw)
+    draws = DeviceDraws(state, sampler, ops.append_tokens, queue)
+    runner = DeviceRunner(
+        rows,
+        state,
+        changes,
+        UniformSteps(loaded.model, decode, state, draws),
+        ForwardPass(loaded.model, rows, inputs.build, queue.upload, changes.num_prompt_logprobs),
+        draws,
+        HostDraws(sampling, rows, DRAW.reference),
+        queue,
+    )
+    return Assembly(runner, kv.pages, host)

@@ -1,0 +1,32 @@
+"""What the second half of a worker's start is asked for, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.runner.host_pages import HostPages
+from quire.runner.pending import Runner
+
+__all__ = ["Assembly", "PoolSize"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """num_blocks: of the KV pool. max_model_len: the longest sequence. num_host_blocks: of the swap
+    space. max_captured_rows: of decode steps that are captured, 0 for none."""
+
+    num_blocks: int
+    max_model_len: int
+    num_host_blocks: int = 0
+    max_captured_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What computes steps. host: where blocks are swapped to."""
+
+    runner: Runner
+    pages: torch.Tensor
+    host: HostPages

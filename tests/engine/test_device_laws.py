@@ -1,0 +1,130 @@
+"""The laws over rows that live on a device: here the CPU, with the kernels that it has.
+
+The device draws for usual requests; log-probabilities, edits and beams take the way over the host.
+Results come as late as they may, and host memory is watched that the device may still read
+(tests/runner/late_device.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from tests.engine.test_laws import assert_same, model, workload  # noqa: F401  a fixture
+from tests.runner.late_device import keep_rows_on_device
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+BASE: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "skip_tokenizer_init": True,
+    "num_kv_blocks": 256,
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+}
+
+
+class Maker:
+    """Engines with rows on the device, or on the host."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self.engines: list[LLM] = []
+        self.on_device = True
+
+    def __call__(self, **settings: Any) -> LLM:
+        self.engines.append(LLM(self._folder, **{**BASE, **settings}))
+        return self.engines[-1]
+
+
+@pytest.fixture
+def make(model: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:  # noqa: F811
+    maker = Maker(model)
+    keep_rows_on_device(monkeypatch, lambda: maker.on_device)
+    yield maker
+    for engine in maker.engines:
+        engine.shutdown()
+
+
+def params(index: int, max_tokens: int = 16, **more: Any) -> SamplingParams:
+    temperature = (0.0, 0.8, 1.3)[index % 3]
+    return SamplingParams(
+        temperature=temperature, seed=index, max_tokens=max_tokens, ignore_eos=True,
+        top_k=20 * (index % 2), **more,
+    )  # fmt: skip
+
+
+def run(llm: LLM, **more: Any) -> list[RequestOutput]:
+    prompts = workload()
+    return llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        [params(i, **more) for i in range(len(prompts))],
+        use_tqdm=False,
+    )
+
+
+def on_host(make: Maker, **settings: Any) -> LLM:
+    make.on_device = False
+    llm = make(**settings)
+    make.on_device = True
+    return llm
+
+
+@DEPTHS
+def test_rows_on_the_device_give_what_rows_on_the_host_do(make: Maker, depth: int) -> None:
+    expected = run(on_host(make))
+    assert_same(run(make(depth=depth)), expected)
+    assert_same(run(make(depth=depth, max_num_batched_tokens=11)), expected)
+
+
+def test_batched_is_alone(make: Maker) -> None:
+    llm = make(enable_prefix_caching=False)
+    alone = [
+        llm.generate({"prompt_token_ids": prompt}, params(i), use_tqdm=False)[0]
+        for i, prompt in enumerate(workload())
+    ]
+    assert_same(run(llm), alone)
+
+
+def test_preempted_is_not(make: Maker) -> None:
+    llm = make(num_kv_blocks=64, max_model_len=48)
+    assert_same(run(llm, max_tokens=18), run(make(), max_tokens=18))
+
+
+def test_swapped_is_not(make: Maker) -> None:
+    swap = {"num_kv_blocks": 64, "swap_space": "64MiB", "preemption_mode": "swap"}
+    llm = make(max_model_len=48, **swap)
+    assert_same(run(llm, max_tokens=18), run(make(), max_tokens=18))
+
+
+@DEPTHS
+def test_samples_beams_and_unusual_rows(make: Maker, depth: int) -> None:
+    """In one batch: usual rows, samples that fork, log-probabilities, edits."""
+    prompts = workload()
+    asked = [params(i, 8 + i) for i in range(len(prompts))]
+    asked[1] = SamplingParams(n=4, temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
+    asked[2] = params(2, 9, logprobs=2)
+    asked[3] = params(3, 14, repetition_penalty=1.3, presence_penalty=0.2)
+    asked[4] = params(4, 5, prompt_logprobs=1)
+    asked[5] = params(5, 11, logit_bias={7: 3.0})
+    results = [
+        (
+            llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False),
+            llm.beam_search(
+                [{"prompt_token_ids": p} for p in prompts[:2]],
+                BeamSearchParams(beam_width=3, max_tokens=7, ignore_eos=True),
+            ),
+        )
+        for llm in (on_host(make), make(depth=depth))
+    ]
+    (expected, beams), (got, got_beams) = results
+    assert_same(got, expected)
+    assert [each.prompt_logprobs for each in got] == [each.prompt_logprobs for each in expected]
+    assert [[s.tokens for s in each.sequences] for each in got_beams] == [
+        [s.tokens for s in each.sequences] for each in beams
+    ]
