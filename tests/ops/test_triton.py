@@ -44,8 +44,9 @@ def test_kernels_compile_to_machine_code(
     """Turns red when a kernel uses what only the interpreter understands, or asks for more shared
     memory than a multiprocessor has."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for launch in _some_launches(op):
-        for target, code, shared in TARGETS:
+    for target, code, shared in TARGETS:
+        monkeypatch.setattr(torch.version, "hip", "6.4" if target is AMD else None)
+        for launch in _some_launches(op):
             kernel = compiled(launch, target)
             assert kernel.asm[code], launch.label
             assert kernel.metadata.shared <= shared * 1024, f"{target}: {launch.label}"

@@ -14,7 +14,7 @@ from tests.attention import test_select
 from tests.ops import test_paged_attention as cpu
 from tests.ops.triton.interpreter import repair_interpreter
 
-from quire.ops.paged_attention import triton_decode
+from quire.ops.paged_attention import triton_decode, triton_pieces
 from quire.ops.paged_attention.reference import paged_attention as reference
 from quire.ops.paged_attention.triton import paged_attention
 from quire.ops.paged_batch import PagedBatch, paged_batch
@@ -90,7 +90,7 @@ def test_long_rows_have_larger_pieces_not_more(
     that a window begins within is lost."""
     batch = make_batch([(1, 1500), (1, 700), (1, 513)], torch.float32, torch.float32)
     expected = reference(*cpu.arguments(batch), 0.15, window)
-    monkeypatch.setattr(triton_decode, "_PIECES_OF_A_ROW", 4)  # 2 for each kv head
+    monkeypatch.setattr(triton_pieces, "_PIECES_OF_A_ROW", 4)  # 2 for each kv head
     rooms: list[int] = []
     monkeypatch.setattr(triton_decode, "new_parts", noting(rooms, triton_decode.new_parts))
     got = paged_attention(*cpu.arguments(batch), 0.15, window, max_query_len=1)

@@ -10,12 +10,15 @@ so that a captured launch fits any lengths. The query heads of one kv head share
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from quire.ops.cpu_provider import page_strides
 from quire.ops.paged_attention.triton_launch import Launch
+from quire.ops.paged_attention.triton_pieces import Pieces, cut, merge_pieces, new_parts
 from quire.ops.paged_attention.triton_tiles import (
     LOG2_E,
     add_sink,
@@ -27,30 +30,10 @@ from quire.ops.paged_attention.triton_tiles import (
 )
 from quire.ops.row_blocks import power_of_two
 
-__all__ = ["attend_decodes"]
+__all__ = ["DecodeTile", "attend_decodes", "decode_tile"]
 
 _MIN_QUERIES = 16
 """Rows of the smallest tile that tensor cores multiply."""
-
-_PROGRAMS_PER_PROCESSOR = 4
-
-_PIECES_OF_A_ROW = 256
-"""Most pieces of one row over all kv heads: enough for a row alone to keep 132 processors busy, and
-a bound on the memory for parts, whatever the longest row."""
-
-_MERGED_AT_ONCE = 16
-
-
-@triton.jit
-def _cut(seq_len, window, HAS_WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_PIECES: tl.constexpr):
-    """Tokens of a piece, index of the first piece that a query at the end sees, number of those.
-    Pieces begin at multiples of their size. One of no tokens has one piece."""
-    seen = seq_len
-    if HAS_WINDOW:
-        seen = tl.minimum(seq_len, window)
-    size = tl.maximum((seen + SPLIT * MAX_PIECES - 1) // (SPLIT * MAX_PIECES), 1) * SPLIT
-    first = (seq_len - seen) // size
-    return size, first, tl.maximum((seq_len + size - 1) // size - first, 1)
 
 
 @triton.jit
@@ -103,7 +86,7 @@ def _decode_kernel(
     starts = tl.load(start_ptr + rows, mask=is_row, other=0)
     num_queries = tl.load(start_ptr + rows + 1, mask=is_row, other=0) - starts
     lens = tl.load(len_ptr + rows, mask=is_row, other=0)
-    _, _, counts = _cut(lens, window, HAS_WINDOW, SPLIT, MAX_PIECES)
+    _, _, counts = cut(lens, window, HAS_WINDOW, SPLIT, MAX_PIECES)
     counts = tl.where(num_queries == 1, counts, 0)
     num_items = tl.sum(counts)
     ends = tl.cumsum(counts, axis=0)
@@ -120,7 +103,7 @@ def _decode_kernel(
         row = row_of_item(ends, item)
         token = tl.load(start_ptr + row).to(tl.int64)
         seq_len = tl.load(len_ptr + row)
-        size, first, pieces = _cut(seq_len, window, HAS_WINDOW, SPLIT, MAX_PIECES)
+        size, first, pieces = cut(seq_len, window, HAS_WINDOW, SPLIT, MAX_PIECES)
         piece = item - tl.sum(tl.where(rows < row, counts, 0))
         low = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
         begin = (first + piece) * size
@@ -181,57 +164,28 @@ def _decode_kernel(
             tl.store(stats_ptr + part * 2 + 1, total, mask=member < GROUP)
 
 
-@triton.jit
-def _merge_kernel(
-    out_ptr,
-    sums_ptr,
-    stats_ptr,
-    sinks_ptr,
-    start_ptr,
-    len_ptr,
-    head_dim,
-    window,
-    room,
-    NUM_HEADS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_PIECES: tl.constexpr,
-    PIECES: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Grid: (rows, heads). PIECES: that are added at once."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tl.load(start_ptr + row).to(tl.int64)
-    _, _, pieces = _cut(tl.load(len_ptr + row), window, HAS_WINDOW, SPLIT, MAX_PIECES)
-    is_cut = (tl.load(start_ptr + row + 1) - token == 1) & (pieces > 1)
-    if is_cut:
-        dim = tl.arange(0, DIM)
-        acc = tl.zeros((DIM,), tl.float32)
-        largest = tl.full((1,), float("-inf"), tl.float32)
-        total = tl.zeros((1,), tl.float32)
-        for begin in range(0, pieces, PIECES):
-            piece = begin + tl.arange(0, PIECES)
-            exists = piece < pieces
-            part = (row * NUM_HEADS + head) * room + piece
-            its_largest = tl.load(stats_ptr + part * 2, mask=exists, other=float("-inf"))
-            its_total = tl.load(stats_ptr + part * 2 + 1, mask=exists, other=0.0)
-            mask = exists[:, None] & (dim < head_dim)[None, :]
-            its_acc = tl.load(sums_ptr + part[:, None] * DIM + dim[None, :], mask=mask, other=0.0)
-            new_largest = tl.maximum(largest, tl.max(its_largest, axis=0))
-            shrink, grow = tl.exp2(largest - new_largest), tl.exp2(its_largest - new_largest)
-            acc = acc * shrink + tl.sum(its_acc * grow[:, None], axis=0)
-            total = total * shrink + tl.sum(its_total * grow, axis=0)
-            largest = new_largest
-        if SINKS:
-            shrink, total = add_sink(tl.load(sinks_ptr + head) * LOG2_E, largest, total)
-            acc *= shrink
-        out = divide(acc, total).to(out_ptr.dtype.element_ty)
-        at = (token * NUM_HEADS + head) * head_dim + dim
-        tl.store(out_ptr + at, out, mask=dim < head_dim)
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """keys: of a tile. stages: of Triton's pipeline, in which a table entry is loaded two stages
+    before what it points to and that two before its use: 3 keep one tile in flight, 5 two.
+    programs: on a multiprocessor."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
 
 
-def attend_decodes(launch: Launch) -> None:
+def decode_tile(dim: int, element_size: int) -> DecodeTile:
+    """By the bytes of a head in the cache; two programs' registers fill a multiprocessor of SM 90.
+
+    Registers and shared memory of a program there, as compiled for head_dim 128 in 16 bits: 228 a
+    thread and 70 KiB. AMD's multiprocessors have 64 KiB in all."""
+    keys = 32 if dim * element_size > 256 else 64
+    return DecodeTile(keys, 4, 3 if torch.version.hip else 5, 2)
+
+
+def attend_decodes(launch: Launch, tile: DecodeTile | None = None) -> None:
     """Rows with one query, into `launch.out`; the others are left alone.
 
     The grid is a function of the number of rows and the machine; what is allocated also of the
@@ -240,17 +194,12 @@ def attend_decodes(launch: Launch) -> None:
     _, num_heads, head_dim = given.q.shape
     _, block_size, num_kv_heads, _ = given.k_cache.shape
     num_rows, group = given.seq_lens.shape[0], num_heads // num_kv_heads
-    split = _split_tokens(group)
-    max_pieces = max(1, _PIECES_OF_A_ROW // num_kv_heads)
-    longest = given.block_table.shape[1] * block_size
-    if given.window is not None:
-        longest = min(longest, given.window)
-    # A window may begin within a piece and end within another one.
-    room = min(max_pieces, triton.cdiv(longest, split)) + (given.window is not None)
     dim = max(16, power_of_two(head_dim))
-    sums, stats = new_parts(given.q.device, num_rows, num_heads, room, dim)
-    wide = dim * given.k_cache.element_size() > 256
-    _decode_kernel[(_num_programs(given.q.device, num_kv_heads), num_kv_heads)](
+    pieces = Pieces.of(given)
+    sums, stats = new_parts(given.q.device, num_rows, num_heads, pieces.room, dim)
+    tile = tile or decode_tile(dim, given.k_cache.element_size())
+    programs = -(-tile.programs * _num_processors(given.q.device) // num_kv_heads)
+    _decode_kernel[(programs, num_kv_heads)](
         given.q,
         given.k_cache,
         given.v_cache,
@@ -269,7 +218,7 @@ def attend_decodes(launch: Launch) -> None:
         head_dim,
         *given.factors(),
         given.window or 0,
-        room,
+        pieces.room,
         NUM_HEADS=num_heads,
         GROUP=group,
         BLOCK_SIZE=block_size,
@@ -278,58 +227,21 @@ def attend_decodes(launch: Launch) -> None:
         SOFT_CAP=given.soft_cap is not None,
         ALIBI=given.alibi_slopes is not None,
         SINKS=given.sinks is not None,
-        SPLIT=split,
-        MAX_PIECES=max_pieces,
+        SPLIT=pieces.smallest,
+        MAX_PIECES=pieces.most,
         ROWS=power_of_two(num_rows),
         QUERIES=max(_MIN_QUERIES, power_of_two(group)),
-        KEYS=32 if wide else 64,
+        KEYS=tile.keys,
         DIM=dim,
         PADDED=dim != head_dim,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
-    if room > 1:
-        _merge_kernel[(num_rows, num_heads)](
-            given.out,
-            sums,
-            stats,
-            given.head_tensors()[1],
-            given.query_start_loc,
-            given.seq_lens,
-            head_dim,
-            given.window or 0,
-            room,
-            NUM_HEADS=num_heads,
-            HAS_WINDOW=given.window is not None,
-            SINKS=given.sinks is not None,
-            SPLIT=split,
-            MAX_PIECES=max_pieces,
-            PIECES=_MERGED_AT_ONCE,
-            DIM=dim,
-            num_warps=4,
-        )
+    if pieces.room > 1:
+        merge_pieces(given, pieces, sums, stats, dim)
 
 
-def new_parts(
-    device: torch.device, num_rows: int, num_heads: int, room: int, dim: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What pieces find, in float32: sums of weighted V [R, H, room, dim]; the largest score and the
-    sum of the weights [R, H, room, 2]."""
-    parts = (num_rows, num_heads, room)
-    sums = torch.empty((*parts, dim), dtype=torch.float32, device=device)
-    return sums, torch.empty((*parts, 2), dtype=torch.float32, device=device)
-
-
-def _split_tokens(group: int) -> int:
-    """Fewest tokens of a piece, by the shape of the model alone. A piece writes and reads again 4
-    bytes for each dim of its `group` heads, beside 4 bytes of K and V in 16 bits for each of its
-    tokens: 1 part in 32 at most up to 8 heads."""
-    return 256 if group <= 4 else 512
-
-
-def _num_programs(device: torch.device, num_kv_heads: int) -> int:
-    """Programs for each kv head."""
-    processors = 1
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return -(-_PROGRAMS_PER_PROCESSOR * processors // num_kv_heads)
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
