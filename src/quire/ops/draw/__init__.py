@@ -24,6 +24,7 @@ from quire.ops.draw.cpu import bind
 from quire.ops.draw.inputs import make_inputs
 from quire.ops.draw.reference import draw
 from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -32,5 +33,5 @@ OP = Op(
     reference=draw,
     make_inputs=make_inputs,
     tolerance=exact(),  # the same token
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.draw.triton:draw")),
 )

@@ -34,7 +34,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
         torch.tensor(column, dtype=torch.float64) for column in zip(*_FILTERS, strict=True)
     )
     filters = (temperature, top_k.long(), top_p, min_p)
-    for vocab_size, scale in ((1, 1.0), (5, 0.0), (90, 6.0), (1003, 1.0), (40_001, 3.0)):
+    for vocab_size, scale in ((1, 1.0), (5, 0.0), (90, 6.0), (1003, 1.0), (17_001, 3.0)):
         for dtype in (torch.float32, torch.bfloat16):
             logits = normal(generator, 4, vocab_size) * scale
             logits[1] = logits[1].round()
