@@ -36,7 +36,8 @@ class DeviceSampler:
         self._state = state
         self._columns = columns
         self._draw = draw
-        self._identity = torch.arange(len(state.occupied), device=columns.seed.device)
+        # a step may be padded to the next power of two
+        self._identity = torch.arange(2 * len(state.occupied), device=columns.seed.device)
 
     def is_graphable(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
         """Whether all that these rows ask is computed by `sample` alone: no edits of logits, no

@@ -44,6 +44,15 @@ def test_a_kernel_equals_the_reference(op: Op) -> None:
     assert not report.failures, "\n".join(report.failures)
 
 
+def test_an_id_outside_the_table_gives_no_numbers() -> None:
+    """Turns red when a token that is not there reads memory that is none of the table's."""
+    provider = ALL_OPS["embedding"].provider("triton")
+    assert provider is not None
+    call = provider.load()
+    rows = call(torch.tensor([2, -1, 3, 0]), torch.ones(3, 5))
+    assert rows.isnan().all(dim=1).tolist() == [False, True, True, False]
+
+
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(
     ("tokens", "group", "head_dim", "rotary", "normed", "dtype", "broken"),

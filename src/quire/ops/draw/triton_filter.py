@@ -2,7 +2,7 @@
 among what they and min-p leave."""
 
 # Triton types a kernel as the plain function, without its launch options.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the drawing kernels share: a row's parameters, noise, ranks, and buckets of z."""
 
 # Triton types a kernel as the plain function, without its launch options.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

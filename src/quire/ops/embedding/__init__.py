@@ -1,8 +1,9 @@
 """Rows of a table.
 
 `embedding(ids, weight, offset=0)` → weight[ids + offset], [T, N], newly allocated. ids: [T]
-integers; weight: [V, N], contiguous. An id outside the table is an error of the provider's kind
-(IndexError by torch, EngineError by the kernels), and nothing else is read.
+integers; weight: [V, N], contiguous. An id outside the table is an error of the provider's kind,
+and nothing else is read: IndexError by torch on the CPU, EngineError by the C++ kernels; the one in
+Triton, which cannot raise, gives a row of NaN, with which a request fails alone.
 """
 
 from quire.ops.cpu_provider import cpu_providers
@@ -10,6 +11,7 @@ from quire.ops.embedding.cpu import bind
 from quire.ops.embedding.inputs import make_inputs
 from quire.ops.embedding.reference import embedding
 from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -18,5 +20,5 @@ OP = Op(
     reference=embedding,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=cpu_providers(bind),
+    providers=(*cpu_providers(bind), triton_provider("quire.ops.embedding.triton:embedding")),
 )
