@@ -1,0 +1,115 @@
+"""The laws of the design, on the device, with the model that comes with quire (its weights are
+trained, so that greedy choices mean something).
+
+Exact: graphs on = off, depth 2 = depth 1, and in the batch-invariant mode also batched = alone. To
+the numerics of the dtype: batched = alone in the fastest mode, and a preempted request = one that
+was not, whose keys are computed by other kernels. There, where the tokens of two runs part, the two
+candidates must be about as likely: within TOLERANCE of log-probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_parts.part import Part
+from quire import LLM, SamplingParams
+
+__all__ = ["run"]
+
+TEXTS = (
+    "import os\n", "def main(", "class Reader:\n", "for i in range(", "The ", "with open(path) as",
+    "return ", "if __name__ ==", "raise ValueError(", "from typing import", "x = [", "while True:",
+)  # fmt: skip
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.03}
+CANDIDATES = 20
+
+Tokens = list[list[int]]
+
+
+def run(part: Part) -> None:
+    """Each law for greedy and for seeded requests, in the model's 16-bit dtype and in float32."""
+    dtypes = ("float32",) if part.is_dry else ("bfloat16", "float32")
+    for dtype in dtypes[:1] if part.quick else dtypes:
+        for seeded in (False, True):
+            _laws(part, dtype, seeded)
+
+
+def _laws(part: Part, dtype: str, seeded: bool) -> None:
+    tokens = 12 if part.is_dry else 64
+    temperature = 0.8 if seeded else 0.0
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
+        for i, _ in enumerate(TEXTS)
+    ]
+    base: dict[str, Any] = {"dtype": dtype, "device": part.device.type, "quiet": True}
+    label = f"{dtype}, {'seeded' if seeded else 'greedy'}"
+    with LLM(**base) as llm:
+        alone = _alone(llm, params)
+        _together(llm, params)  # a size is captured after it was wanted
+        batched = _together(llm, params)
+        _agree(part, f"{label}: batched = alone", alone, batched, None if seeded else (llm, dtype))
+    for name, settings in (
+        ("graphs on = off", {"enforce_eager": True}),
+        ("depth 2 = depth 1", {"depth": 1}),
+    ):
+        with LLM(**base, **settings) as llm:
+            _agree(part, f"{label}: {name}", batched, _together(llm, params), None)
+    with LLM(**base, batch_invariant=True) as llm:
+        alone, batched = _alone(llm, params), _together(llm, params)
+        _agree(part, f"{label}: batched = alone, batch-invariant", alone, batched, None)
+    with LLM(**base, batch_invariant=True, num_kv_blocks=4 + len(TEXTS), max_model_len=160) as llm:
+        scarce = _together(llm, params)
+        preempted = llm.engine.client.stats().preempted_total
+        name = f"{label}: preempted ({preempted} times) = not"
+        if not preempted:
+            part.check(name, ["nobody was preempted: the pool is too large for this law"])
+        _agree(part, name, batched, scarce, None if seeded else (llm, dtype))
+
+
+def _alone(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
+    pairs = zip(TEXTS, params, strict=True)
+    return [
+        llm.generate(text, each, use_tqdm=False)[0].outputs[0].token_ids for text, each in pairs
+    ]
+
+
+def _together(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
+    outputs = llm.generate(list(TEXTS), list(params), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _agree(
+    part: Part, name: str, one: Tokens, other: Tokens, judge: tuple[LLM, str] | None
+) -> None:
+    """judge: an engine, and its dtype, that says how likely two tokens are where runs part; None:
+    all must be equal."""
+    failures: list[str] = []
+    worst = 0.0
+    parted = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if list(a) != list(b)]
+    for i in parted:
+        at = next(k for k, (a, b) in enumerate(zip(one[i], other[i], strict=True)) if a != b)
+        if judge is None:
+            failures.append(f"{TEXTS[i]!r} parts at token {at}")
+            continue
+        gap = _gap(judge[0], i, one[i][:at], one[i][at], other[i][at])
+        worst = max(worst, gap)
+        if gap > TOLERANCE[judge[1]]:
+            failures.append(f"{TEXTS[i]!r} parts at token {at}, by {gap:.3g} of log-probability")
+    detail = f"{len(one) - len(parted)} of {len(one)} equal"
+    part.check(name, failures, detail + (f", largest gap {worst:.3g}" if worst else ""))
+
+
+def _gap(llm: LLM, text: int, common: Sequence[int], one: int, other: int) -> float:
+    """Difference of the log-probabilities of two next tokens; infinite if one is unlikely."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    beginning = llm.engine.renderer.render_prompt(TEXTS[text]).token_ids
+    prompt = {"prompt_token_ids": [*beginning, *common]}
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=CANDIDATES)
+    positions = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].logprobs
+    assert positions is not None
+    found = {token: entry.logprob for token, entry in positions[0].items()}
+    if one not in found or other not in found:
+        return float("inf")
+    return abs(found[one] - found[other])
