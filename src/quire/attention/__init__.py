@@ -3,10 +3,10 @@
 from quire.attention.backend import AttentionBackend
 from quire.attention.kernels import KernelAttention
 from quire.attention.kv_pool import KVPool, LayerCache
+from quire.attention.needs import AttentionNeeds
 from quire.attention.reference import ReferenceAttention
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.select import (
-    AttentionNeeds,
     BackendChoice,
     backend_of_isa,
     select_backend,

@@ -21,6 +21,9 @@ class AttentionBackend(Protocol):
     """
 
     name: str
+    is_capturable: bool
+    """Whether the host reads nothing of the device in a step of one query per row, so that the
+    launches of one such step serve the next one."""
 
     def plan(
         self,

@@ -21,6 +21,8 @@ class KernelAttention:
     they take on trust, for they read raw memory.
     """
 
+    is_capturable = True
+
     def __init__(
         self,
         name: str,

@@ -16,6 +16,7 @@ class ReferenceAttention:
     """`AttentionBackend` over the reference of `quire.ops.paged_attention`. Plans nothing."""
 
     name = "reference"
+    is_capturable = True
 
     def plan(
         self,

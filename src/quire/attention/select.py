@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-import torch
-
 from quire.attention.backend import AttentionBackend
+from quire.attention.flash_attn3 import FlashAttention3Candidate
+from quire.attention.flashinfer import FlashInferCandidate
 from quire.attention.kernels import KernelAttention
+from quire.attention.needs import AttentionNeeds
 from quire.attention.reference import ReferenceAttention
 from quire.errors import ConfigError
 from quire.ops.cpu_provider import CACHE_DTYPE_CODES
@@ -22,25 +23,11 @@ from quire.platform import Platform
 
 __all__ = [
     "BACKENDS",
-    "AttentionNeeds",
     "BackendChoice",
     "Candidate",
     "backend_of_isa",
     "select_backend",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionNeeds:
-    """What a model asks of attention: dtypes of the queries and the cache, the head shape, and
-    which of the `ScoreOptions` its layers have, by name."""
-
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    head_dim: int
-    num_heads: int
-    num_kv_heads: int
-    scores: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +87,12 @@ def _kernels(provider: Provider) -> _Kernels:
 
 _MAX_TRITON_HEAD_DIM = 256
 
-# Best first. Backends have the names of the providers they run.
+# Best first. Those of our kernels have the names of the providers they run.
 BACKENDS: Mapping[str, Candidate] = MappingProxyType(
     {
+        "fa3": FlashAttention3Candidate(),
         **{provider.name: _kernels(provider) for provider in OP.providers},
+        "flashinfer": FlashInferCandidate(),
         "reference": _Reference(),
     }
 )
