@@ -13,6 +13,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError, EngineError
+from quire.runner.block_copies import DirectCopies
 from quire.runner.host_pages import HostPages
 
 Maker = Any
@@ -72,7 +73,9 @@ def test_what_a_failed_copy_lost_fails_alone(make: Maker, monkeypatch: pytest.Mo
     expected = tokens(outputs(make()))
     llm = make(num_kv_blocks=9, swap_space="64MiB", preemption_mode="swap")
     host: HostPages = llm.engine.client._core._executor._worker._assembly.host
-    whole, calls = host._swap_blocks, 0
+    copies = host._copies
+    assert isinstance(copies, DirectCopies)
+    whole, calls = copies._swap_blocks, 0
 
     def breaks(*args: torch.Tensor) -> None:
         nonlocal calls
@@ -81,7 +84,7 @@ def test_what_a_failed_copy_lost_fails_alone(make: Maker, monkeypatch: pytest.Mo
             raise EngineError("the copy engine stumbled")
         whole(*args)
 
-    monkeypatch.setattr(host, "_swap_blocks", breaks)
+    monkeypatch.setattr(copies, "_swap_blocks", breaks)
     results = outputs(llm)
     failed = [each for each in results if each.error is not None]
     assert failed

@@ -27,6 +27,9 @@ SETTINGS = EngineSettings(
 )  # fmt: skip
 
 
+PLACES = pytest.mark.parametrize("on_device", [False, True], ids=["host rows", "device rows"])
+
+
 class Meter:
     """Tells what it was made with, and notes what was asked when."""
 
@@ -54,13 +57,15 @@ class Meter:
         return self._refused
 
 
-def make_settings(plan: StartupPlan) -> WorkerSettings:
+def make_settings(
+    plan: StartupPlan, *, device_state: bool = False, num_host_blocks: int = 0
+) -> WorkerSettings:
     chosen = plan.resolved.settings
     return WorkerSettings(
         spec=plan.resolved.spec,
         folder=Path(plan.folder),
         layout=plan.resolved.layout,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks,
         max_num_seqs=chosen.max_num_seqs,
         max_model_len=chosen.max_model_len,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
@@ -70,7 +75,7 @@ def make_settings(plan: StartupPlan) -> WorkerSettings:
         load_format="auto",
         seed=0,
         platform=plan.resolved.platform,
-        device_state=False,
+        device_state=device_state,
         forced_ops={},
         attention_backend=None,
         num_threads=1,
@@ -84,9 +89,10 @@ def plan() -> StartupPlan:
     return plan_startup(SETTINGS, detect_platform())
 
 
-def test_the_largest_steps_are_computed_and_measured(plan: StartupPlan) -> None:
+@PLACES
+def test_the_largest_steps_are_computed_and_measured(plan: StartupPlan, on_device: bool) -> None:
     meter = Meter()
-    worker = Worker(make_settings(plan), meter)
+    worker = Worker(make_settings(plan, device_state=on_device), meter)
     measured = worker.measure_memory()
     # Of a pool that is only there for the measurement nothing is counted.
     steps = LargestSteps(4, 64, 128, 1, 16)
@@ -95,11 +101,12 @@ def test_the_largest_steps_are_computed_and_measured(plan: StartupPlan) -> None:
     assert meter.asked == ["held", "watch", "most_held", "held"]
 
 
+@PLACES
 def test_nothing_of_the_measurement_stays(
-    plan: StartupPlan, monkeypatch: pytest.MonkeyPatch
+    plan: StartupPlan, on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pool and rows would be missing from the memory that the real ones take."""
-    worker = Worker(make_settings(plan), Meter())
+    worker = Worker(make_settings(plan, device_state=on_device), Meter())
     seen: list[weakref.ref[torch.Tensor]] = []
     assemble = Worker._assemble
 
@@ -115,6 +122,19 @@ def test_nothing_of_the_measurement_stays(
 
 def test_a_cpu_measures_nothing(plan: StartupPlan) -> None:
     assert Worker(make_settings(plan)).measure_memory() is None
+
+
+@PLACES
+def test_what_swapping_costs_is_measured_without_a_failure(
+    plan: StartupPlan, on_device: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy that fails takes no time, and would seem cheap."""
+    worker = Worker(make_settings(plan, device_state=on_device, num_host_blocks=8))
+    worker.allocate(16, 128)
+    costs = worker.measure_recovery()
+    assert costs.seconds_per_token > 0
+    assert costs.seconds_per_block > 0
+    assert not caplog.records
 
 
 def test_steps_that_do_not_fit_say_what_to_lower(

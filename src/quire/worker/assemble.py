@@ -9,6 +9,7 @@ from quire.attention import KVPool
 from quire.config.memory_plan import capture_bytes, capture_table_bytes
 from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
+from quire.runner.block_copies import DirectCopies
 from quire.runner.captured import CapturedSteps
 from quire.runner.changes import PlanChanges
 from quire.runner.decode_inputs import DecodeInputs, RowTensors
@@ -40,7 +41,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
     )
     sampling = SamplingState(settings.max_num_seqs, loaded.spec.vocab_size)
-    host = HostPages(kv.pages, size.num_host_blocks, ops.swap_blocks)
+    host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
     windows = [group.window for group in layout.groups]
     shared = (kv, loaded.attention.backend, windows, layout.block_size)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from quire.attention import KVPool
 from quire.ops.draw import OP as DRAW
 from quire.runner import RowTable
+from quire.runner.block_copies import StagedCopies
 from quire.runner.changes import PlanChanges
+from quire.runner.copy_lane import lane_of
 from quire.runner.decode_inputs import DecodeInputs
 from quire.runner.device_draws import DeviceDraws
 from quire.runner.device_inputs import DeviceInputs
@@ -40,7 +42,9 @@ def assemble_on_device(
         settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
     )
     sampling = SamplingState(settings.max_num_seqs + 1, loaded.spec.vocab_size)
-    host = HostPages(kv.pages, size.num_host_blocks, ops.swap_blocks)
+    host = HostPages(
+        StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
+    )
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
     state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
     windows = [group.window for group in layout.groups]

@@ -9,7 +9,7 @@ import torch
 from quire.config.measured import MeasuredMemory
 from quire.errors import ConfigError, EngineError
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
@@ -123,13 +123,21 @@ class Worker:
         chosen, size = self._settings, self._size
         return measure_recovery(
             self.execute,
-            self._assembly.host.copy_out,
+            self._copy_out,
             num_groups=len(chosen.layout.groups),
             block_size=chosen.layout.block_size,
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
             longest_step=min(chosen.max_num_batched_tokens, size.max_model_len - 1),
         )
+
+    @torch.inference_mode()
+    def _copy_out(self, src: IntArray, dst: IntArray) -> None:
+        """Blocks to the host, and wait until they are there."""
+        assert self._assembly is not None, "allocate comes first"
+        self._assembly.host.copy_out(src, dst)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
         """Let go of all memory, the device's too, so that another engine may take it."""
