@@ -22,7 +22,6 @@ constexpr int64_t kCacheLine = 64;
 // How far ahead of what is computed a single tile fetches memory: some 200 ns at the speed of
 // memory, more where it computes longer. Measured best of 1 to 12 KB.
 constexpr int64_t kAheadOfFewRows = 6144, kAheadOfRows = 8192;
-constexpr int64_t kTasksPerThread = 8;  // of panels; enough to even out threads that get less time
 
 // scale, bias: of the output columns, up to a whole number of panels; bias may be null.
 struct LinearCall {
@@ -199,6 +198,10 @@ struct Block {
 
   int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
   int64_t first_row(int64_t t) const { return t * call.rows / num_tiles; }
+  int64_t tile_of(int64_t row) const {
+    const int64_t t = row * num_tiles / call.rows;
+    return first_row(t + 1) <= row ? t + 1 : t;
+  }
   QuantizedRows tile_rows(int64_t t) const {
     const int64_t first = first_row(t);
     return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
@@ -224,6 +227,8 @@ struct Block {
 
   void multiply(int64_t t, int64_t index, Ahead ahead) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
+    _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);  // for the end of the tile
+    _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
     const QuantizedRows rows = tile_rows(t);
     kTiles<Format>[rows.rows - 1](format, rows, format.panel(index), ahead, sums, index);
     put_tile(call, rows, sums, index * kWidth, y + first_row(t) * call.outputs);
@@ -234,21 +239,15 @@ template <class Format, class E, class Y>
 void multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
   const Block<Format, Y> block(format, call, rows, y);
-  const int64_t threads = team_size(call.team);
-  parallel_for(block.num_tiles, kWorkPerTask / (block.height() * call.depth * 64 + 1) + 1,
-               call.team, [&](int64_t t) {
-                 const QuantizedRows tile = block.tile_rows(t);
-                 for (int64_t r = 0; r < tile.rows; ++r) {
-                   const E* row = x + (block.first_row(t) + r) * call.x_stride;
-                   quantize_row(format, row, call.depth, tile, r);
-                 }
-               });
-  // Panels in a row for each task, since the next one has been asked for.
-  const int64_t grain = std::max(kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1,
-                                 block.num_panels / (kTasksPerThread * threads));
-  parallel_for(block.num_panels, grain, call.team,
-               [&](int64_t index) { block.multiply_panel(index); },
-               [&] { return format.enter(block.height()); });
+  parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
+    const int64_t t = block.tile_of(r);
+    quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(t),
+                 r - block.first_row(t));
+  });
+  const int64_t grain = kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1;
+  parallel_ranges(block.num_panels, grain, call.team,
+                  [&](int64_t index) { block.multiply_panel(index); },
+                  [&] { return format.enter(block.height()); });
 }
 
 // 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.

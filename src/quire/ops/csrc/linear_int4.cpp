@@ -17,6 +17,7 @@ constexpr int kQuadBytes = 2 * kWidth;   // of a panel
 constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
 constexpr int kBlockQuads = Vectors::kLineQuads;  // no more than add_nibbles takes
 constexpr int kSymmetricZero = 8;
+constexpr int64_t kZerosAhead = 256;  // bytes, as far as what is fetched of the weights
 
 // Adds the products of kBlockQuads quads to the sums of a tile.
 template <int R>
@@ -59,7 +60,11 @@ struct Int4Weights {
   QUIRE_INLINE void start_group(vi (&sums)[R][2], const int32_t* minus_sums, int64_t index,
                                 int64_t g) const {
     vi zero[2];
-    if (kZeros) load_halves(zeros + (index * groups + g) * kLanes, zero[0], zero[1]);
+    if (kZeros) {
+      const uint8_t* of_group = zeros + (index * groups + g) * kLanes;
+      load_halves(of_group, zero[0], zero[1]);
+      _mm_prefetch(of_group + kZerosAhead, _MM_HINT_T1);
+    }
     each_sum<R>([&](int r, int half) {
       const vi sum = set1_int(minus_sums[r]);
       sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;

@@ -161,12 +161,11 @@ void multiply_block(const Block<A>& block, E* y) {
     const int64_t first = task / groups * size.tiles;
     const int64_t last = std::min(block.num_tiles, first + size.tiles);
     for (int64_t p = panel; p < end; ++p) {
-      // The other threads are at the panels between.
-      block.multiply_panel(p, first, last, (p + threads) % block.num_panels, y);
+      block.multiply_panel(p, first, last, std::min(p + 1, block.num_panels - 1), y);
     }
   };
   const auto enter = [&] { return A::enter(block.height); };
-  parallel_for(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute, enter);
+  parallel_ranges(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute, enter);
 }
 
 template <class A, class E, class Y>

@@ -1,6 +1,7 @@
 // Loops whose iterations a team of threads shares.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -35,6 +36,41 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body, Enter&& en
 template <class F>
 void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
   parallel_for(count, grain, team, body, [] { return 0; });
+}
+
+// The same, but every thread takes neighbours: it starts in a range of its own, and goes on in those
+// of the others when that is empty.
+template <class F, class Enter>
+void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
+  if (team == nullptr || count <= grain) {
+    return parallel_for(count, grain, nullptr, body, enter);
+  }
+  constexpr int64_t kMost = 64;
+  struct alignas(64) Range {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  Range ranges[kMost];
+  const int64_t size = std::min<int64_t>(team_size(team), kMost);
+  for (int64_t i = 0; i < size; ++i) {
+    ranges[i].next.store(i * count / size, std::memory_order_relaxed);
+    ranges[i].end = (i + 1) * count / size;
+  }
+  std::atomic<int64_t> entrants{0};
+  auto share = [&] {
+    [[maybe_unused]] const auto& entered = enter();
+    const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t i = 0; i < size; ++i) {
+      Range& range = ranges[(own + i) % size];
+      for (;;) {
+        const int64_t first = range.next.fetch_add(grain, std::memory_order_relaxed);
+        if (first >= range.end) break;
+        const int64_t last = std::min(range.end, first + grain);
+        for (int64_t at = first; at < last; ++at) body(at);
+      }
+    }
+  };
+  team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
 }  // namespace quire
