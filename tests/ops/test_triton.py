@@ -18,12 +18,13 @@ from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 pytest.importorskip("triton")
-from tests.ops.triton.compiler import AMD, AMPERE, HOPPER, Launch, compiled, launches
+from tests.ops.triton.compiler import AMD, AMPERE, HOPPER, Launch, compiled, launches, spilled_bytes
 
 PLATFORM = detect_platform()
 # (GPU, its machine code, KiB of shared memory that a program may have)
 TARGETS = ((AMPERE, "cubin", 163), (HOPPER, "cubin", 227), (AMD, "hsaco", 64))
 OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
+NEVER_SPILL = ("draw", "edit_logits", "token_logprobs", "embedding")
 SLOW = ("paged_attention",)
 INTERPRETED = sorted((Path(__file__).parent / "triton").glob("interpreted_*.py"))
 
@@ -42,7 +43,7 @@ def test_kernels_compile_to_machine_code(
     op: Op, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Turns red when a kernel uses what only the interpreter understands, or asks for more shared
-    memory than a multiprocessor has."""
+    memory than a multiprocessor has, or keeps in memory what should be in registers."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for target, code, shared in TARGETS:
         monkeypatch.setattr(torch.version, "hip", "6.4" if target is AMD else None)
@@ -50,6 +51,8 @@ def test_kernels_compile_to_machine_code(
             kernel = compiled(launch, target)
             assert kernel.asm[code], launch.label
             assert kernel.metadata.shared <= shared * 1024, f"{target}: {launch.label}"
+            if op.name in NEVER_SPILL and code == "cubin":
+                assert spilled_bytes(kernel, tmp_path) == 0, f"{target}: {launch.label}"
 
 
 def test_a_decode_step_is_one_launch_whatever_its_lengths() -> None:

@@ -20,6 +20,7 @@ from quire.ops.apply_updates import OP as APPLY_UPDATES
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.decode_inputs import OP as DECODE_INPUTS
 from quire.ops.draw import OP as DRAW
+from quire.ops.edit_logits import OP as EDIT_LOGITS
 from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import INVARIANT, PackedMatrix
@@ -33,6 +34,7 @@ from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.step_inputs import OP as STEP_INPUTS
 from quire.ops.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.team import ALONE, Team
+from quire.ops.token_logprobs import OP as TOKEN_LOGPROBS
 from quire.platform import Platform
 
 __all__ = [
@@ -71,6 +73,8 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             APPLY_UPDATES,
             APPEND_TOKENS,
             DRAW,
+            EDIT_LOGITS,
+            TOKEN_LOGPROBS,
         )
     }
 )
@@ -103,6 +107,8 @@ class OpSet:
     apply_updates: Callable[..., None]
     append_tokens: Callable[..., None]
     draw: Callable[..., torch.Tensor]
+    edit_logits: Callable[..., torch.Tensor]
+    token_logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
     chosen: Mapping[str, str]
 
 

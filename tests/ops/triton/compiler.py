@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.jit import JITFunction, mangle_type
 
-__all__ = ["AMD", "AMPERE", "HOPPER", "Launch", "compiled", "launches"]
+__all__ = ["AMD", "AMPERE", "HOPPER", "Launch", "compiled", "launches", "spilled_bytes"]
 
 AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
 AMD = GPUTarget("hip", "gfx942", 64)
@@ -59,6 +62,17 @@ def compiled(launch: Launch, target: GPUTarget) -> CompiledKernel:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.divisible}
     source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
     return triton.compile(source, target=target, options=launch.options)
+
+
+def spilled_bytes(kernel: CompiledKernel, folder: Path) -> int:
+    """Memory per thread that a kernel for NVIDIA takes beside its registers."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = re.search(r"STACK:(\d+)", done.stdout)
+    assert found, done.stdout
+    return int(found.group(1))
 
 
 def _launch(

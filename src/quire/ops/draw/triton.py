@@ -15,9 +15,8 @@ from __future__ import annotations
 import torch
 import triton
 
-from quire.errors import EngineError
 from quire.ops.draw.triton_filter import choose_kernel, collect_kernel, fill_kernel, rank_kernel
-from quire.ops.draw.triton_row import BUCKETS, ID_BITS
+from quire.ops.draw.triton_row import BUCKETS, check_vocabulary
 from quire.ops.draw.triton_scan import finish_kernel, scan_kernel
 
 __all__ = ["draw"]
@@ -45,8 +44,7 @@ def draw(
     """Contract in `quire.ops.draw`; scores and masses are float32, within 1e-5 of the formula.
     Raises EngineError for more than 2**20 tokens."""
     count, vocab_size = len(rows), logits.shape[1]
-    if vocab_size > 1 << ID_BITS:
-        raise EngineError(f"draw in Triton takes up to {1 << ID_BITS} tokens, not {vocab_size}.")
+    check_vocabulary(vocab_size)
     token_ids = torch.empty(count, dtype=torch.int32, device=logits.device)
     if count == 0:
         return token_ids
@@ -83,11 +81,10 @@ def draw(
         num_warps=_WARPS,
     )
     found = (numbers[0], pieces, buckets)
+    collecting = {"COLLECTED": _COLLECTED, "EXACT": False}
     fill_kernel[(count, chunks)](*row, *filters, *found, **tiles)
-    collect_kernel[(count, chunks)](
-        *row, *filters, *found, collected, COLLECTED=_COLLECTED, **tiles
-    )
-    rank_kernel[(count,)](*row, *filters, *found, collected, last, COLLECTED=_COLLECTED, **blocks)
+    collect_kernel[(count, chunks)](*row, *filters, *found, collected, **collecting, **tiles)
+    rank_kernel[(count,)](*row, *filters, *found, collected, last, **collecting, **blocks)
     choose_kernel[(count, chunks)](
         *row,
         *filters,

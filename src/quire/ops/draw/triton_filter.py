@@ -85,10 +85,10 @@ def fill_kernel(
 
 
 @triton.jit
-def _span(buckets_ptr, draw, top_k, top_p, vocab_size):
+def _span(buckets_ptr, draw, top_k, top_p, vocab_size, EXACT: tl.constexpr):
     """Buckets that hold the ends of top-k and top-p: the first, the last; count and mass of all
     before the first, and count of those within; whether top-k ends there, and the mass that it
-    leaves if it does not."""
+    leaves if it does not. EXACT: also where it ends in the last bucket."""
     bucket = tl.arange(0, _BUCKETS)
     mass_ptr = buckets_ptr + draw * _PER_ROW
     mass = tl.load(mass_ptr + bucket)
@@ -99,8 +99,9 @@ def _span(buckets_ptr, draw, top_k, top_p, vocab_size):
     if (top_k > 0) & (top_k < vocab_size):
         end = tl.sum((counts < top_k).to(tl.int32), axis=0)
         end = tl.minimum(end, _LAST_BUCKET)
-    # which tokens of the last bucket are left changes no draw
-    by_count = end < _LAST_BUCKET
+        by_count = EXACT | (end < _LAST_BUCKET)
+    else:
+        by_count = tl.full([], False, tl.int1)
     if by_count:
         least = tl.sum(tl.where(bucket < end, mass, 0), axis=0)
         most = tl.sum(tl.where(bucket <= end, mass, 0), axis=0)
@@ -137,6 +138,7 @@ def collect_kernel(
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     COLLECTED: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """Grid: (draws, chunks). Ranks of the tokens in the buckets of `_span`, in any order."""
     draw = tl.program_id(0).to(tl.int64)
@@ -145,7 +147,7 @@ def collect_kernel(
     top_k, top_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot)
     largest = row_largest(largest_ptr, draw, pieces, PIECES)
     if _cuts(largest, temperature, top_k, top_p, vocab_size):
-        first, end, _, _, count, _, _ = _span(buckets_ptr, draw, top_k, top_p, vocab_size)
+        first, end, _, _, count, _, _ = _span(buckets_ptr, draw, top_k, top_p, vocab_size, EXACT)
         if (first < _LAST_BUCKET) & (count <= COLLECTED):
             scale = scale_of(temperature)
             row_ptr = logits_ptr + tl.load(rows_ptr + draw) * stride
@@ -183,8 +185,10 @@ def rank_kernel(
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     COLLECTED: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
-    """Grid: (draws,). The rank of the last token that top-k and top-p leave."""
+    """Grid: (draws,). The rank of the last token that top-k and top-p leave. Which tokens of the
+    last bucket are left changes no draw, so all of them are, unless EXACT."""
     draw = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + draw) if HAS_SLOTS else draw
     temperature = tl.load(temperature_ptr + slot)
@@ -193,11 +197,11 @@ def rank_kernel(
     last = tl.full([], _NO_RANK, tl.int64)
     if _cuts(largest, temperature, top_k, top_p, vocab_size):
         first, end, count_before, mass_before, count, by_count, mass = _span(
-            buckets_ptr, draw, top_k, top_p, vocab_size
+            buckets_ptr, draw, top_k, top_p, vocab_size, EXACT
         )
         scale = scale_of(temperature)
-        if first < _LAST_BUCKET:
-            if count <= COLLECTED:
+        if EXACT | (first < _LAST_BUCKET):
+            if (first < _LAST_BUCKET) & (count <= COLLECTED):
                 index = tl.arange(0, COLLECTED)
                 ranks = tl.load(
                     collected_ptr + draw * COLLECTED + index, mask=index < count, other=_NO_RANK
@@ -221,6 +225,7 @@ def rank_kernel(
                 above = tl.minimum(above + slack + (largest - above) * 1e-5, largest)
                 below = largest - (end + 1).to(tl.float32) / (8.0 * scale)
                 below = below - slack - (largest - below) * 1e-5
+                below = tl.where(end < _LAST_BUCKET, below, -_INFINITY)
                 low = rank_of(above, tl.full([], 0, tl.int64))
                 high = rank_of(below, tl.full([], vocab_size - 1, tl.int64))
                 if by_count:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.errors import EngineError
+
 __all__ = [
     "BUCKETS",
-    "ID_BITS",
+    "check_vocabulary",
     "depth_of",
     "fixed_weight",
     "gumbel_of_tokens",
+    "logit_of_rank",
     "rank_of",
     "row_largest",
     "scale_of",
@@ -28,11 +31,21 @@ _LAST = tl.constexpr(BUCKETS - 1)
 _FIXED = tl.constexpr(2.0**42)
 """Masses are sums of exp(z) in units of 2**-42, exact in any order; 2**20 tokens fit in 63 bits."""
 
-ID_BITS = 20
-"""Of a token id, in a rank: larger vocabularies are refused."""
+_ID_BITS = tl.constexpr(20)
+"""Of a token id, in a rank."""
 
-_ID_BITS = tl.constexpr(ID_BITS)
+_MOST_TOKENS = 1 << 20
 _INFINITY = tl.constexpr(float("inf"))
+
+
+def check_vocabulary(vocab_size: int) -> int:
+    """The bits of a rank that are the token id. Raises EngineError for more than 2**20 tokens."""
+    if vocab_size > _MOST_TOKENS:
+        raise EngineError(
+            f"sampling in Triton takes up to {_MOST_TOKENS} tokens, not {vocab_size}: force the "
+            'provider "reference" of draw and token_logprobs.'
+        )
+    return _MOST_TOKENS - 1
 
 
 @triton.jit
