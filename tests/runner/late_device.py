@@ -12,7 +12,7 @@ import torch
 from quire.runner.device_queue import HostQueue, Mark, Receipt
 from quire.worker import worker as worker_module
 from quire.worker.assemble import assemble
-from quire.worker.assemble_device import assemble_on_device
+from quire.worker.assemble_device import MakeRecorder, assemble_on_device
 
 __all__ = ["LateQueue", "keep_rows_on_device"]
 
@@ -47,13 +47,15 @@ class _Late:
 
 
 def keep_rows_on_device(
-    monkeypatch: pytest.MonkeyPatch, on_device: Callable[[], bool] = lambda: True
+    monkeypatch: pytest.MonkeyPatch,
+    on_device: Callable[[], bool] = lambda: True,
+    make_recorder: MakeRecorder | None = None,
 ) -> None:
     """Engines that start from now on, while `on_device` says so."""
 
     def choose(loaded: Any, settings: Any, size: Any) -> Any:
         if on_device():
-            return assemble_on_device(loaded, settings, size, LateQueue())
+            return assemble_on_device(loaded, settings, size, LateQueue(), make_recorder)
         return assemble(loaded, settings, size)
 
     monkeypatch.setattr(worker_module, "assemble", choose)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.attention import KVPool
 from quire.ops.draw import OP as DRAW
 from quire.runner import RowTable
@@ -15,8 +17,10 @@ from quire.runner.device_queue import DeviceQueue, queue_of
 from quire.runner.device_runner import DeviceRunner
 from quire.runner.device_state import DeviceState
 from quire.runner.forward import ForwardPass
+from quire.runner.graph_recorder import CudaRecorder, GraphRecorder
 from quire.runner.host_draws import HostDraws
 from quire.runner.host_pages import HostPages
+from quire.runner.lazy_graphs import LazyGraphs, ladder
 from quire.runner.uniform_steps import UniformSteps
 from quire.sampling import SamplingState
 from quire.sampling.device_sampler import DeviceSampler
@@ -24,7 +28,13 @@ from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
 from quire.worker.settings import WorkerSettings
 
-__all__ = ["assemble_on_device"]
+__all__ = ["MakeRecorder", "assemble_on_device"]
+
+MakeRecorder = Callable[[DeviceState, KVPool], GraphRecorder]
+
+
+def _cuda_recorder(state: DeviceState, kv: KVPool) -> GraphRecorder:  # noqa: ARG001  a test's need
+    return CudaRecorder()
 
 
 def assemble_on_device(
@@ -32,8 +42,10 @@ def assemble_on_device(
     settings: WorkerSettings,
     size: PoolSize,
     queue: DeviceQueue | None = None,
+    make_recorder: MakeRecorder | None = None,
 ) -> Assembly:
-    """queue: in which order the device works; its own if None. The pool has one block more than
+    """queue: in which order the device works; its own if None. make_recorder: of graphs; where
+    there is none, nor CUDA's, steps are computed call by call. The pool has one block more than
     the plan side knows, and the sampling parameters one slot more: those of the spare row."""
     ops, layout = loaded.ops, settings.layout
     queue = queue or queue_of(loaded.device)
@@ -53,11 +65,15 @@ def assemble_on_device(
     decode = DecodeInputs(state.row_tensors, state.inbox.slots, *shared, ops.decode_inputs)
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     draws = DeviceDraws(state, sampler, ops.append_tokens, queue)
+    max_rows = min(size.max_captured_rows, settings.max_num_seqs)
+    if make_recorder is None and loaded.device.type == "cuda":
+        make_recorder = _cuda_recorder
+    recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
     runner = DeviceRunner(
         rows,
         state,
         changes,
-        UniformSteps(loaded.model, decode, state, draws),
+        UniformSteps(loaded.model, decode, state, draws, LazyGraphs(ladder(max_rows)), recorder),
         ForwardPass(loaded.model, rows, inputs.build, queue.upload, changes.num_prompt_logprobs),
         draws,
         HostDraws(sampling, rows, DRAW.reference),

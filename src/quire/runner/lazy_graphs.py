@@ -1,0 +1,64 @@
+"""Which sizes of steps have a graph: those that traffic asks for, recorded while it goes on."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["LazyGraphs", "ladder"]
+
+_log = logging.getLogger("quire.runner")
+Recorded = TypeVar("Recorded")
+
+WANTED = 3
+"""Times that a size is computed without a graph: it may not come again."""
+
+STEPS_BETWEEN = 8
+"""Recording holds up the thread that launches: not several times in a row."""
+
+
+def ladder(largest: int) -> tuple[int, ...]:
+    """Sizes up to `largest`, closer together where a row costs more of the step."""
+    steps = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 32, 32))
+    return (*(size for size in steps if size < largest), largest) if largest > 0 else ()
+
+
+class LazyGraphs(Generic[Recorded]):
+    """Steps are padded to the sizes of a ladder. A size is recorded after it was computed a few
+    times, so that a start waits for none. If recording fails, steps go on without graphs."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], wanted: int = WANTED, steps_between: int = STEPS_BETWEEN
+    ) -> None:
+        self._sizes = sizes
+        self._wanted = wanted
+        self._steps_between = steps_between
+        self._counts: Counter[int] = Counter()
+        self._since_last = steps_between
+        self.recorded: dict[int, Recorded] = {}
+
+    def size_for(self, count: int) -> int | None:
+        """The smallest size that holds `count`, or None if no graph does."""
+        at = bisect_left(self._sizes, count)
+        return self._sizes[at] if at < len(self._sizes) else None
+
+    def get(self, size: int, record: Callable[[int], Recorded]) -> Recorded | None:
+        """What was recorded for a size, now if it is its turn; None to compute it as it is."""
+        self._since_last += 1
+        known = self.recorded.get(size)
+        if known is not None or not self._sizes:
+            return known
+        self._counts[size] += 1
+        if self._counts[size] <= self._wanted or self._since_last <= self._steps_between:
+            return None
+        self._since_last = 0
+        try:
+            self.recorded[size] = record(size)
+        except Exception:  # noqa: BLE001  whatever it is, steps do without graphs
+            _log.warning("steps are not captured in graphs any more", exc_info=True)
+            self._sizes = ()
+            return None
+        return self.recorded[size]
