@@ -284,7 +284,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
 inline void attend_integer_block(const Tile& tile, const Range& range,
                                  const KeyBlock<int8_t>& block, const int8_t* const* after,
                                  int following, Scratch& scratch) {
-  each_chunk(tile, range, block.k, block.v + range.from, range.first_chunk(),
+  each_chunk(tile, range, block.k, block.v + range.from, range.first_chunk(kChunk<int8_t>),
              [&](const Range& chunk, int head, Ahead<int8_t>* ahead) {
                score_integers(tile, chunk, head, block.k, scratch, ahead);
              });

@@ -10,11 +10,14 @@
 
 namespace quire::attention {
 
-constexpr int kChunk = 16;  // keys that all heads of a tile take in turn, see attend_block
+// Keys that all heads of a tile take in turn, see each_chunk. What is in use, what is fetched
+// meanwhile and the queries fit into L1 together: 16 KiB of each for 8 heads of 128.
+template <class E>
+constexpr int kChunk = 16 / sizeof(E);
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
-static_assert(kSpan % kKeyBlock == 0 && kKeyBlock % kChunk == 0 && kChunk % kLanes == 0);
+static_assert(kSpan % kKeyBlock == 0);
 
 // Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
 // vectors of them.
@@ -69,11 +72,11 @@ struct Range {
   int high(const Tile& tile, int row) const {
     return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
   }
-  // Keys before the second chunk.
-  int first_chunk() const { return std::min(kChunk - from % kChunk, to - from); }
-  // The keys of one chunk; empty when there are none.
-  Range chunk(int first) const {
-    return Range{block, std::max(from, first), std::min(to, first + kChunk)};
+  // Keys before the second chunk of `size`.
+  int first_chunk(int size) const { return std::min(size - from % size, to - from); }
+  // The keys of the chunk at `first`; empty when there are none.
+  Range chunk(int first, int size) const {
+    return Range{block, std::max(from, first), std::min(to, first + size)};
   }
 };
 
@@ -95,12 +98,13 @@ QUIRE_INLINE void each_rows(int rows, F&& body) {
 template <class E, class F>
 QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* const* source,
                              const E* const* follow, int following, F&& body) {
-  for (int first = 0; first < kKeyBlock; first += kChunk) {
-    const Range chunk = range.chunk(first);
-    if (chunk.from >= chunk.to) continue;
-    const bool more = first + kChunk < range.to;
-    Ahead<E> ahead(more ? source + first + kChunk : follow,
-                   more ? std::min(kChunk, range.to - first - kChunk) : following,
+  constexpr int kSize = kChunk<E>;
+  static_assert(kKeyBlock % kSize == 0);
+  for (int first = range.from / kSize * kSize; first < range.to; first += kSize) {
+    const Range chunk = range.chunk(first, kSize);
+    const bool more = first + kSize < range.to;
+    Ahead<E> ahead(more ? source + first + kSize : follow,
+                   more ? std::min(kSize, range.to - first - kSize) : following,
                    tile.kv_heads * tile.head_dim);
     for (int head = 0; head < tile.kv_heads; ++head) body(chunk, head, &ahead);
     ahead.fetch_all();

@@ -12,12 +12,11 @@
 
 namespace quire::attention {
 
-// scores[i][j] = q[i] · k[j] for NQ rows of q and NK = kLanes / NQ keys. k: by key, `at` elements
-// before what is read.
-template <int NQ, class E>
+// scores[i][j] = q[i] · k[j] for NQ rows of q and NK keys, NQ · NK <= kLanes. k: by key, `at`
+// elements before what is read.
+template <int NQ, int NK, class E>
 QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_t at, int head_dim,
                             float* scores, Ahead<E>* ahead) {
-  constexpr int NK = kLanes / NQ;
   vf dots[kLanes];
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
@@ -100,16 +99,16 @@ QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* w
 }
 
 // Scores of all rows of one kv head with the keys of a range. q: the head's; k: by key, `at`
-// elements before the head.
-template <class E>
+// elements before the head. The range lies in one chunk of MaxKeys.
+template <int MaxKeys, class E>
 inline void score_keys(const Tile& tile, const Range& range, const float* q, const E* const* k,
                        int64_t at, float* scores, Ahead<E>* ahead) {
   each_rows(tile.rows, [&](int row, auto count) {
-    constexpr int NQ = count, NK = kLanes / NQ;
+    constexpr int NQ = count, NK = std::min(MaxKeys, kLanes / NQ);
     const int first = range.low(tile, row), last = range.high(tile, row + NQ - 1);
     for (int key = first / NK * NK; key < last; key += NK)
-      dot_block<NQ>(q + row * tile.width, tile.width, k + key, at, tile.head_dim,
-                    scores + row * kKeyBlock + key, row == 0 ? ahead : nullptr);
+      dot_block<NQ, NK>(q + row * tile.width, tile.width, k + key, at, tile.head_dim,
+                        scores + row * kKeyBlock + key, row == 0 ? ahead : nullptr);
   });
 }
 
@@ -142,11 +141,12 @@ inline void weigh_keys(const Tile& tile, const Range& range, const float* weight
 template <class E>
 inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                          const E* const* after, int following, Scratch& scratch) {
-  each_chunk(tile, range, block.k, block.v + range.from, range.first_chunk(),
+  each_chunk(tile, range, block.k, block.v + range.from, range.first_chunk(kChunk<E>),
              [&](const Range& chunk, int head, Ahead<E>* ahead) {
                const int row = head * tile.rows;
-               score_keys(tile, chunk, scratch.q + row * tile.width, block.k,
-                          int64_t{head} * tile.head_dim, scratch.scores + row * kKeyBlock, ahead);
+               score_keys<kChunk<E>>(tile, chunk, scratch.q + row * tile.width, block.k,
+                                     int64_t{head} * tile.head_dim,
+                                     scratch.scores + row * kKeyBlock, ahead);
              });
   soften_keys(tile, range, block, scratch);
   each_chunk(tile, range, block.v, after, following,
@@ -179,7 +179,7 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
   const float* rows[kKeyBlock];
   Ahead<float>* none = nullptr;
   widen_rows(block.k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
-  score_keys<float>(tile, range, scratch.q, rows, 0, scratch.scores, none);
+  score_keys<kKeyBlock>(tile, range, scratch.q, rows, 0, scratch.scores, none);
   soften_keys(tile, range, block, scratch);
   widen_rows(block.v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
   weigh_keys<float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
@@ -210,7 +210,7 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
     const bool known = following < (continues ? end : high);
     const Range next = known ? locate(following, at ^ 1) : range;
     const E* const* after = known ? blocks[at ^ 1].k + next.from : nullptr;
-    const int keys_after = known ? std::min(kChunk, next.to - next.from) : 0;
+    const int keys_after = known ? next.first_chunk(kChunk<E>) : 0;
     if (tile.integers) {
       attend_integer_block(tile, range, blocks[at], after, keys_after, scratch);
     } else if (tile.rows < kCopyRows) {
