@@ -31,5 +31,11 @@ PARTS = {
     "decode": PartInfo("gpu_parts.attention:decode", 300, "bandwidth of decode attention"),
     "prefill": PartInfo("gpu_parts.attention:prefill", 180, "arithmetic of prefill attention"),
     "paging": PartInfo("gpu_parts.attention:paging", 180, "paged beside contiguous attention"),
+    "decode-tiles": PartInfo(
+        "gpu_parts.attention_tiles:decode_tiles", 300, "decode attention in other tiles, and mixed"
+    ),
+    "prompt-tiles": PartInfo(
+        "gpu_parts.attention_tiles:prompt_tiles", 180, "prefill attention in other tiles"
+    ),
     "linear": PartInfo("gpu_parts.linear:run", 420, "matrix products for few rows"),
 }

@@ -6,11 +6,14 @@ Started by tests/ops/test_triton.py, as interpreted_providers.py is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.attention import test_select
+from tests.bench import test_gpu_script
 from tests.ops import test_paged_attention as cpu
 from tests.ops.triton.interpreter import repair_interpreter
 
@@ -137,6 +140,15 @@ def test_a_broken_token_stays_hidden_from_earlier_queries(
     cpu.test_a_broken_token_stays_hidden_from_earlier_queries(
         paged_attention, cache_dtype, window, bad
     )
+
+
+@pytest.mark.parametrize("name", ["decode-tiles", "prompt-tiles"])
+def test_the_benchmark_of_tiles_runs_dry(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the other parts: tests/bench/test_gpu_script.py; these call kernels by themselves."""
+    monkeypatch.syspath_prepend(str(test_gpu_script.BENCHMARKS))
+    test_gpu_script.test_a_part_runs_dry(name, import_module("gpu"), tmp_path)
 
 
 def test_the_backend_serves_a_layer_of_a_pool() -> None:

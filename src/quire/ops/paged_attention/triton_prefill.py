@@ -8,6 +8,8 @@ Tiles of keys that every query of a tile sees whole are computed without a mask.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
@@ -24,7 +26,7 @@ from quire.ops.paged_attention.triton_tiles import (
 )
 from quire.ops.row_blocks import power_of_two
 
-__all__ = ["attend_prompts"]
+__all__ = ["PromptTile", "attend_prompts", "prompt_tile"]
 
 
 @triton.jit
@@ -239,7 +241,28 @@ def _prefill_kernel(
     tl.store(out_ptr + at, out, mask=mask)
 
 
-def attend_prompts(launch: Launch) -> None:
+@dataclass(frozen=True, slots=True)
+class PromptTile:
+    """queries: rows of a tile, each a query of one head. keys: of a tile. stages: of Triton's
+    pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
+    """What the shared memory of SM 80 holds of such dims and the registers of both."""
+    if dim * element_size <= 256:
+        # With 64 keys in 8 bits, the kernel for SM 80 keeps its accumulators in memory.
+        return PromptTile(128, 32 if quantized else 64, 8, 3)
+    if dim * element_size <= 512:
+        return PromptTile(64, 32, 8, 2)
+    return PromptTile(32, 16, 8, 2)
+
+
+def attend_prompts(launch: Launch, tile: PromptTile | None = None) -> None:
     """Rows with two queries and more, into `launch.out`; the others are left alone."""
     given = launch
     num_tokens, num_heads, head_dim = given.q.shape
@@ -248,10 +271,8 @@ def attend_prompts(launch: Launch) -> None:
     dim = max(16, power_of_two(head_dim))
     heads = power_of_two(group)
     element_size = max(given.q.element_size(), given.k_cache.element_size())
-    queries, keys, warps, stages = _tile(dim, element_size)
-    queries = max(queries, heads)
-    if given.k_scale is not None:
-        keys = min(keys, 32)  # with 64, the kernel for SM 80 keeps its accumulators in memory
+    tile = tile or prompt_tile(dim, element_size, quantized=given.k_scale is not None)
+    queries = max(tile.queries, heads)
     # Rows with one query have no tile here, so each tile but a row's last has its tokens.
     tiles = num_tokens // (queries // heads) + min(num_rows, num_tokens // 2)
     _prefill_kernel[(tiles, num_kv_heads)](
@@ -282,16 +303,9 @@ def attend_prompts(launch: Launch) -> None:
         SINKS=given.sinks is not None,
         ROWS=power_of_two(num_rows),
         QUERIES=queries,
-        KEYS=keys,
+        KEYS=tile.keys,
         DIM=dim,
         PADDED=dim != head_dim,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
-
-
-def _tile(dim: int, element_size: int) -> tuple[int, int, int, int]:
-    """Rows, keys, warps and stages: what the shared memory of SM 80 holds of such dims."""
-    if dim * element_size <= 256:
-        return 128, 64, 8, 3
-    return (64, 32, 8, 2) if dim * element_size <= 512 else (32, 16, 8, 2)
