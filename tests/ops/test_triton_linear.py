@@ -33,3 +33,29 @@ def test_the_largest_tiles_compile_to_machine_code(
         kernel = compiled(seen[0], target)
         assert kernel.asm[code]
         assert kernel.metadata.shared <= shared * 1024, f"{target}: {tiles}"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tiles_of_integers_for_many_rows_compile_to_machine_code(
+    bits: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As above, for the tiles that prompts take."""
+    from quire.ops.linear_int4.triton import linear_int4
+    from quire.ops.linear_int8.triton import linear_int8
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    x = torch.empty(500, 4096, dtype=torch.bfloat16)
+    if bits == 8:
+        matrix = linear_int8(torch.zeros(4096, 4096, dtype=torch.int8), torch.ones(4096))
+    else:
+        zeros = torch.zeros(4096, 32, dtype=torch.uint8)
+        weight = torch.zeros(4096, 4096, dtype=torch.uint8)
+        matrix = linear_int4(weight, torch.ones(4096, 32), zeros)
+    with launches() as seen:
+        matrix(x)
+    assert [launch.kernel.__name__ for launch in seen] == ["_quantize_kernel", "_product_kernel"]
+    for launch in seen:
+        for target, code, shared in TARGETS:
+            kernel = compiled(launch, target)
+            assert kernel.asm[code]
+            assert kernel.metadata.shared <= shared * 1024, f"{target}: {launch.label}"

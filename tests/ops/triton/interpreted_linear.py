@@ -5,6 +5,9 @@ Started by tests/ops/test_triton.py, as interpreted_providers.py is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
 import torch
 from tests.ops.triton.interpreter import repair_interpreter
@@ -15,14 +18,19 @@ from quire.ops.linear import INVARIANT
 from quire.ops.linear.reference import widened_product
 from quire.ops.linear.tiles import Tiles
 from quire.ops.linear.triton_product import multiply
+from quire.ops.linear_int4.inputs import int4_weight
+from quire.ops.linear_int8 import activations, triton_scaled
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
 
 
 def test_the_invariant_product_equals_the_reference() -> None:
-    """The other provider is compared in interpreted_providers.py."""
-    report = check_provider(ALL_OPS["linear"], INVARIANT)
+    """Every third case: each shape and dtype. The other one is in interpreted_providers.py."""
+    op = ALL_OPS["linear"]
+    make = op.make_inputs
+    op = replace(op, make_inputs=lambda generator: islice(make(generator), 0, None, 3))
+    report = check_provider(op, INVARIANT)
     assert report.ok, "\n".join(report.failures)
 
 
@@ -61,6 +69,31 @@ def test_the_invariant_product_of_a_row_has_the_same_bits_in_any_batch(dtype: to
     whole = matrix(x, torch.float32)
     for num_rows in (1, 2, 63, 65, 256, 257):
         assert torch.equal(matrix(x[:num_rows], torch.float32), whole[:num_rows])
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_sums_of_4_bit_groups_have_one_order_in_any_batch(zero_points: bool) -> None:
+    """As above, in groups; across the number from which one program adds all pieces."""
+    generator = torch.Generator().manual_seed(0)
+    weight, scale, zero = int4_weight(generator, 20, 15 * 32, 32)
+    provider = ALL_OPS["linear_int4"].provider("triton")
+    assert provider is not None
+    matrix = provider.load()(weight, scale, zero if zero_points else None)
+    x = normal(generator, 258, 15 * 32)
+    whole = matrix(x)
+    for num_rows in (1, 17, 256):
+        assert torch.equal(matrix(x[:num_rows]), whole[:num_rows])
+
+
+def test_rows_become_the_same_integers_as_those_of_the_reference() -> None:
+    """To the bit: rows longer than a block, zeros, tiny numbers, NaN and infinity."""
+    generator = torch.Generator().manual_seed(0)
+    x = normal(generator, 7, 9000)
+    x[1], x[2], x[3, 8999], x[4, 5] = 0.0, 1e-32, float("nan"), float("-inf")
+    expected, scale = activations.quantize_rows(x)
+    got, got_scale = triton_scaled.quantize_rows(x)
+    assert torch.equal(got.float(), expected)
+    assert torch.equal(got_scale.nan_to_num(9.0), scale.squeeze(1).nan_to_num(9.0))
 
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:

@@ -21,7 +21,12 @@ repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
 PLATFORM = detect_platform()
 # Of what takes long every n-th case: each shape and each dtype, not each pair; and all of the last.
-SAMPLED = {"paged_attention": (8, 4), "rope_and_write_kv": (2, 0)}
+SAMPLED = {
+    "linear_int8": (5, 0),
+    "linear_int4": (7, 0),
+    "paged_attention": (8, 4),
+    "rope_and_write_kv": (2, 0),
+}
 OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
 
 

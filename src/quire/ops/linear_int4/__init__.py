@@ -30,6 +30,7 @@ from quire.ops.linear_int4.cpu import bind
 from quire.ops.linear_int4.inputs import make_inputs
 from quire.ops.linear_int4.reference import PlainInt4Matrix
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -52,6 +53,9 @@ OP = Op(
     reference=PlainInt4Matrix,
     make_inputs=make_inputs,
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
-    providers=cpu_providers(bind),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.linear_int4.triton:linear_int4"),
+    ),
     apply=_apply,
 )

@@ -33,7 +33,7 @@ class PlainInt4Matrix:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
-        sums = torch.zeros(len(quantized), len(self.weight))
+        sums = quantized.new_zeros(len(quantized), len(self.weight))
         for part, weight, scale in zip(
             quantized.split(self.group_size, dim=1),
             self.weight.split(self.group_size, dim=1),

@@ -27,6 +27,7 @@ from quire.ops.linear_int8.cpu import bind
 from quire.ops.linear_int8.inputs import make_inputs
 from quire.ops.linear_int8.reference import PlainInt8Matrix
 from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
 
@@ -48,6 +49,9 @@ OP = Op(
     reference=PlainInt8Matrix,
     make_inputs=make_inputs,
     tolerance=rounding("the same integers, scaled in the same order"),
-    providers=cpu_providers(bind),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.linear_int8.triton:linear_int8"),
+    ),
     apply=_apply,
 )

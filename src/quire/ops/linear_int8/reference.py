@@ -31,7 +31,7 @@ class PlainInt8Matrix:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
-        products = torch.zeros(len(quantized), len(self.weight), dtype=torch.float64)
+        products = quantized.new_zeros(len(quantized), len(self.weight), dtype=torch.float64)
         for part, weight in zip(
             quantized.split(EXACT_DEPTH, dim=1), self.weight.split(EXACT_DEPTH, dim=1), strict=True
         ):
