@@ -72,8 +72,8 @@ def our_makers(platform: Platform, team: Team) -> dict[str, Maker]:
         return layers["linear_int8"](*int8_weight(generator, outputs, inputs), dtype=DTYPE)
 
     def int4(inputs: int, outputs: int) -> Layer:
-        weight, scale, _ = int4_weight(generator, outputs, inputs, GROUP_SIZE)
-        return layers["linear_int4"](weight, scale, dtype=DTYPE)
+        weight, scale, zero = int4_weight(generator, outputs, inputs, GROUP_SIZE)
+        return layers["linear_int4"](weight, scale, zero, dtype=DTYPE)
 
     ours = "quire" if isa is None else f"quire {isa}"
     return {f"int8 {ours}": int8, f"int4 {ours}": int4}
@@ -95,10 +95,10 @@ def torch_int4(inputs: int, outputs: int) -> Layer:
 
 
 def weight_bytes(name: str, inputs: int, outputs: int) -> float:
-    """Of a packed matrix; torch's 4-bit format has a zero point as wide as the scale."""
+    """Of a packed matrix; a zero point has 4 bits, with torch as many as the scale."""
     if name.startswith("int8"):
         return inputs * outputs
-    return inputs * outputs * (0.5 + (4 if name.endswith("torch") else 2) / GROUP_SIZE)
+    return inputs * outputs * (0.5 + (4 if name.endswith("torch") else 2.5) / GROUP_SIZE)
 
 
 def arithmetic_limit(platform: Platform, threads: int, repeats: int) -> Iterator[Figure]:

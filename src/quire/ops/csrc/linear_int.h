@@ -107,7 +107,9 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
       int32_t* inputs = target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
       format.put_quads(numbers, inputs);
     }
-    target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
+    if constexpr (Format::kSums) {
+      target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
+    }
   }
 }
 
@@ -190,6 +192,7 @@ struct Block {
   const QuantizedRows& x;
   Y* y;
   int64_t num_tiles, num_panels;
+  mutable std::atomic<bool> out_of_memory{false};
 
   Block(const Format& format, const LinearCall& call, const QuantizedRows& x, Y* y)
       : format(format), call(call), x(x), y(y), num_panels(panels_of(call.outputs)) {
@@ -211,32 +214,38 @@ struct Block {
   // All tiles by one panel. A single tile reads it from memory and asks ahead; several find it in
   // the caches, so the last of them have time to fetch the next panel, each its part.
   void multiply_panel(int64_t index) const {
-    const uint8_t* panel = format.panel(index);
+    const uint8_t* panel = format.open(index);
+    if (panel == nullptr) {
+      out_of_memory.store(true, std::memory_order_relaxed);
+      return;
+    }
     if (num_tiles == 1) {
       const int64_t distance = are_few<Format>(call.rows) ? kAheadOfFewRows : kAheadOfRows;
-      return multiply(0, index, {panel + distance, kCacheLine});
+      return multiply(0, index, panel, {panel + distance, kCacheLine});
     }
     const int64_t parts = num_tiles < 4 ? 2 : 4, step = kCacheLine / parts;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
     const int64_t part_bytes = (format.panel(1) - format.panel(0)) / parts;
     for (int64_t t = 0; t < num_tiles; ++t) {
       const int64_t part = t - (num_tiles - parts);
-      multiply(t, index, part < 0 ? Ahead{panel, 0} : Ahead{next + part * part_bytes, step});
+      multiply(t, index, panel,
+               part < 0 ? Ahead{panel, 0} : Ahead{next + part * part_bytes, step});
     }
   }
 
-  void multiply(int64_t t, int64_t index, Ahead ahead) const {
+  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);  // for the end of the tile
     _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
     const QuantizedRows rows = tile_rows(t);
-    kTiles<Format>[rows.rows - 1](format, rows, format.panel(index), ahead, sums, index);
+    kTiles<Format>[rows.rows - 1](format, rows, panel, ahead, sums, index);
     put_tile(call, rows, sums, index * kWidth, y + first_row(t) * call.outputs);
   }
 };
 
+// 0, or 2 without memory for scratch, as in what follows.
 template <class Format, class E, class Y>
-void multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
+int multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
   const Block<Format, Y> block(format, call, rows, y);
   parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
@@ -248,13 +257,16 @@ void multiply_block(const Format& format, const LinearCall& call, const E* x, Qu
   parallel_ranges(block.num_panels, grain, call.team,
                   [&](int64_t index) { block.multiply_panel(index); },
                   [&] { return format.enter(block.height()); });
+  return block.out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
 }
 
-// 0, or 2 without memory for scratch. x: rows with a stride; y: contiguous.
+// x: rows with a stride; y: contiguous.
 template <class Format, class E, class Y>
 int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
-  const int64_t rows = call.rows, block_rows = std::min(rows, Format::kBlockRows);
+  const int64_t rows = call.rows;
   if (rows == 0) return 0;
+  const int64_t blocks = (rows + Format::kBlockRows - 1) / Format::kBlockRows;
+  const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   struct Quantized;
   int32_t* inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
       4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1) + Format::kBeyond));
@@ -263,8 +275,10 @@ int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   float* scales = reinterpret_cast<float*>(sums + block_rows * format.sums_per_row);
   for (int64_t first = 0; first < rows; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
-    multiply_block(format, call, x + first * call.x_stride,
-                   QuantizedRows{inputs, sums, scales, call.rows}, y + first * call.outputs);
+    const QuantizedRows part{inputs, sums, scales, call.rows};
+    const int failed = multiply_block(format, call, x + first * call.x_stride, part,
+                                      y + first * call.outputs);
+    if (failed != 0) return failed;
   }
   return 0;
 }

@@ -6,18 +6,15 @@
 // kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
 // - zero times the sum of the integers.
 #include "ids.h"
-#include "linear_int.h"
+#include "linear_int4.h"
+#include "linear_int4_wide.h"
 #include "replay.h"
 #include "tiles.h"
 
 namespace quire::linear_int {
 namespace {
 
-constexpr int kQuadBytes = 2 * kWidth;   // of a panel
-constexpr int kScaleBytes = 2 * kWidth;  // of a panel's group
 constexpr int kBlockQuads = Vectors::kLineQuads;  // no more than add_nibbles takes
-constexpr int kSymmetricZero = 8;
-constexpr int64_t kZerosAhead = 256;  // bytes, as far as what is fetched of the weights
 
 // Adds the products of kBlockQuads quads to the sums of a tile.
 template <int R>
@@ -41,43 +38,12 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
   each_sum<R>([&](int r, int half) { sums[r][half] = close_sum(sums[r][half], parts[r][half]); });
 }
 
-// kZeros: whether there are zero points.
-template <bool kZeros>
-struct Int4Weights {
-  const uint8_t* weight;
-  const uint8_t* zeros;
-  int64_t group_size, groups, inputs_per_row;
-  int64_t sums_per_row = groups;
-  int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
-
-  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
-  int64_t group_quads() const { return group_size / 4; }
-  int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
-  const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
-
-  // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
-  template <int R>
-  QUIRE_INLINE void start_group(vi (&sums)[R][2], const int32_t* minus_sums, int64_t index,
-                                int64_t g) const {
-    vi zero[2];
-    if (kZeros) {
-      const uint8_t* of_group = zeros + (index * groups + g) * kLanes;
-      load_halves(of_group, zero[0], zero[1]);
-      _mm_prefetch(of_group + kZerosAhead, _MM_HINT_T1);
-    }
-    each_sum<R>([&](int r, int half) {
-      const vi sum = set1_int(minus_sums[r]);
-      sums[r][half] = kZeros ? pairs(zero[half], sum) : sum;
-    });
-  }
-};
-
 template <bool kZeros>
 struct Int4Format : Int4Weights<kZeros>, Vectors {
   using Vectors::put_quads;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
-  static constexpr int64_t kBlockRows = 240;
+  static constexpr int64_t kBlockRows = 264;
 
   Int4Format(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
       : Int4Weights<kZeros>{weight, zeros, group_size, groups, groups * group_size / 4} {}
@@ -328,6 +294,11 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
 #if defined(__AMX_INT8__)
     if (rows >= Int4Tiles<kZeros>::kLeastRows) {
       const Int4Tiles<kZeros> format(packed, packed_zeros, group_size, groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#elif defined(__AVX512VNNI__)
+    if (rows >= Int4Wide<kZeros>::kLeastRows) {
+      const Int4Wide<kZeros> format(packed, packed_zeros, group_size, groups);
       return multiply(format, call, x_dtype, y_dtype, x, y);
     }
 #endif

@@ -22,6 +22,8 @@ struct Int8Weights {
   Int8Weights(const uint8_t* weight, int64_t quads, int64_t inputs_per_row)
       : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
   const uint8_t* panel(int64_t index) const { return weight + index * quads * kQuadBytes; }
+  const uint8_t* open(int64_t index) const { return panel(index); }
+  static constexpr bool kOpens = false, kSums = true;
 };
 
 struct Int8Format : Int8Weights, Vectors {
@@ -29,7 +31,7 @@ struct Int8Format : Int8Weights, Vectors {
   // Rows of a register tile: 24 (8) sums, the weights and one input in 32 (16) registers.
   static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
   // Rows whose integers stay in the caches while all weights pass.
-  static constexpr int64_t kBlockRows = 20 * kMaxRows;
+  static constexpr int64_t kBlockRows = 22 * kMaxRows;
   static void put_quads(vi numbers, int32_t* inputs) { put_byte_inputs(numbers, inputs); }
 
   Int8Format(const uint8_t* weight, int64_t quads)

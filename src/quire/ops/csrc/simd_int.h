@@ -19,6 +19,13 @@ QUIRE_INLINE vi load_int(const void* p) { return (vi)_mm512_loadu_si512(p); }
 QUIRE_INLINE void store_int(void* p, vi x) { _mm512_storeu_si512(p, (raw)x); }
 QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm512_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm512_add_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi sub_int(vi a, vi b) { return (vi)_mm512_sub_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi sub_bytes(vi a, vi b) { return (vi)_mm512_sub_epi8((raw)a, (raw)b); }
+// The lowest byte of every lane, four times.
+QUIRE_INLINE vi repeat_byte(vi x) {
+  const __m128i first = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+  return (vi)_mm512_shuffle_epi8((raw)x, _mm512_broadcast_i32x4(first));
+}
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
 QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }

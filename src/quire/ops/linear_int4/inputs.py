@@ -22,7 +22,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                 depth = num_groups * group_size
                 weight, scale, zero = int4_weight(generator, outputs, depth, group_size)
                 bias = normal(generator, outputs, dtype=dtype)
-                for rows in (1, 5, 33):
+                for rows in (1, 5, 50):
                     x = normal(generator, rows, depth, dtype=dtype)
                     label = f"{dtype}, {rows} rows, {depth} to {outputs} by {group_size}"
                     yield Case(label=label, args=(x, weight, scale, None, None, ids))
