@@ -13,22 +13,30 @@ from tests.ops.triton.compiler import AMD, compiled, launches
 
 from quire.ops.linear.tiles import Tiles, candidates, invariant_tiles
 
-SHAPES = {(t.columns, t.depth): t for t in candidates(64, 4096, 4096, 132) if t.pieces > 1}
+CASES = [
+    (dtype, tiles)
+    for dtype in (torch.bfloat16, torch.float32)
+    for tiles in (
+        *candidates(64, 4096, 4096, 16, dtype.itemsize),
+        invariant_tiles(4096, 4096, dtype.itemsize),
+    )
+    if tiles.pieces > 1
+]
 
 
-@pytest.mark.parametrize("tiles", [*SHAPES.values(), invariant_tiles(4096, 4096)], ids=str)
+@pytest.mark.parametrize(("dtype", "tiles"), CASES, ids=str)
 def test_the_largest_tiles_compile_to_machine_code(
-    tiles: Tiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    dtype: torch.dtype, tiles: Tiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Turns red when a tile that may be measured needs more shared memory than a GPU has."""
     from quire.ops.linear.triton_product import multiply
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    weight = torch.empty(4096, 4096, dtype=torch.bfloat16)
+    weight = torch.empty(4096, 4096, dtype=dtype)
     for target, code, shared in TARGETS:
         monkeypatch.setattr(torch.version, "hip", "6.4" if target == AMD else None)
         with launches() as seen:
-            multiply(weight[: tiles.rows], weight, None, torch.bfloat16, tiles)
+            multiply(weight[: tiles.rows], weight, None, dtype, tiles)
         assert len(seen) == 2
         kernel = compiled(seen[0], target)
         assert kernel.asm[code]

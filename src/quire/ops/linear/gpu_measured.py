@@ -54,7 +54,7 @@ def time_on_gpu(calls: Sequence[Callable[[], object]]) -> float:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU
         for call in calls:
             call()
     graph.replay()

@@ -22,7 +22,10 @@ way while one is multiplied, and fit in shared memory with 64 rows."""
 
 _PROGRAMS_PER_PROCESSOR = (1, 3)
 _INVARIANT_PROGRAMS = 256
-_INVARIANT_ROWS, _INVARIANT_COLUMNS, _INVARIANT_DEPTH = 64, 128, 64
+_INVARIANT_ROWS, _INVARIANT_COLUMNS, _INVARIANT_DEPTH_BYTES = 64, 128, 128
+
+_HALF = 2
+"""Bytes of the elements for which `_SHAPES` are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,15 @@ class Tiles:
     max_split_rows: int = MAX_FEW_ROWS
 
 
-def candidates(num_rows: int, outputs: int, depth: int, processors: int) -> Iterator[Tiles]:
-    """Cuts worth a measurement for up to `num_rows` rows; processors: of the GPU."""
+def candidates(
+    num_rows: int, outputs: int, depth: int, processors: int, itemsize: int = _HALF
+) -> Iterator[Tiles]:
+    """Cuts worth a measurement for up to `num_rows` rows; processors: of the GPU. itemsize: bytes
+    of an element, wider ones than 16 bits make flatter tiles."""
     rows = max(MIN_TILE_ROWS, power_of_two(num_rows))
     seen: set[Tiles] = set()
-    for columns, tile_depth, warps, stages in _SHAPES:
+    for columns, half_depth, warps, stages in _SHAPES:
+        tile_depth = half_depth * _HALF // max(_HALF, itemsize)
         for per_processor in _PROGRAMS_PER_PROCESSOR:
             wanted = processors * per_processor / -(-outputs // columns)
             pieces = _pieces(wanted, depth, tile_depth)
@@ -55,17 +62,20 @@ def candidates(num_rows: int, outputs: int, depth: int, processors: int) -> Iter
                 yield tiles
 
 
-def default_tiles(num_rows: int, outputs: int, depth: int, processors: int) -> Tiles:
+def default_tiles(
+    num_rows: int, outputs: int, depth: int, processors: int, itemsize: int = _HALF
+) -> Tiles:
     """Without a measurement: about one program per processor."""
-    return next(candidates(num_rows, outputs, depth, processors))
+    return next(candidates(num_rows, outputs, depth, processors, itemsize))
 
 
-def invariant_tiles(outputs: int, depth: int) -> Tiles:
+def invariant_tiles(outputs: int, depth: int, itemsize: int = _HALF) -> Tiles:
     """One cut for any number of rows, told from the matrix alone, so that a row's sums have one
     order: tiles of other shapes are multiplied by other instructions, which add in other orders."""
     wanted = _INVARIANT_PROGRAMS / -(-outputs // _INVARIANT_COLUMNS)
-    pieces = _pieces(wanted, depth, _INVARIANT_DEPTH)
-    return Tiles(_INVARIANT_ROWS, _INVARIANT_COLUMNS, _INVARIANT_DEPTH, pieces, 4, 3, 256)
+    tile_depth = _INVARIANT_DEPTH_BYTES // itemsize
+    pieces = _pieces(wanted, depth, tile_depth)
+    return Tiles(_INVARIANT_ROWS, _INVARIANT_COLUMNS, tile_depth, pieces, 4, 3, 256)
 
 
 def _pieces(wanted: float, depth: int, tile_depth: int) -> int:

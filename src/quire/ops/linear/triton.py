@@ -29,7 +29,7 @@ class SplitMatrix:
         if num_rows > MAX_FEW_ROWS or x.dtype != weight.dtype:
             return self._vendor(x, out_dtype)
         outputs, depth = weight.shape
-        tiles = default_tiles(num_rows, outputs, depth, self._processors)
+        tiles = default_tiles(num_rows, outputs, depth, self._processors, weight.itemsize)
         return product(self._vendor, x, out_dtype, tiles)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class InvariantMatrix:
     def __init__(self, vendor: VendorMatrix) -> None:
         self._vendor = vendor
         outputs, depth = vendor.weight.shape
-        self._tiles = invariant_tiles(outputs, depth)
+        self._tiles = invariant_tiles(outputs, depth, vendor.weight.itemsize)
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if x.dtype != self._vendor.weight.dtype:
