@@ -16,7 +16,7 @@ template <class E>
 constexpr int kChunk = 16 / sizeof(E);
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
-constexpr int kCopyRows = 8;      // from here on K and V are widened once into scratch
+constexpr int kCopyRows = 17;     // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0);
 
 // Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
