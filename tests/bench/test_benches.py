@@ -98,5 +98,5 @@ def test_machine_and_its_limits() -> None:
     assert low.bf16_gflop_per_s > 0
     assert low.int8_gop_per_s > 0
     machine = describe_machine()
-    assert len(machine.lines()) == 6
+    assert len(machine.lines()) == 7
     assert machine.memory_bytes >= machine.free_bytes >= 0

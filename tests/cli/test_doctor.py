@@ -11,7 +11,8 @@ import torch
 from quire.bench import diagnosis
 from quire.bench.diagnosis import diagnose, render_diagnosis
 from quire.cli.main import main
-from quire.ops import ALL_OPS, Op, Provider
+from quire.ops import ALL_OPS, CheckReport, Op, Provider, force_gpu_kernels
+from tests.config.specs import make_gpu_platform
 
 NORM = ALL_OPS["rms_norm"]
 
@@ -67,3 +68,38 @@ def test_kernel_that_this_machine_lacks_is_no_failure(monkeypatch: pytest.Monkey
     assert found.ok
     assert found.ops[0].chosen == "reference" or found.ops[0].chosen.startswith("cpu")
     assert found.as_json()["ops"][0]["providers"][0]["unavailable"] == "the processor lacks it"
+
+
+def test_a_gpu_is_examined_beside_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doctor that looks at the CPU alone would call a broken GPU sound."""
+    op = with_provider("same", NORM.reference)
+    monkeypatch.setattr(diagnosis, "ALL_OPS", MappingProxyType({op.name: op}))
+    asked: list[str] = []
+
+    def check(op: Op, provider: Provider, *, seed: int, device: torch.device) -> CheckReport:
+        del seed
+        asked.append(device.type)
+        wrong = ("rms_norm by same: 7 is not 8",) if device.type == "cuda" else ()
+        return CheckReport(op.name, provider.name, 1, wrong)
+
+    monkeypatch.setattr(diagnosis, "check_provider", check)
+    found = diagnose(make_gpu_platform())
+    assert asked == ["cpu", "cuda"]
+    assert not found.ok
+    text = render_diagnosis(found)
+    assert "operations on the GPU" in text
+    assert "GPU          Test GPU, SM 90" in text
+    assert "80.0 GiB" in text
+    asked.clear()
+    old = diagnose(make_gpu_platform(problem="the driver is too old"))
+    assert asked == ["cpu"]
+    assert "no GPU       the driver is too old" in render_diagnosis(old)
+
+
+def test_forced_kernels_of_a_gpu() -> None:
+    """`QUIRE_GPU_KERNELS=none` must leave out every kernel that may be at fault."""
+    assert force_gpu_kernels(None) == {}
+    assert set(force_gpu_kernels("none").values()) == {"reference"}
+    forced = force_gpu_kernels("triton")
+    assert forced["paged_attention"] == "triton"
+    assert all(ALL_OPS[name].provider("triton") is not None for name in forced)

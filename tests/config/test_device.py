@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quire.config.render_plan import render_plan
@@ -30,6 +32,8 @@ def test_auto_goes_on_without_a_gpu_that_cannot_serve() -> None:
     plan = resolve(ALL, make_spec(), None, platform)
     assert plan.settings.device == "cpu"
     assert "too old: update it" in reason(plan, "device")
+    none = replace(make_platform(), gpu_problem="there is no GPU: install the driver")
+    assert reason(resolve(ALL, make_spec(), None, none), "device") == "there is no GPU"
     with pytest.raises(ConfigError, match=r"device='cuda'.*too old: update it.*device='cpu'"):
         resolve(EngineSettings(device="cuda"), make_spec(), None, platform)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import torch
 
 from quire.bench.machine import Machine, describe_machine
 from quire.config import env
-from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_isa
+from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_gpu_kernels, force_isa
 from quire.ops.compile import ISAS
 from quire.ops.native import native_unavailable
 from quire.platform import Platform, detect_platform
@@ -17,6 +20,7 @@ from quire.platform import Platform, detect_platform
 __all__ = ["Diagnosis", "OpDiagnosis", "ProviderDiagnosis", "diagnose", "render_diagnosis"]
 
 COMPILERS = ("c++", "g++", "clang++")
+_DEVICE_NAMES = {"cpu": "the CPU", "cuda": "the GPU"}
 MAX_FAILURES = 3
 """Sentences shown per provider; the JSON has them all."""
 
@@ -34,19 +38,22 @@ class ProviderDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class OpDiagnosis:
-    """chosen: the provider that an engine would use here."""
+    """device: on which it was examined. chosen: the provider that an engine would use here."""
 
     name: str
+    device: str
     chosen: str
     providers: tuple[ProviderDiagnosis, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """compiler: its first line of --version, or None. kernels: by instruction set, None if they
-    are loaded, else why not."""
+    """gpu_problem: why no engine can compute on a GPU and what to do, None if one can. compiler:
+    its first line of --version, or None. kernels: by instruction set, None if they are loaded, else
+    why not."""
 
     machine: Machine
+    gpu_problem: str | None
     compiler: str | None
     kernels: dict[str, str | None]
     ops: tuple[OpDiagnosis, ...]
@@ -62,25 +69,37 @@ class Diagnosis:
 
 
 def diagnose(platform: Platform | None = None, seed: int = 0) -> Diagnosis:
-    """Compare every provider that this machine has with its reference."""
+    """Compare every provider that this machine has with its reference, on its CPU and its GPU."""
     platform = platform or detect_platform()
-    chosen = build_op_set(platform, force_isa(env.cpu_isa())).chosen
     return Diagnosis(
         machine=describe_machine(platform),
+        gpu_problem=platform.gpu_problem,
         compiler=_find_compiler(),
         kernels={isa.name: native_unavailable(isa.name, platform) for isa in ISAS},
-        ops=tuple(_diagnose_op(op, chosen[name], platform, seed) for name, op in ALL_OPS.items()),
+        ops=tuple(each for on in _devices(platform) for each in _diagnose_device(on, seed)),
     )
+
+
+def _devices(platform: Platform) -> Iterator[Platform]:
+    yield replace(platform, device="cpu")
+    if platform.gpu is not None and platform.gpu_problem is None:
+        yield replace(platform, device="cuda")
 
 
 def render_diagnosis(found: Diagnosis) -> str:
     """A page of text; the last line is the verdict."""
-    lines = [*found.machine.lines(), f"compiler     {found.compiler or 'none'}"]
+    lines = found.machine.lines()
+    if found.gpu_problem is not None:
+        lines.append(f"no GPU       {found.gpu_problem}")
+    lines.append(f"compiler     {found.compiler or 'none'}")
     for isa, reason in found.kernels.items():
         lines.append(f"kernels      {isa}: {reason or 'loaded'}")
     width = max(len(op.name) for op in found.ops)
-    lines.append("operations")
+    device = None
     for op in found.ops:
+        if op.device != device:
+            device = op.device
+            lines.append(f"operations on {_DEVICE_NAMES[device]}")
         lines.append(f"  {op.name:<{width}}  {op.chosen}{_verdicts(op)}")
         for provider in op.providers:
             lines += [f"    wrong: {text}" for text in provider.failures[:MAX_FAILURES]]
@@ -88,7 +107,7 @@ def render_diagnosis(found: Diagnosis) -> str:
     wrong = sum(bool(provider.failures) for provider in compared)
     lines.append(
         f"{wrong} of {len(compared)} kernels disagree with their reference: set QUIRE_CPU_ISA=none "
-        "to run without them, and report this"
+        "(on a GPU QUIRE_GPU_KERNELS=none) to run without them, and report this"
         if wrong
         else f"all {len(compared)} kernels agree with their references"
     )
@@ -106,7 +125,17 @@ def _verdicts(op: OpDiagnosis) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def _diagnose_device(platform: Platform, seed: int) -> Iterator[OpDiagnosis]:
+    """Every operation on the platform's device."""
+    on_cpu = platform.device == "cpu"
+    forced = force_isa(env.cpu_isa()) if on_cpu else force_gpu_kernels(env.gpu_kernels())
+    chosen = build_op_set(platform, forced).chosen
+    for name, op in ALL_OPS.items():
+        yield _diagnose_op(op, chosen[name], platform, seed)
+
+
 def _diagnose_op(op: Op, chosen: str, platform: Platform, seed: int) -> OpDiagnosis:
+    device = torch.device(platform.device)
     found: list[ProviderDiagnosis] = []
     for provider in op.providers:
         reason = provider.unavailable(platform)
@@ -114,13 +143,13 @@ def _diagnose_op(op: Op, chosen: str, platform: Platform, seed: int) -> OpDiagno
             found.append(ProviderDiagnosis(provider.name, reason, 0, ()))
             continue
         try:
-            report = check_provider(op, provider, seed=seed)
+            report = check_provider(op, provider, seed=seed, device=device)
         except Exception as error:  # noqa: BLE001  a diagnosis goes on to the next kernel
             failure = f"{op.name} by {provider.name} raised {type(error).__name__}: {error}"
             found.append(ProviderDiagnosis(provider.name, None, 0, (failure,)))
         else:
             found.append(ProviderDiagnosis(provider.name, None, report.num_cases, report.failures))
-    return OpDiagnosis(op.name, chosen, tuple(found))
+    return OpDiagnosis(op.name, platform.device, chosen, tuple(found))
 
 
 def _find_compiler() -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import quire
+from quire.config.device import describe_gpu
 from quire.config.memory_plan import format_bytes
 from quire.platform import Platform, detect_platform
 
@@ -40,7 +41,8 @@ _SHOWN_FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cache_bytes: by level. features: those that matter to kernels. threads: torch's."""
+    """cache_bytes: by level. features: those that matter to kernels. threads: torch's. gpu: what it
+    is, or "none"."""
 
     cpu: str
     num_cores: int
@@ -53,6 +55,7 @@ class Machine:
     torch: str
     quire: str
     threads: int
+    gpu: str
 
     def lines(self) -> list[str]:
         """For people."""
@@ -66,6 +69,7 @@ class Machine:
             f"features     {' '.join(self.features) or 'unknown'}",
             f"caches       {caches or 'unknown'}",
             f"memory       {format_bytes(self.memory_bytes)}, {format_bytes(self.free_bytes)} free",
+            f"GPU          {self.gpu}",
         ]
 
 
@@ -103,7 +107,17 @@ def describe_machine(platform: Platform | None = None) -> Machine:
         torch=torch.__version__,
         quire=quire.__version__,
         threads=torch.get_num_threads(),
+        gpu=_describe_gpu(found),
     )
+
+
+def _describe_gpu(platform: Platform) -> str:
+    if platform.gpu is None:
+        return "none"
+    text = describe_gpu(platform.gpu)
+    total, free = platform.gpu.memory_bytes, platform.gpu.free_bytes
+    memory = f"{format_bytes(total)}, {format_bytes(free)} free" if total else "the host's memory"
+    return f"{text}; {memory}"
 
 
 def measure_limits(

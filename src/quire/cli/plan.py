@@ -31,6 +31,7 @@ def _as_json(plan: StartupPlan) -> dict[str, object]:
     resolved, memory = plan.resolved, plan.resolved.memory
     return {
         "model": str(plan.folder),
+        "gpu": resolved.platform.gpu and asdict(resolved.platform.gpu),
         "architecture": resolved.spec.architecture,
         "num_parameters": resolved.spec.num_parameters,
         "settings": asdict(resolved.settings),

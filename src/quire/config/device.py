@@ -7,7 +7,7 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import GpuFacts, Platform
 
-__all__ = ["choose_device", "choose_dtype", "choose_seqs", "choose_step_tokens"]
+__all__ = ["choose_device", "choose_dtype", "choose_seqs", "choose_step_tokens", "describe_gpu"]
 
 SEQS_PER_CORE = 32
 """Rows at which a CPU core's matrix kernels reach their peak; more rows only wait longer."""
@@ -36,14 +36,16 @@ def choose_device(asked: str, platform: Platform) -> tuple[str, str]:
     if asked == "cpu":
         return "cpu", "as asked"
     if gpu is not None and problem is None:
-        return "cuda", _describe(gpu)
+        return "cuda", describe_gpu(gpu)
     problem = problem or "nobody looked for one"
     if asked == "cuda":
         raise ConfigError(f"device='cuda' cannot serve: {problem}. Or give device='cpu'.")
-    return "cpu", f"no GPU can serve: {problem}"
+    if gpu is None:
+        return "cpu", problem.partition(":")[0]  # whoever has none wants no advice on it
+    return "cpu", f"the GPU cannot serve: {problem}"
 
 
-def _describe(gpu: GpuFacts) -> str:
+def describe_gpu(gpu: GpuFacts) -> str:
     """ "NVIDIA H200, SM 90, driver 570.86 for CUDA 12.8; the first of 4"."""
     parts = [gpu.name, gpu.architecture]
     if gpu.driver:

@@ -171,18 +171,12 @@ def _forced_kernels(device: str) -> tuple[dict[str, str], str | None]:
     """Providers by operation, and the attention backend, that a variable of the environment forces
     on this device."""
     from quire.attention import backend_of_isa
-    from quire.ops import ALL_OPS, REFERENCE, force_isa
+    from quire.ops import REFERENCE, force_gpu_kernels, force_isa
 
     if device == "cpu":
         return force_isa(env.cpu_isa()), backend_of_isa(env.cpu_isa())
-    match env.gpu_kernels():
-        case "none":
-            return dict.fromkeys(ALL_OPS, REFERENCE), REFERENCE
-        case None:
-            return {}, None
-        case provider:
-            forced = {op.name: provider for op in ALL_OPS.values() if op.provider(provider)}
-            return forced, provider
+    wish = env.gpu_kernels()
+    return force_gpu_kernels(wish), REFERENCE if wish == "none" else wish
 
 
 def _build_scheduler(

@@ -42,6 +42,7 @@ __all__ = [
     "REFERENCE",
     "OpSet",
     "build_op_set",
+    "force_gpu_kernels",
     "force_invariance",
     "force_isa",
     "select",
@@ -160,6 +161,18 @@ def build_op_set(
         **{name: call for name, (_, call) in picked.items()},
         chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),
     )
+
+
+def force_gpu_kernels(provider: str | None) -> dict[str, str]:
+    """`forced` of `build_op_set` that keeps every operation that can on one provider for GPUs.
+
+    provider: `triton`, `none` for plain torch, None for no wish.
+    """
+    if provider is None:
+        return {}
+    if provider == "none":
+        return dict.fromkeys(ALL_OPS, REFERENCE)
+    return {op.name: provider for op in ALL_OPS.values() if op.provider(provider) is not None}
 
 
 def force_isa(isa: str | None) -> dict[str, str]:
