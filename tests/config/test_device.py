@@ -71,11 +71,10 @@ def test_what_other_programs_have_is_not_planned() -> None:
         resolve(ALL, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=GIB))
 
 
-def test_a_gpu_that_does_not_say_how_much_it_has_is_planned_small() -> None:
-    """It is measured before the pool is made."""
+def test_a_gpu_without_memory_of_its_own_is_planned_with_the_hosts() -> None:
     plan = resolve(ALL, make_spec(), None, make_gpu_platform(0, free_bytes=0))
-    assert plan.memory.budget is None
-    assert plan.settings.num_kv_blocks > 0
+    host = make_platform()
+    assert plan.memory.budget == int(host.free_bytes * 0.97)
 
 
 def test_swap_space_is_the_hosts_memory() -> None:

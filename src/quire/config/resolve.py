@@ -213,8 +213,7 @@ def _memory_of_device(
             captures=captures,
         )
     check_host_memory(num_host_blocks * layout.page_bytes, platform)
-    total, free = (platform.gpu.memory_bytes, platform.gpu.free_bytes) if platform.gpu else (0, 0)
-    return device_budget(settings, total, free), device_fixed(
+    return device_budget(settings, *_device_memory(platform)), device_fixed(
         spec,
         layout,
         weights=weights,
@@ -222,6 +221,14 @@ def _memory_of_device(
         max_num_batched_tokens=max_num_batched_tokens,
         captures=captures,
     )
+
+
+def _device_memory(platform: Platform) -> tuple[int, int]:
+    """Bytes of the GPU in all, and free: the host's where it has none of its own."""
+    gpu = platform.gpu
+    if gpu is None or not gpu.memory_bytes:
+        return platform.memory_bytes, platform.free_bytes
+    return gpu.memory_bytes, gpu.free_bytes
 
 
 def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:

@@ -54,7 +54,8 @@ class Worker:
         memory, settings = self._memory, self._settings
         if memory is None:
             return None
-        loaded, weights = memory.held(), memory.tensors()
+        weights = memory.tensors()
+        loaded = max(memory.held(), weights)
         memory.watch()
         steps = LargestSteps(
             settings.max_num_seqs,
