@@ -38,4 +38,5 @@ PARTS = {
         "gpu_parts.attention_tiles:prompt_tiles", 180, "prefill attention in other tiles"
     ),
     "linear": PartInfo("gpu_parts.linear:run", 420, "matrix products for few rows"),
+    "sampling": PartInfo("gpu_parts.sampling:run", 240, "draws, edits, log-probabilities"),
 }

@@ -2,6 +2,12 @@
 
 from quire.sampling.candidates import CandidateOutput, find_candidates
 from quire.sampling.device_columns import DeviceColumns
+from quire.sampling.device_extras import (
+    DeviceExtras,
+    DeviceHistory,
+    DeviceLogprobs,
+    ExtraSample,
+)
 from quire.sampling.device_sampler import DeviceSample, DeviceSampler
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
 from quire.sampling.sampler import NO_TOKEN, Draw, SampleOutput, Sampler, TokenHistory
@@ -11,9 +17,13 @@ __all__ = [
     "NO_TOKEN",
     "CandidateOutput",
     "DeviceColumns",
+    "DeviceExtras",
+    "DeviceHistory",
+    "DeviceLogprobs",
     "DeviceSample",
     "DeviceSampler",
     "Draw",
+    "ExtraSample",
     "SampleOutput",
     "Sampler",
     "SamplingState",

@@ -20,6 +20,7 @@ smaller token id wins.
 """
 
 from quire.ops.cpu_provider import cpu_providers
+from quire.ops.draw import numpy_rows
 from quire.ops.draw.cpu import bind
 from quire.ops.draw.inputs import make_inputs
 from quire.ops.draw.reference import draw
@@ -33,5 +34,9 @@ OP = Op(
     reference=draw,
     make_inputs=make_inputs,
     tolerance=exact(),  # the same token
-    providers=(*cpu_providers(bind), triton_provider("quire.ops.draw.triton:draw")),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.draw.triton:draw"),
+        numpy_rows.PROVIDER,
+    ),
 )

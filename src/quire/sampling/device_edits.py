@@ -1,0 +1,93 @@
+"""What requests change in their logits, as the operation `edit_logits` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.sampling.edits import RowEdits
+
+__all__ = ["DeviceEdits"]
+
+Ints = npt.NDArray[np.int32]
+
+_EARLY_STOP = -1
+"""Instead of a word's length: a ban until the output has enough tokens."""
+
+
+class DeviceEdits:
+    """The lists of some rows on a device, in one copy. They are kept until other rows are asked
+    for: between two steps it is mostly the same ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rows: tuple[RowEdits, ...] = ()
+        self._tensors: tuple[torch.Tensor, ...] = ()
+
+    def of(self, rows: Sequence[RowEdits]) -> tuple[torch.Tensor, ...]:
+        """The arguments of `edit_logits` from `penalties` on, for rows without processors."""
+        same = len(rows) == len(self._rows) and all(map(_is, rows, self._rows))
+        if not same or not self._tensors:
+            self._tensors = _upload(_arrays(rows), self._device)
+            self._rows = tuple(rows)
+        return self._tensors
+
+
+def _is(one: RowEdits, other: RowEdits) -> bool:
+    return one is other
+
+
+def _arrays(rows: Sequence[RowEdits]) -> list[np.ndarray]:
+    """In the order of the operation's arguments."""
+    penalties = [
+        (row.repetition_penalty, row.presence_penalty, row.frequency_penalty) for row in rows
+    ]
+    allowed = [() if row.allowed_ids is None else row.allowed_ids for row in rows]
+    bans, words = _bans(rows)
+    return [
+        np.array(penalties, np.float64).reshape(-1, 3),
+        _starts([row.bias_ids for row in rows]),
+        _joined([row.bias_ids for row in rows]),
+        np.concatenate([np.zeros(0, np.float32), *(row.bias_values for row in rows)]),
+        _starts(allowed),
+        _joined(allowed),
+        _starts(bans),
+        np.array([ban for of_row in bans for ban in of_row], np.int32).reshape(-1, 4),
+        np.array(words, np.int32),
+    ]
+
+
+def _bans(rows: Sequence[RowEdits]) -> tuple[list[list[tuple[int, int, int, int]]], list[int]]:
+    """Of each row (token, minimum, first, length), and the words that `first` counts in."""
+    bans: list[list[tuple[int, int, int, int]]] = []
+    words: list[int] = []
+    for row in rows:
+        of_row = [(int(stop), row.min_tokens, 0, _EARLY_STOP) for stop in row.stop_ids]
+        for *before, last in row.bad_words:
+            of_row.append((last, 0, len(words), len(before)))
+            words += before
+        bans.append(of_row)
+    return bans, words
+
+
+def _starts(lists: Sequence[Sequence[object] | np.ndarray]) -> Ints:
+    return np.array([0, *accumulate(len(each) for each in lists)], np.int32)
+
+
+def _joined(lists: Sequence[Sequence[int] | np.ndarray]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int32), *lists]).astype(np.int32)
+
+
+def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """One copy of all; the first may have elements of 8 bytes, since it begins at an even word."""
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]
+    words = torch.from_numpy(np.concatenate(flat)).to(device)
+    pieces = words.split([len(each) for each in flat])
+    return tuple(
+        piece.view(torch.from_numpy(array).dtype).view(array.shape)
+        for piece, array in zip(pieces, arrays, strict=True)
+    )

@@ -1,0 +1,162 @@
+"""Rows that ask a device for more than a draw: edits of their logits, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.protocol.sampling_params import MAX_LOGPROBS
+from quire.protocol.step import RowFailure, TokenLogprobs
+from quire.sampling.device_edits import DeviceEdits
+from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling.sampler import NO_TOKEN, not_finite
+from quire.sampling.state import NO_LOGPROBS, SamplingState
+
+__all__ = ["DeviceExtras", "DeviceHistory", "DeviceLogprobs", "ExtraSample"]
+
+Slots = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHistory:
+    """The tokens of all slots on the device: row_tokens int32 [S, L], num_prompt and num_tokens
+    int64 [S]; the drawn token is not among them yet."""
+
+    row_tokens: torch.Tensor
+    num_prompt: torch.Tensor
+    num_tokens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Of rows `slots` [M] with counts `ks` [M] on the host; on the device logprobs and ranks [M],
+    top_ids and top_logprobs [M, largest of ks], as `quire.ops.token_logprobs` gives them."""
+
+    slots: npt.NDArray[np.int64]
+    ks: npt.NDArray[np.int64]
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    def by_slot(self, token_ids: npt.NDArray[np.int32]) -> dict[int, TokenLogprobs]:
+        """As the host's sampler gives them, for the drawn tokens [M]; rows without one have none.
+        Waits for the device."""
+        logprobs, ranks = self.logprobs.tolist(), self.ranks.tolist()
+        top_ids, top_logprobs = self.top_ids.cpu().numpy(), self.top_logprobs.cpu().numpy()
+        found: dict[int, TokenLogprobs] = {}
+        for i, token_id in enumerate(token_ids.tolist()):
+            if token_id != NO_TOKEN:
+                listed = int((top_ids[i, : self.ks[i]] >= 0).sum())
+                found[int(self.slots[i])] = TokenLogprobs(
+                    token_id, logprobs[i], ranks[i], top_ids[i, :listed], top_logprobs[i, :listed]
+                )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraSample:
+    """token_ids: int32 [N] on the device, NO_TOKEN in rows that failed. asked: int64 [M], which of
+    the N rows want log-probabilities, and theirs."""
+
+    token_ids: torch.Tensor
+    asked: npt.NDArray[np.int64]
+    logprobs: DeviceLogprobs | None
+
+
+class DeviceExtras:
+    """Draws for any rows but those with Python logits processors, those that want the whole
+    vocabulary's log-probabilities, and those that give candidates: the host does these.
+
+    What it launches depends on the rows, so it is not for graphs; it does not wait for the device.
+    """
+
+    def __init__(
+        self,
+        state: SamplingState,
+        sampler: DeviceSampler,
+        edit_logits: Callable[..., torch.Tensor],
+        token_logprobs: Callable[..., tuple[torch.Tensor, ...]],
+        device: torch.device,
+    ) -> None:
+        """edit_logits, token_logprobs: the operations."""
+        self._state = state
+        self._sampler = sampler
+        self._edit_logits = edit_logits
+        self._token_logprobs = token_logprobs
+        self._edits = DeviceEdits(device)
+        self._device = device
+
+    def serves(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Of each row [N], whether `sample` draws for it."""
+        state = self._state
+        served = state.num_candidates[slots] == 0
+        asked = state.num_logprobs[slots]
+        served &= (asked == NO_LOGPROBS) | ((asked >= 0) & (asked <= MAX_LOGPROBS))
+        for index in np.flatnonzero(state.edited[slots]).tolist():
+            served[index] &= not state.edits[int(slots[index])].processors
+        return served
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        host_slots: Slots,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        history: DeviceHistory,
+        rows: torch.Tensor | None = None,
+    ) -> ExtraSample:
+        """As `DeviceSampler.sample`. host_slots: the slots once more, on the host [N]."""
+        if rows is None:
+            rows = torch.arange(len(host_slots), device=self._device)
+        token_ids = self._sampler.sample(logits, slots, positions, rows).token_ids
+        edited = np.flatnonzero(self._state.edited[host_slots])
+        if len(edited):
+            edits = [self._state.edits[slot] for slot in host_slots[edited].tolist()]
+            which = self._upload(edited)
+            of_edited = self._edit_logits(
+                logits,
+                rows[which],
+                slots[which],
+                history.row_tokens,
+                history.num_prompt,
+                history.num_tokens,
+                *self._edits.of(edits),
+            )
+            drawn = self._sampler.sample(of_edited, slots[which], positions[which]).token_ids
+            # a row that was no law before its edits has no token, whatever they banned
+            sound = token_ids[which] != NO_TOKEN
+            token_ids = token_ids.index_copy(0, which, torch.where(sound, drawn, NO_TOKEN))
+        asked = np.flatnonzero(self._state.num_logprobs[host_slots] != NO_LOGPROBS)
+        logprobs = None
+        if len(asked):
+            ks = self._state.num_logprobs[host_slots[asked]]
+            which = self._upload(asked)
+            found = self._token_logprobs(logits, rows[which], token_ids[which], int(ks.max()))
+            logprobs = DeviceLogprobs(host_slots[asked].astype(np.int64), ks, *found)
+        return ExtraSample(token_ids, asked, logprobs)
+
+    def failures(
+        self, token_ids: npt.NDArray[np.int32], slots: Slots, positions: Slots
+    ) -> tuple[RowFailure, ...]:
+        """A sentence for each row without a token, once the tokens [N] have come to the host."""
+        return tuple(
+            RowFailure(int(slots[index]), self._why(int(slots[index]), int(positions[index])))
+            for index in np.flatnonzero(token_ids == NO_TOKEN).tolist()
+        )
+
+    def _why(self, slot: int, position: int) -> str:
+        if not self._state.edited[slot]:
+            return not_finite(position)
+        return (
+            "every token is banned by the request's own logit_bias, allowed_token_ids, bad_words "
+            f"and min_tokens taken together, or {not_finite(position)}"
+        )
+
+    def _upload(self, indices: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(indices).to(self._device)
