@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,10 +92,11 @@ def test_samples_and_beams_of_a_broken_prompt_all_fail(
     assert len(good_beams.sequences) == 3
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1, "presence_penalty": 0.5, "min_tokens": 3}])
 def test_steps_are_launched_before_the_tokens_of_the_last_one_are_known(
-    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns red when a usual row waits for the host."""
+    """Turns red when a row that the device can draw for waits for the host."""
     keep_rows_on_device(monkeypatch)
     with LLM(quiet=True, max_model_len=64, skip_tokenizer_init=True, depth=2) as engine:
         runner, ahead = runner_of(engine), 0
@@ -107,6 +109,6 @@ def test_steps_are_launched_before_the_tokens_of_the_last_one_are_known(
             ahead += len(runner._in_flight) == 1
 
         monkeypatch.setattr(runner, "_settle", watch)
-        outputs: list[RequestOutput] = engine.generate([[5, 6, 7]], GREEDY)
+        outputs: list[RequestOutput] = engine.generate([[5, 6, 7]], replace(GREEDY, **more))
         assert len(outputs[0].outputs[0].token_ids) == 12
         assert ahead > 0

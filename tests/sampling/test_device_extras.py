@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS
 from quire.protocol import SamplingParams
+from quire.protocol.step import TokenLogprobs
 from quire.sampling import (
     NO_TOKEN,
     DeviceColumns,
     DeviceExtras,
     DeviceHistory,
     DeviceSampler,
+    ExtraSample,
     SamplingState,
 )
 from tests.sampling.rows import Tokens, sampler
@@ -30,7 +32,7 @@ Histories = list[tuple[list[int], list[int]]]
 def device_extras(state: SamplingState) -> DeviceExtras:
     ops = {name: ALL_OPS[name].reference for name in ("draw", "edit_logits", "token_logprobs")}
     plain = DeviceSampler(state, DeviceColumns.of_state(state, CPU), ops["draw"])
-    return DeviceExtras(state, plain, ops["edit_logits"], ops["token_logprobs"], CPU)
+    return DeviceExtras(state, plain, ops["edit_logits"], ops["token_logprobs"], torch.from_numpy)
 
 
 def device_history(histories: Histories) -> DeviceHistory:
@@ -44,6 +46,13 @@ def device_history(histories: Histories) -> DeviceHistory:
         torch.tensor([len(prompt) for prompt, _ in histories]),
         torch.tensor([len(prompt) + len(output) for prompt, output in histories]),
     )
+
+
+def logprobs_of(sample: ExtraSample) -> dict[int, TokenLogprobs]:
+    if sample.logprobs is None:
+        return {}
+    values = [tensor.numpy() for tensor in sample.logprobs.tensors]
+    return sample.logprobs.by_slot(sample.token_ids.numpy(), values)
 
 
 @st.composite
@@ -95,7 +104,7 @@ def test_tokens_and_logprobs_are_those_of_the_host(many, seed):
     assert token_ids.tolist() == host.token_ids.tolist()
     failures = extras.failures(token_ids, slots, positions)
     assert [failure.slot for failure in failures] == [failure.slot for failure in host.failed]
-    found = {} if got.logprobs is None else got.logprobs.by_slot(token_ids[got.asked])
+    found = logprobs_of(got)
     assert found.keys() == host.logprobs.keys()
     for slot, mine in found.items():
         theirs = host.logprobs[slot]
@@ -131,7 +140,7 @@ def test_a_broken_row_has_no_token_whatever_is_banned():
     )
     assert got.token_ids.tolist() == [NO_TOKEN] * 3
     assert got.logprobs is not None
-    assert got.logprobs.by_slot(got.token_ids.numpy()[got.asked]) == {}
+    assert logprobs_of(got) == {}
     failures = extras.failures(got.token_ids.numpy(), slots, np.full(3, 2))
     assert "every token is banned" in failures[1].message
     assert failures[2].message.startswith("the model's logits for position 2")

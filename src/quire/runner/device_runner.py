@@ -9,7 +9,7 @@ import torch
 
 from quire.protocol.step import RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
-from quire.runner.device_draws import DeviceDraws
+from quire.runner.device_draws import DeviceDraws, DrawnPiece
 from quire.runner.device_queue import DeviceQueue
 from quire.runner.device_state import DeviceState
 from quire.runner.device_step import DeviceStep, HostPart, Tenancy
@@ -135,7 +135,7 @@ class DeviceRunner:
         """sampled: slots, each with the index of its logits. Those that the device draws for."""
         slots = np.fromiter(sampled, np.int64, len(sampled))
         index = np.fromiter(sampled.values(), np.int64, len(sampled))
-        pieces: list[tuple[Slots, torch.Tensor]] = []
+        pieces: list[DrawnPiece] = []
         if len(slots):
             logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
             on_device = self._draws.serves(slots)
@@ -146,14 +146,19 @@ class DeviceRunner:
                 pieces, failed = self._draws.draw(logits, slots, index)
                 self._rows.failed[[failure.slot for failure in failed]] = True
                 host.failed += failed
-        drawn = self._count_drawn([slots for slots, _ in pieces])
-        tensors = [tensor for _, tensor in (*pieces, *forward.unfinished)]
+        drawn = self._count_drawn([piece.slots for piece in pieces])
+        logprobs = [piece.logprobs for piece in pieces]
+        tensors = [piece.token_ids for piece in pieces]
+        tensors += [tensor for _, tensor in forward.unfinished]
+        for each in logprobs:
+            tensors += () if each is None else each.tensors
         step.expect(
             drawn,
             [slots for slots, _ in forward.unfinished],
             self._queue.copy_out(tensors) if tensors else None,
+            logprobs,
         )
-        return np.concatenate([np.zeros(0, np.int64), *(slots for slots, _ in pieces)])
+        return np.concatenate([np.zeros(0, np.int64), *(piece.slots for piece in pieces)])
 
     def _draw_on_host(
         self, logits: torch.Tensor, slots: Slots, index: Slots, host: HostPart

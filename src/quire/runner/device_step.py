@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from quire.protocol.step import (
 from quire.runner.device_queue import Receipt
 from quire.runner.forward import NOT_FINITE
 from quire.runner.rows import RowTable, Slots
-from quire.sampling import NO_TOKEN
+from quire.sampling import NO_TOKEN, DeviceLogprobs
 
 __all__ = ["DeviceStep", "Failures", "HostPart", "Tenancy"]
 
@@ -95,6 +95,7 @@ class DeviceStep:
         self._host = host
         self._drawn: list[_OnDevice] = []
         self._unfinished: list[_OnDevice] = []
+        self._logprobs: Sequence[DeviceLogprobs | None] = ()
         self._receipt: Receipt | None = None
         self._lock = threading.Lock()
         self._result: StepResult | None = None
@@ -106,13 +107,16 @@ class DeviceStep:
         drawn: list[tuple[Slots, Slots]],
         unfinished: list[Slots],
         receipt: Receipt | None,
+        logprobs: Sequence[DeviceLogprobs | None] = (),
     ) -> None:
         """What the device will bring: for each (slots, positions) drawn the token ids, then for
-        each slots in the middle of a prompt whether they are sound."""
+        each slots in the middle of a prompt whether they are sound, then the tensors of the
+        log-probabilities of each that was drawn."""
         numbers = self._tenancy.of
         self._drawn = [_OnDevice(slots, numbers(slots), at) for slots, at in drawn]
         self._unfinished = [_OnDevice(slots, numbers(slots), slots) for slots in unfinished]
         self._receipt = receipt
+        self._logprobs = logprobs
 
     def has_drawn(self, slots: Slots) -> bool:
         """Whether some of the sequences in these slots get tokens by this step."""
@@ -147,16 +151,20 @@ class DeviceStep:
         self._receipt = None
         host, failed = self._host, list(self._host.failed)
         slots, token_ids = [host.slots], [host.token_ids]
+        live_tokens: list[npt.NDArray[np.int32]] = []
         for rows, tokens in zip(self._drawn, arrays, strict=False):
             is_live = ~self._tenancy.has_failed(rows.slots, rows.numbers)
             is_drawn = is_live & (tokens != NO_TOKEN)
+            live_tokens.append(np.where(is_drawn, tokens, NO_TOKEN))
             slots.append(rows.slots[is_drawn])
             token_ids.append(tokens[is_drawn])
             broken = is_live & ~is_drawn
             failed += self._failures(tokens[broken], rows.slots[broken], rows.positions[broken])
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
             self._settled_tokens.append(tokens)
-        for rows, is_sound in zip(self._unfinished, arrays[len(self._drawn) :], strict=True):
+        first, last = len(self._drawn), len(self._drawn) + len(self._unfinished)
+        logprobs = {**host.logprobs, **self._read_logprobs(live_tokens, arrays[last:])}
+        for rows, is_sound in zip(self._unfinished, arrays[first:last], strict=True):
             broken = ~is_sound & ~self._tenancy.has_failed(rows.slots, rows.numbers)
             failed += [RowFailure(slot, NOT_FINITE) for slot in rows.slots[broken].tolist()]
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
@@ -165,10 +173,23 @@ class DeviceStep:
             slots=np.concatenate(slots).astype(np.int32),
             token_ids=np.concatenate(token_ids).astype(np.int32),
             candidates=host.candidates,
-            logprobs=host.logprobs,
+            logprobs=logprobs,
             prompt_logprobs=host.prompt_logprobs,
             failed=tuple(failed),
         )
+
+    def _read_logprobs(
+        self, live_tokens: Sequence[npt.NDArray[np.int32]], arrays: Sequence[np.ndarray]
+    ) -> dict[int, TokenLogprobs]:
+        """By slot. live_tokens: of each piece; NO_TOKEN where a row has failed."""
+        found: dict[int, TokenLogprobs] = {}
+        start = 0
+        for tokens, logprobs in zip(live_tokens, self._logprobs, strict=False):
+            if logprobs is not None:
+                stop = start + len(logprobs.tensors)
+                found |= logprobs.by_slot(tokens, arrays[start:stop])
+                start = stop
+        return found
 
     def settle(self, rows: RowTable) -> None:
         """Tell the host's rows what the result has told; it is there. In the launching thread."""

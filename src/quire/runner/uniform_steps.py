@@ -58,7 +58,7 @@ class UniformSteps:
             len(rows.slots)
             and rows.samples.all()
             and (rows.num_tokens == 1).all()
-            and self._draws.serves(rows.slots).all()
+            and self._draws.is_graphable(rows.slots)
         )
 
     def launch(self, rows: ScheduledRows) -> torch.Tensor | None:

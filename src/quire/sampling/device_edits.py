@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 
 from quire.sampling.edits import RowEdits
 
-__all__ = ["DeviceEdits"]
+__all__ = ["DeviceEdits", "Upload"]
+
+Upload = Callable[[np.ndarray], torch.Tensor]
 
 Ints = npt.NDArray[np.int32]
 
@@ -23,8 +25,9 @@ class DeviceEdits:
     """The lists of some rows on a device, in one copy. They are kept until other rows are asked
     for: between two steps it is mostly the same ones."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, upload: Upload) -> None:
+        """upload: copies an array to the device."""
+        self._upload = upload
         self._rows: tuple[RowEdits, ...] = ()
         self._tensors: tuple[torch.Tensor, ...] = ()
 
@@ -32,7 +35,7 @@ class DeviceEdits:
         """The arguments of `edit_logits` from `penalties` on, for rows without processors."""
         same = len(rows) == len(self._rows) and all(map(_is, rows, self._rows))
         if not same or not self._tensors:
-            self._tensors = _upload(_arrays(rows), self._device)
+            self._tensors = _in_one_copy(_arrays(rows), self._upload)
             self._rows = tuple(rows)
         return self._tensors
 
@@ -82,11 +85,10 @@ def _joined(lists: Sequence[Sequence[int] | np.ndarray]) -> Ints:
     return np.concatenate([np.zeros(0, np.int32), *lists]).astype(np.int32)
 
 
-def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """One copy of all; the first may have elements of 8 bytes, since it begins at an even word."""
+def _in_one_copy(arrays: Sequence[np.ndarray], upload: Upload) -> tuple[torch.Tensor, ...]:
+    """The first may have elements of 8 bytes, since it begins at an even word."""
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]
-    words = torch.from_numpy(np.concatenate(flat)).to(device)
-    pieces = words.split([len(each) for each in flat])
+    pieces = upload(np.concatenate(flat)).split([len(each) for each in flat])
     return tuple(
         piece.view(torch.from_numpy(array).dtype).view(array.shape)
         for piece, array in zip(pieces, arrays, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from quire.protocol.sampling_params import MAX_LOGPROBS
 from quire.protocol.step import RowFailure, TokenLogprobs
-from quire.sampling.device_edits import DeviceEdits
+from quire.sampling.device_edits import DeviceEdits, Upload
 from quire.sampling.device_sampler import DeviceSampler
 from quire.sampling.sampler import NO_TOKEN, not_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
@@ -34,38 +34,40 @@ class DeviceHistory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """Of rows `slots` [M] with counts `ks` [M] on the host; on the device logprobs and ranks [M],
-    top_ids and top_logprobs [M, largest of ks], as `quire.ops.token_logprobs` gives them."""
+    """asked: int64 [M], which of the N rows of a sample want them; their slots and counts, int64
+    [M]. tensors: what `quire.ops.token_logprobs` gives for them, on the device."""
 
+    asked: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
-    ks: npt.NDArray[np.int64]
-    logprobs: torch.Tensor
-    ranks: torch.Tensor
-    top_ids: torch.Tensor
-    top_logprobs: torch.Tensor
+    counts: npt.NDArray[np.int64]
+    tensors: tuple[torch.Tensor, ...]
 
-    def by_slot(self, token_ids: npt.NDArray[np.int32]) -> dict[int, TokenLogprobs]:
-        """As the host's sampler gives them, for the drawn tokens [M]; rows without one have none.
-        Waits for the device."""
-        logprobs, ranks = self.logprobs.tolist(), self.ranks.tolist()
-        top_ids, top_logprobs = self.top_ids.cpu().numpy(), self.top_logprobs.cpu().numpy()
+    def by_slot(
+        self, token_ids: npt.NDArray[np.int32], values: Sequence[np.ndarray]
+    ) -> dict[int, TokenLogprobs]:
+        """As the host's sampler gives them. token_ids: of all N rows; those that are NO_TOKEN have
+        none. values: of `tensors`, once they have come to the host."""
+        logprobs, ranks, top_ids, top_logprobs = values
         found: dict[int, TokenLogprobs] = {}
-        for i, token_id in enumerate(token_ids.tolist()):
+        for i, token_id in enumerate(token_ids[self.asked].tolist()):
             if token_id != NO_TOKEN:
-                listed = int((top_ids[i, : self.ks[i]] >= 0).sum())
+                listed = int((top_ids[i, : self.counts[i]] >= 0).sum())
                 found[int(self.slots[i])] = TokenLogprobs(
-                    token_id, logprobs[i], ranks[i], top_ids[i, :listed], top_logprobs[i, :listed]
+                    token_id,
+                    float(logprobs[i]),
+                    int(ranks[i]),
+                    top_ids[i, :listed],
+                    top_logprobs[i, :listed],
                 )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraSample:
-    """token_ids: int32 [N] on the device, NO_TOKEN in rows that failed. asked: int64 [M], which of
-    the N rows want log-probabilities, and theirs."""
+    """token_ids: int32 [N] on the device, NO_TOKEN in rows that failed. logprobs: None if no row
+    wants any."""
 
     token_ids: torch.Tensor
-    asked: npt.NDArray[np.int64]
     logprobs: DeviceLogprobs | None
 
 
@@ -82,15 +84,15 @@ class DeviceExtras:
         sampler: DeviceSampler,
         edit_logits: Callable[..., torch.Tensor],
         token_logprobs: Callable[..., tuple[torch.Tensor, ...]],
-        device: torch.device,
+        upload: Upload,
     ) -> None:
-        """edit_logits, token_logprobs: the operations."""
+        """edit_logits, token_logprobs: the operations. upload: copies an array to the device."""
         self._state = state
         self._sampler = sampler
         self._edit_logits = edit_logits
         self._token_logprobs = token_logprobs
-        self._edits = DeviceEdits(device)
-        self._device = device
+        self._edits = DeviceEdits(upload)
+        self._upload = upload
 
     def serves(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Of each row [N], whether `sample` draws for it."""
@@ -113,7 +115,7 @@ class DeviceExtras:
     ) -> ExtraSample:
         """As `DeviceSampler.sample`. host_slots: the slots once more, on the host [N]."""
         if rows is None:
-            rows = torch.arange(len(host_slots), device=self._device)
+            rows = torch.arange(len(host_slots), device=logits.device)
         token_ids = self._sampler.sample(logits, slots, positions, rows).token_ids
         edited = np.flatnonzero(self._state.edited[host_slots])
         if len(edited):
@@ -132,14 +134,22 @@ class DeviceExtras:
             # a row that was no law before its edits has no token, whatever they banned
             sound = token_ids[which] != NO_TOKEN
             token_ids = token_ids.index_copy(0, which, torch.where(sound, drawn, NO_TOKEN))
+        return ExtraSample(token_ids, self._logprobs(logits, host_slots, rows, token_ids))
+
+    def _logprobs(
+        self,
+        logits: torch.Tensor,
+        host_slots: Slots,
+        rows: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> DeviceLogprobs | None:
         asked = np.flatnonzero(self._state.num_logprobs[host_slots] != NO_LOGPROBS)
-        logprobs = None
-        if len(asked):
-            ks = self._state.num_logprobs[host_slots[asked]]
-            which = self._upload(asked)
-            found = self._token_logprobs(logits, rows[which], token_ids[which], int(ks.max()))
-            logprobs = DeviceLogprobs(host_slots[asked].astype(np.int64), ks, *found)
-        return ExtraSample(token_ids, asked, logprobs)
+        if not len(asked):
+            return None
+        counts = self._state.num_logprobs[host_slots[asked]]
+        which = self._upload(asked)
+        found = self._token_logprobs(logits, rows[which], token_ids[which], int(counts.max()))
+        return DeviceLogprobs(asked, host_slots[asked].astype(np.int64), counts, found)
 
     def failures(
         self, token_ids: npt.NDArray[np.int32], slots: Slots, positions: Slots
@@ -157,6 +167,3 @@ class DeviceExtras:
             "every token is banned by the request's own logit_bias, allowed_token_ids, bad_words "
             f"and min_tokens taken together, or {not_finite(position)}"
         )
-
-    def _upload(self, indices: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(indices).to(self._device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.attention import KVPool
-from quire.ops.draw import OP as DRAW
+from quire.ops import ALL_OPS, select
+from quire.platform import detect_platform
 from quire.runner import RowTable
 from quire.runner.block_copies import StagedCopies
 from quire.runner.changes import PlanChanges
@@ -22,8 +23,7 @@ from quire.runner.host_draws import HostDraws
 from quire.runner.host_pages import HostPages
 from quire.runner.lazy_graphs import LazyGraphs, ladder
 from quire.runner.uniform_steps import UniformSteps
-from quire.sampling import SamplingState
-from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
 from quire.worker.settings import WorkerSettings
@@ -64,7 +64,8 @@ def assemble_on_device(
     inputs = DeviceInputs(state, *shared, ops.step_inputs)
     decode = DecodeInputs(state.row_tensors, state.inbox.slots, *shared, ops.decode_inputs)
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
-    draws = DeviceDraws(state, sampler, ops.append_tokens, queue)
+    extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
+    draws = DeviceDraws(state, sampler, extras, ops.append_tokens, queue)
     max_rows = min(size.max_captured_rows, settings.max_num_seqs)
     if make_recorder is None and loaded.device.type == "cuda":
         make_recorder = _cuda_recorder
@@ -76,7 +77,7 @@ def assemble_on_device(
         UniformSteps(loaded.model, decode, state, draws, LazyGraphs(ladder(max_rows)), recorder),
         ForwardPass(loaded.model, rows, inputs.build, queue.upload, changes.num_prompt_logprobs),
         draws,
-        HostDraws(sampling, rows, DRAW.reference),
+        HostDraws(sampling, rows, select(ALL_OPS["draw"], detect_platform("cpu"))[1]),
         queue,
     )
     return Assembly(runner, kv.pages, host)
