@@ -1,4 +1,5 @@
-"""Drawing tokens on the CPU: every kernel and the reference by turns, beside the machine's limits.
+"""Drawing tokens on the CPU: every kernel, and the way without kernels, by turns, beside the
+machine's limits.
 
     python benchmarks/draw_cpu.py [--quick] [--threads N] [--output FILE]
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 import torch
 from kernel_figures import SEED, Call, Figure, figures_by_turns, run
 
-from quire.ops import ALL_OPS, REFERENCE, Team, check_provider
+from quire.ops import ALL_OPS, Team, check_provider
 from quire.ops.compile import ISAS
 from quire.platform import detect_platform
 
@@ -58,11 +59,12 @@ def draw_arguments(
 
 
 def contenders(team: Team) -> dict[str, Draw]:
-    """The reference, and every provider of this machine with a kernel of its own that equals it."""
+    """Every provider of this machine with a kernel of its own, and the one without compiled
+    kernels; all equal the reference."""
     platform = detect_platform()
     own = {f"cpu_{isa.name}" for isa in ISAS if isa.extends is None or "draw" in isa.units}
-    own.add("numpy")  # for machines without compiled kernels
-    found: dict[str, Draw] = {REFERENCE: DRAW.reference}
+    own.add("numpy")
+    found: dict[str, Draw] = {}
     for provider in DRAW.providers:
         if provider.name in own and provider.unavailable(platform) is None:
             report = check_provider(DRAW, provider)

@@ -51,8 +51,10 @@ def draw(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     pieces, chunks = triton.cdiv(vocab_size, _BLOCK), triton.cdiv(vocab_size, _BLOCK * _TILES)
-    numbers = logits.new_empty((2, count, pieces), dtype=torch.float32)
-    tokens = logits.new_empty((2, count, pieces), dtype=torch.int32)
+    # each apart, so that all addresses are multiples of 16 whatever the count: Triton compiles
+    # another kernel where one is not
+    largest, score = (logits.new_empty((count, pieces), dtype=torch.float32) for _ in range(2))
+    greedy, token = (logits.new_empty((count, pieces), dtype=torch.int32) for _ in range(2))
     chosen_score = logits.new_empty((count, chunks), dtype=torch.float32)
     chosen_token = logits.new_empty((count, chunks), dtype=torch.int32)
     # of each row: masses and counts of buckets, how many tokens were collected
@@ -72,15 +74,15 @@ def draw(
         *filters,
         min_p,
         *stream,
-        numbers[0],
-        tokens[0],
-        numbers[1],
-        tokens[1],
+        largest,
+        greedy,
+        score,
+        token,
         HAS_SLOTS=has_slots,
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
-    found = (numbers[0], pieces, buckets)
+    found = (largest, pieces, buckets)
     collecting = {"COLLECTED": _COLLECTED, "EXACT": False}
     fill_kernel[(count, chunks)](*row, *filters, *found, **tiles)
     collect_kernel[(count, chunks)](*row, *filters, *found, collected, **collecting, **tiles)
@@ -90,7 +92,7 @@ def draw(
         *filters,
         min_p,
         *stream,
-        numbers[0],
+        largest,
         pieces,
         last,
         chosen_score,
@@ -102,10 +104,10 @@ def draw(
         slots,
         *filters,
         min_p,
-        numbers[0],
-        tokens[0],
-        numbers[1],
-        tokens[1],
+        largest,
+        greedy,
+        score,
+        token,
         chosen_score,
         chosen_token,
         pieces,
