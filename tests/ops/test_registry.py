@@ -35,9 +35,11 @@ def test_the_registry_is_read_only() -> None:
 
 
 def test_a_bare_processor_gets_the_references() -> None:
-    """Turns red when a kernel is chosen for a processor without its instructions."""
+    """But for drawing, whose reference sorts whole rows. Turns red when a kernel is chosen for a
+    processor without its instructions."""
     ops = build_op_set(BARE)
-    assert set(ops.chosen.values()) == {REFERENCE}
+    others = {op: name for op, name in ops.chosen.items() if name != REFERENCE}
+    assert others == {"draw": "numpy"}
     assert ops.rms_norm is ALL_OPS["rms_norm"].reference
 
 
