@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import torch
@@ -108,6 +109,12 @@ class Worker:
             raise EngineError("the engine has been shut down: start a new one")
         with torch.inference_mode():
             self._assembly = assemble(self._loaded, self._settings, size)
+        self._synchronize()  # what was made lies on another stream than the one that computes
+
+    def _synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; see `Runner.launch`. After `allocate`."""
@@ -137,15 +144,17 @@ class Worker:
         """Blocks to the host, and wait until they are there."""
         assert self._assembly is not None, "allocate comes first"
         self._assembly.host.copy_out(src, dst)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._synchronize()
 
     def close(self) -> None:
         """Let go of all memory, the device's too, so that another engine may take it."""
+        with contextlib.suppress(RuntimeError):  # a device that broke has nothing to give back
+            self._synchronize()
+            self._assembly = self._loaded = None
+            if self._device.type == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
         self._assembly = self._loaded = None
-        if self._device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
 
 
 def _own_memory(settings: WorkerSettings, device: torch.device) -> DeviceMemory | None:
