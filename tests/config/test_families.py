@@ -11,6 +11,7 @@ import pytest
 from quire.config import ModelSpec, read_model_spec
 from quire.config.model_spec import (
     DynamicNTKScaling,
+    Gemma2Traits,
     LinearScaling,
     Llama3Scaling,
     LlamaTraits,
@@ -43,6 +44,27 @@ def spec_of(folder: Path, **changes: Any) -> ModelSpec:
     config = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config))
     return read_model_spec(folder)
+
+
+def test_gemma2_alternates_and_caps(tmp_path: Path) -> None:
+    """As google/gemma-2-2b writes it, without `layer_types` and `tie_word_embeddings`. Catches a
+    cap or a factor that is read from the wrong key, and layers that slide in the wrong order."""
+    spec = spec_of(
+        tmp_path,
+        architectures=["Gemma2ForCausalLM"],
+        hidden_act="gelu_pytorch_tanh",
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=256,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        sliding_window=500,
+        head_dim=16,
+    )
+    assert spec.traits == Gemma2Traits(False, 1 / 16, 50.0, 30.0)
+    assert spec.windows == (500, None, 500, None)
+    assert (spec.tie_word_embeddings, spec.activation) == (True, "gelu_pytorch_tanh")
+    assert spec.score_options == {"soft_cap"}
+    assert spec.parameters.layer == 64 * 16 * (8 + 2 + 2 + 8) + 3 * 64 * 128 + 4 * 64
 
 
 def test_sizes_and_tokens(tmp_path: Path) -> None:

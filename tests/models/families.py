@@ -50,6 +50,7 @@ _BASES = {
     "mistral": {**_LLAMA, "sliding_window": None},
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 16},
+    "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
     "opt": _OPT,
     "gpt2": _GPT2,
 }
@@ -156,6 +157,27 @@ CASES = (
     ),
     Case("qwen3", "qwen3"),
     Case("qwen3-bias", "qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    Case(
+        "gemma2",
+        "gemma2",
+        {
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    Case(
+        "gemma2-uncapped",
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "hidden_activation": "silu",
+        },
+    ),
     Case("opt", "opt"),
     Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     Case(

@@ -120,7 +120,7 @@ def test_dynamic_rope_beyond_the_trained_length(tmp_path: Path) -> None:
     assert_equal(run(paged, steps), {0: torch.stack(expected)})
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "opt", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "gemma2", "opt", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("implementation", ["reference", "best"])
 def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype, implementation: str) -> None:

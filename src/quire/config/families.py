@@ -15,6 +15,7 @@ from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import (
     DTYPE_BYTES,
+    Gemma2Traits,
     GPT2Traits,
     LlamaTraits,
     MatrixShape,
@@ -147,13 +148,19 @@ def _read_windows(
 
 
 def _read_llama_like(
-    raw: RawConfig, dtype: str, traits: LlamaTraits, layer_types: tuple[str, ...]
+    raw: RawConfig,
+    dtype: str,
+    traits: LlamaTraits,
+    layer_types: tuple[str, ...],
+    *,
+    tied: bool = False,
 ) -> ModelSpec:
+    """tied: whether the LM head is the embedding where the file does not say."""
     hidden, intermediate = raw.read_size("hidden_size"), raw.read_size("intermediate_size")
     num_heads, num_kv_heads, head_dim = _read_heads(raw, hidden)
     max_positions = raw.read_size("max_position_embeddings", default=2048)
     vocab = raw.read_size("vocab_size")
-    tied = raw.read(bool, "tie_word_embeddings", default=False)
+    tied = raw.read(bool, "tie_word_embeddings", default=tied)
     ropes = read_ropes(raw, layer_types, head_dim, max_positions)
     max_context = min(extended_context(rope, max_positions) for rope in ropes)
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
@@ -215,6 +222,32 @@ def _read_qwen3(raw: RawConfig, dtype: str) -> ModelSpec:
     layer_types = _qwen_layer_types(raw, raw.read_size("num_hidden_layers"))
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm=True)
     return _read_llama_like(raw, dtype, traits, layer_types)
+
+
+def _read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:
+    raw.reject("use_bidirectional_attention", True, "quire serves decoder-only models")
+    num_layers = raw.read_size("num_hidden_layers")
+    alternating = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
+    layer_types = _read_layer_types(raw, num_layers, alternating)
+    bias = raw.read(bool, "attention_bias", default=False)
+    score_cap = raw.read_optional(float, "attn_logit_softcapping")
+    as_llama = LlamaTraits(qkv_bias=bias, o_bias=bias)
+    spec = _read_llama_like(raw, dtype, as_llama, layer_types, tied=True)
+    counts = spec.parameters
+    return replace(
+        spec,
+        activation=raw.read_choice(
+            ACTIVATIONS, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"
+        ),
+        traits=Gemma2Traits(
+            bias,
+            raw.read_size("query_pre_attn_scalar", default=256) ** -0.5,
+            score_cap,
+            raw.read_optional(float, "final_logit_softcapping"),
+        ),
+        parameters=replace(counts, layer=counts.layer + 2 * spec.hidden_size),
+        score_options=frozenset({"soft_cap"} if score_cap is not None else ()),
+    )
 
 
 def _read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -323,6 +356,7 @@ def _read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
 
 
 _READERS: dict[str, SpecReader] = {
+    "Gemma2ForCausalLM": _read_gemma2,
     "GPT2LMHeadModel": _read_gpt2,
     "LlamaForCausalLM": _read_llama,
     "LLaMAForCausalLM": _read_llama,

@@ -12,6 +12,7 @@ __all__ = [
     "DTYPE_BYTES",
     "DynamicNTKScaling",
     "GPT2Traits",
+    "Gemma2Traits",
     "GenerationDefaults",
     "LinearScaling",
     "Llama3Scaling",
@@ -125,6 +126,16 @@ class GPT2Traits:
     """GPT-2: the factor on q·k, per layer."""
 
     attention_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma2Traits:
+    """Gemma 2: biases around attention, the factor on q·k, and the caps of scores and logits."""
+
+    bias: bool
+    attention_scale: float
+    score_cap: float | None
+    logit_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)

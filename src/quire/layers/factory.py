@@ -18,6 +18,7 @@ from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.layers.scaling import Scale, SoftCap
 from quire.ops import OpSet
 from quire.quantization import MatrixFormats, QuantizedFormats
 
@@ -88,14 +89,20 @@ class LayerFactory:
         own = Linear(head, size, vocab_size, self._dtype, self._device, bias=False)
         return self.embedding(vocab_size, size), LMHead(own)
 
-    def rms_norm(self, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(self._ops, size, eps, self._dtype, self._device)
+    def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
+        return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)
 
     def layer_norm(self, size: int, eps: float, *, affine: bool = True) -> LayerNorm:
         return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine)
 
     def residual_add(self) -> ResidualAdd:
         return ResidualAdd(self._ops)
+
+    def scale(self, factor: float) -> Scale:
+        return Scale(factor, self._dtype)
+
+    def soft_cap(self, cap: float) -> SoftCap:
+        return SoftCap(cap)
 
     def attention(
         self,

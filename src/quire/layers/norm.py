@@ -11,16 +11,26 @@ __all__ = ["LayerNorm", "RMSNorm", "ResidualAdd"]
 
 
 class RMSNorm:
-    """Root mean square norm over the last dimension, [..., N] → [..., N]."""
+    """Root mean square norm over the last dimension, [..., N] → [..., N].
+
+    offset: by how much the weight is larger than on disk (1 in Gemma).
+    """
 
     def __init__(
-        self, ops: OpSet, size: int, eps: float, dtype: torch.dtype, device: torch.device
+        self,
+        ops: OpSet,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        offset: float = 0.0,
     ) -> None:
         self._norm = ops.rms_norm
         self._add_norm = ops.add_rms_norm
         self.eps = eps
         self.weight = torch.empty((size,), dtype=dtype, device=device)
-        self.weights = DenseWeights({"weight": self.weight})
+        self.weights = DenseWeights({"weight": self.weight}, offset)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm(x, self.weight, self.eps)

@@ -45,17 +45,18 @@ class DenseWeights:
     """Weights kept as they come, in the dtype of their storage.
 
     storage: by part, the tensor to copy into; a view if the part is a slice of a merged weight or
-    is stored transposed.
+    is stored transposed. offset: what is added to each element.
     """
 
-    def __init__(self, storage: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, storage: Mapping[str, torch.Tensor], offset: float = 0.0) -> None:
         self._storage = storage
+        self._offset = offset
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {part: tuple(tensor.shape) for part, tensor in self._storage.items()}
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        self._storage[part].copy_(tensor)
+        self._storage[part].copy_(tensor.float() + self._offset if self._offset else tensor)
 
     def finish(self) -> None:
         """Nothing to pack."""

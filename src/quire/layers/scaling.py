@@ -1,0 +1,27 @@
+"""Gemma's factor on embeddings and cap of logits."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["Scale", "SoftCap"]
+
+
+class Scale:
+    """x · factor, in place; the factor is rounded to `dtype` first, as the weights expect."""
+
+    def __init__(self, factor: float, dtype: torch.dtype) -> None:
+        self._factor = float(torch.tensor(factor, dtype=dtype))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(self._factor)
+
+
+class SoftCap:
+    """cap · tanh(x / cap), in place (Gemma 2, arXiv:2408.00118, section 2)."""
+
+    def __init__(self, cap: float) -> None:
+        self._cap = cap
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.div_(self._cap).tanh_().mul_(self._cap)

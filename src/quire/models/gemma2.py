@@ -1,0 +1,105 @@
+"""Gemma 2 (Riviere et al. 2024, arXiv:2408.00118).
+
+Differs from Llama: norms also after attention and MLP, whose weights on disk lack the 1 that is
+added to them; scaled embeddings; soft caps on scores and logits; every other layer slides.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention import ScoreOptions, StepInputs
+from quire.config import ModelSpec
+from quire.config.model_spec import Gemma2Traits
+from quire.layers import LayerFactory
+from quire.models.weight_map import WeightMap
+
+__all__ = ["Gemma2Model"]
+
+WEIGHTS = WeightMap(
+    prefix="model.",
+    outer={"embed_tokens": "embed", "norm": "norm"},
+    blocks="layers.{}.",
+    block={
+        "input_layernorm": "attention_norm",
+        "self_attn.q_proj": "qkv:q",
+        "self_attn.k_proj": "qkv:k",
+        "self_attn.v_proj": "qkv:v",
+        "self_attn.o_proj": "output",
+        "post_attention_layernorm": "attention_post_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "mlp.gate_proj": "mlp.gate_up:gate",
+        "mlp.up_proj": "mlp.gate_up:up",
+        "mlp.down_proj": "mlp.down",
+        "post_feedforward_layernorm": "mlp_post_norm",
+    },
+    embedding="model.embed_tokens.weight",
+    ignored=(r"rotary_emb\.inv_freq$",),
+)
+
+
+class Gemma2Block:
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))); the norms before do the sums."""
+
+    def __init__(
+        self, spec: ModelSpec, traits: Gemma2Traits, layer: int, make: LayerFactory
+    ) -> None:
+        size = spec.hidden_size
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm = (
+            make.rms_norm(size, spec.norm_eps, offset=1.0) for _ in range(4)
+        )
+        self.qkv = make.qkv_linear(size, heads, bias=traits.bias)
+        self.attention = make.attention(
+            layer,
+            heads,
+            scale=traits.attention_scale,
+            rope=spec.ropes[layer],
+            scores=ScoreOptions(soft_cap=traits.score_cap),
+        )
+        self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.bias)
+        self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: StepInputs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        x, residual = self.attention_norm.add(x, residual)
+        x = self.attention_post_norm(self.output(self.attention(self.qkv(x), positions, step)))
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp_post_norm(self.mlp(x)), residual
+
+
+class Gemma2Model:
+    """`CausalLM` of Gemma 2."""
+
+    weight_map = WEIGHTS
+
+    def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
+        traits = spec.traits
+        assert isinstance(traits, Gemma2Traits)
+        self.embed, self.lm_head = make.embedding_and_head(
+            spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
+        )
+        self._embed_scale = make.scale(spec.hidden_size**0.5)
+        self.blocks = [Gemma2Block(spec, traits, layer, make) for layer in range(spec.num_layers)]
+        self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps, offset=1.0)
+        self._cap = None if traits.logit_cap is None else make.soft_cap(traits.logit_cap)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """token_ids [T], positions [T] → hidden [T, E]."""
+        x, residual = self._embed_scale(self.embed(token_ids)), None
+        for block in self.blocks:
+            x, residual = block(x, residual, positions, step)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, E] → float32 [N, V]."""
+        logits = self.lm_head(hidden)
+        return logits if self._cap is None else self._cap(logits)
