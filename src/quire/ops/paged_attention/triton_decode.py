@@ -181,7 +181,11 @@ def decode_tile(dim: int, element_size: int) -> DecodeTile:
 
     Registers and shared memory of a program there, as compiled for head_dim 128 in 16 bits: 228 a
     thread and 70 KiB. AMD's multiprocessors have 64 KiB in all."""
-    keys = 32 if dim * element_size > 256 else 64
+    keys = 64
+    if dim * element_size > 512:
+        keys = 16
+    elif dim * element_size > 256 or dim > 128:
+        keys = 32
     return DecodeTile(keys, 4, 3 if torch.version.hip else 5, 2)
 
 

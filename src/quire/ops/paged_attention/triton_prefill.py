@@ -253,11 +253,12 @@ class PromptTile:
 
 
 def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
-    """What the shared memory of SM 80 holds of such dims and the registers of both."""
+    """What shared memory holds of such dims, of which a program has 99 KiB on SM 86 and SM 89, and
+    registers of the rest."""
     if dim * element_size <= 256:
         # With 64 keys in 8 bits, the kernel for SM 80 keeps its accumulators in memory.
         return PromptTile(128, 32 if quantized else 64, 8, 3)
-    if dim * element_size <= 512:
+    if dim * element_size <= 512 and element_size < 4:
         return PromptTile(64, 32, 8, 2)
     return PromptTile(32, 16, 8, 2)
 
