@@ -16,6 +16,7 @@ from quire.config.model_spec import (
     Llama3Scaling,
     LlamaTraits,
     LongRopeScaling,
+    MPTTraits,
     OPTTraits,
     RopeSpec,
     YarnScaling,
@@ -44,6 +45,47 @@ def spec_of(folder: Path, **changes: Any) -> ModelSpec:
     config = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config))
     return read_model_spec(folder)
+
+
+MPT: dict[str, Any] = {
+    "architectures": ["MPTForCausalLM"],
+    "model_type": "mpt",
+    "d_model": 64,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 100,
+    "max_seq_len": 2048,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_mpt_is_read_with_its_slopes(tmp_path: Path) -> None:
+    """Catches a model without a table of positions whose context is taken for a hard limit."""
+    config = {**MPT, "attn_config": {"alibi": True, "alibi_bias_max": 16, "clip_qkv": None}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_model_spec(tmp_path)
+    assert spec.traits == MPTTraits(0.25, 16.0)
+    assert spec.score_options == {"alibi_slopes"}
+    assert not spec.has_learned_positions
+    assert spec.parameters.layer == 12 * 64 * 64 + 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"no_bias": False}, "no_bias=False is not supported"),
+        ({"attn_config": {"alibi": False}}, "alibi=False is not supported"),
+        ({"attn_config": {"clip_qkv": 6}}, "clip_qkv=6.0 is not supported"),
+        ({"n_heads": 5}, "d_model=64 is no multiple of n_heads=5"),
+    ],
+)
+def test_mpt_that_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    """Catches a variant of MPT that is served as if it were the common one."""
+    (tmp_path / "config.json").write_text(json.dumps({**MPT, **changes}))
+    with pytest.raises(ConfigError, match=expected):
+        read_model_spec(tmp_path)
 
 
 def test_gemma2_alternates_and_caps(tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ _GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_MPT = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _BASES = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": None},
@@ -53,6 +62,7 @@ _BASES = {
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
     "opt": _OPT,
     "gpt2": _GPT2,
+    "mpt": _MPT,
 }
 
 
@@ -199,6 +209,17 @@ CASES = (
             "n_inner": 40,
             "activation_function": "relu",
             "n_layer": 4,
+        },
+    ),
+    Case("mpt", "mpt"),
+    Case(
+        "mpt-6-heads",
+        "mpt",
+        {
+            "d_model": 48,
+            "n_heads": 6,
+            "attn_config": {"softmax_scale": 0.3},
+            "tie_word_embeddings": False,
         },
     ),
     Case("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),

@@ -23,6 +23,7 @@ from quire.config.model_spec import (
     OPTTraits,
     ParameterCounts,
 )
+from quire.config.mpt import read_mpt
 from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
@@ -361,6 +362,8 @@ _READERS: dict[str, SpecReader] = {
     "LlamaForCausalLM": _read_llama,
     "LLaMAForCausalLM": _read_llama,
     "MistralForCausalLM": _read_mistral,
+    "MptForCausalLM": read_mpt,
+    "MPTForCausalLM": read_mpt,
     "OPTForCausalLM": _read_opt,
     "Qwen2ForCausalLM": _read_qwen2,
     "Qwen3ForCausalLM": _read_qwen3,

@@ -18,6 +18,7 @@ __all__ = [
     "Llama3Scaling",
     "LlamaTraits",
     "LongRopeScaling",
+    "MPTTraits",
     "MatrixShape",
     "ModelSpec",
     "OPTTraits",
@@ -139,6 +140,14 @@ class Gemma2Traits:
 
 
 @dataclass(frozen=True, slots=True)
+class MPTTraits:
+    """MPT: the factor on q·k; -log2 of the last ALiBi slope."""
+
+    attention_scale: float
+    max_bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class ParameterCounts:
     """Numbers of parameters, for the memory plan when there are no files to measure.
 
@@ -184,7 +193,8 @@ class ModelSpec:
     dtype: "bfloat16", "float16" or "float32"; `dataclasses.replace` it to compute in another.
     max_context: longest context in tokens that the checkpoint claims, rope scaling included.
     windows, ropes: per layer; the window counts the query itself, None is full attention; no
-    rope means that positions are learned, and then `max_context` cannot be exceeded.
+    rope and no ALiBi slopes mean that positions are learned, and then `max_context` cannot be
+    exceeded.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
@@ -228,4 +238,6 @@ class ModelSpec:
     @property
     def has_learned_positions(self) -> bool:
         """Whether positions come from a table, so that `max_context` is a hard limit."""
+        if "alibi_slopes" in self.score_options:
+            return False
         return any(rope is None for rope in self.ropes)

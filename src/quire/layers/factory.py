@@ -6,7 +6,7 @@ of a tensor-parallel rank will be decided here too, with no change to any model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -92,8 +92,10 @@ class LayerFactory:
     def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)
 
-    def layer_norm(self, size: int, eps: float, *, affine: bool = True) -> LayerNorm:
-        return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine)
+    def layer_norm(
+        self, size: int, eps: float, *, affine: bool = True, bias: bool = True
+    ) -> LayerNorm:
+        return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine, bias=bias)
 
     def residual_add(self) -> ResidualAdd:
         return ResidualAdd(self._ops)
@@ -103,6 +105,11 @@ class LayerFactory:
 
     def soft_cap(self, cap: float) -> SoftCap:
         return SoftCap(cap)
+
+    def alibi(self, slopes: Sequence[float]) -> ScoreOptions:
+        """One slope for each query head."""
+        tensor = torch.tensor(slopes, dtype=torch.float32, device=self._device)
+        return ScoreOptions(alibi_slopes=tensor)
 
     def attention(
         self,

@@ -45,7 +45,10 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer norm over the last dimension, [..., N] → [..., N]. affine: has weight and bias."""
+    """Layer norm over the last dimension, [..., N] → [..., N].
+
+    affine: has a weight, and with `bias` a bias too.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class LayerNorm:
         device: torch.device,
         *,
         affine: bool = True,
+        bias: bool = True,
     ) -> None:
         self._norm = ops.layer_norm
         self._add_norm = ops.add_layer_norm
@@ -63,9 +67,11 @@ class LayerNorm:
         self.weight = self.bias = None
         self.weights = DenseWeights({})
         if affine:
-            self.weight = torch.empty((size,), dtype=dtype, device=device)
-            self.bias = torch.empty((size,), dtype=dtype, device=device)
-            self.weights = DenseWeights({"weight": self.weight, "bias": self.bias})
+            parts = {"weight": torch.empty((size,), dtype=dtype, device=device)}
+            if bias:
+                parts["bias"] = torch.empty((size,), dtype=dtype, device=device)
+            self.weight, self.bias = parts["weight"], parts.get("bias")
+            self.weights = DenseWeights(parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm(x, self.weight, self.bias, self._eps)

@@ -23,6 +23,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "LlamaForCausalLM": "quire.models.llama:LlamaModel",
         "LLaMAForCausalLM": "quire.models.llama:LlamaModel",
         "MistralForCausalLM": "quire.models.llama:LlamaModel",
+        "MptForCausalLM": "quire.models.mpt:MPTModel",
+        "MPTForCausalLM": "quire.models.mpt:MPTModel",
         "OPTForCausalLM": "quire.models.opt:OPTModel",
         "Qwen2ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",

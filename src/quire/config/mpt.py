@@ -1,0 +1,64 @@
+"""MPT's config.json to `ModelSpec`."""
+
+from __future__ import annotations
+
+from quire.config.hf import RawConfig
+from quire.config.model_spec import MatrixShape, ModelSpec, MPTTraits, ParameterCounts
+from quire.errors import ConfigError
+
+__all__ = ["read_mpt"]
+
+
+def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Raises ConfigError for what `transformers` does not compute either, and clipped q, k, v.
+
+    `alibi_bias_max` is what the model was trained with; `transformers` takes 8 in any case."""
+    raw.reject("no_bias", False, "quire serves MPT without biases")
+    attention = raw.section("attn_config")
+    max_bias = 8.0
+    scale: float | None = None
+    if attention is not None:
+        attention.reject("alibi", False, "quire serves MPT with ALiBi")
+        attention.reject("qk_ln", True, "quire serves MPT without norms on q and k")
+        attention.reject("prefix_lm", True, "quire serves decoder-only models")
+        if clip := attention.read_optional(float, "clip_qkv"):
+            raise attention.unsupported("clip_qkv", clip, ("null",))
+        max_bias = attention.read(float, "alibi_bias_max", default=8.0)
+        scale = attention.read_optional(float, "softmax_scale")
+    hidden, num_heads = raw.read_size("d_model"), raw.read_size("n_heads")
+    if hidden % num_heads:
+        raise ConfigError(f"{raw.source}: d_model={hidden} is no multiple of n_heads={num_heads}")
+    num_layers, vocab = raw.read_size("n_layers"), raw.read_size("vocab_size")
+    inner = hidden * raw.read_size("expansion_ratio", default=4)
+    tied = raw.read(bool, "tie_word_embeddings", default=True)
+    sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))
+    matrices = tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes)
+    return ModelSpec(
+        architecture="",
+        model_type=raw.read(str, "model_type", default="mpt"),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden // num_heads,
+        activation="gelu",
+        norm_eps=raw.read(float, "layer_norm_epsilon", default=1e-5),
+        max_context=raw.read_size("max_seq_len", default=2048),
+        tie_word_embeddings=tied,
+        dtype=dtype,
+        windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
+        traits=MPTTraits(scale or (hidden // num_heads) ** -0.5, max_bias),
+        parameters=ParameterCounts(
+            embedding=vocab * hidden,
+            layer=4 * hidden * hidden + 2 * hidden * inner + 2 * hidden,
+            head=hidden + (0 if tied else vocab * hidden),
+        ),
+        matrices=(*matrices, MatrixShape(vocab, hidden, is_head=True)),
+        score_options=frozenset({"alibi_slopes"}),
+        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
+        eos_token_ids=raw.read_ids("eos_token_id"),
+        pad_token_id=raw.read_optional(int, "pad_token_id"),
+    )
