@@ -99,7 +99,8 @@ def run_apart(name: str, limit: float, options: argparse.Namespace) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         findings, printed = Path(folder) / "findings", Path(folder) / "printed"
         command += ["--findings", str(findings), *(["--quick"] if options.quick else [])]
-        status = run_limited(command, limit, printed)
+        interpret = options.device == "cpu" and PARTS[name].interprets
+        status = run_limited(command, limit, printed, interpret=interpret)
         text = printed.read_text(encoding="utf-8", errors="replace")
         lines = findings.read_text(encoding="utf-8").splitlines() if findings.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]
@@ -116,9 +117,14 @@ def run_apart(name: str, limit: float, options: argparse.Namespace) -> dict[str,
     return outcome
 
 
-def run_limited(command: Sequence[str], limit: float, printed: Path) -> str:
-    """How it ended. It and all that it started are ended at the limit."""
+def run_limited(
+    command: Sequence[str], limit: float, printed: Path, *, interpret: bool = False
+) -> str:
+    """How it ended. It and all that it started are ended at the limit. interpret: kernels in
+    Triton, by its interpreter."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
     with printed.open("wb") as file:
         process = subprocess.Popen(
             command,
