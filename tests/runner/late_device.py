@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from quire.runner.device_queue import HostQueue, Mark, Receipt
 from quire.worker import worker as worker_module
 from quire.worker.assemble import assemble
 from quire.worker.assemble_device import MakeRecorder, assemble_on_device
+from quire.worker.load import load
 
 __all__ = ["LateQueue", "keep_rows_on_device"]
 
@@ -58,4 +60,8 @@ def keep_rows_on_device(
             return assemble_on_device(loaded, settings, size, LateQueue(), make_recorder)
         return assemble(loaded, settings, size)
 
+    def load_for(settings: Any, device: torch.device) -> Any:
+        return load(replace(settings, device_state=on_device()), device)
+
     monkeypatch.setattr(worker_module, "assemble", choose)
+    monkeypatch.setattr(worker_module, "load", load_for)

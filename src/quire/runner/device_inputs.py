@@ -45,13 +45,13 @@ class DeviceInputs:
         self._block_size = block_size
         self._gather = gather
 
-    def build(self, rows: ScheduledRows) -> ModelInputs:
-        """The batch of the scheduled rows, in their order; brings the state up to date."""
-        device = self._state.arena.device
-        return self.fill(rows, TokenBuffers(int(rows.num_tokens.sum()), len(self._windows), device))
+    def buffers(self, num_tokens: int) -> TokenBuffers:
+        """For steps of so many tokens, padding included."""
+        return TokenBuffers(num_tokens, len(self._windows), self._state.arena.device)
 
     def fill(self, rows: ScheduledRows, tokens: TokenBuffers) -> ModelInputs:
-        """As `build`, into buffers with room for the tokens; what is left is padding."""
+        """The batch of the scheduled rows, in their order, in buffers with room for their tokens;
+        what is left is padding. Brings the device's rows up to date."""
         starts = np.zeros(len(rows.slots) + 1, np.int32)
         np.cumsum(rows.num_tokens, out=starts[1:])
         self._state.send(RowList(rows.slots, starts, rows.slots[rows.samples]))

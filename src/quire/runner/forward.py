@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.attention import StepInputs
 from quire.config.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.models import CausalLM
 from quire.protocol.step import IntArray, PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.inputs import ModelInputs
@@ -46,13 +47,23 @@ class Forward:
         self.unfinished += other.unfinished
 
 
+class Computes(Protocol):
+    """A model, or what stands for one (`CausalLM`)."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
 class ForwardPass:
     """An exception while rows are computed does not end the step: the rows are computed again in
     halves until the one at fault is alone."""
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Computes,
         rows: RowTable,
         build: Callable[[ScheduledRows], ModelInputs],
         upload: Upload,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.attention import KVPool
+from quire.attention.splittable import SplittableAttention
 from quire.ops import ALL_OPS, select
 from quire.platform import detect_platform
 from quire.runner import RowTable
@@ -22,6 +23,7 @@ from quire.runner.graph_recorder import CudaRecorder, GraphRecorder
 from quire.runner.host_draws import HostDraws
 from quire.runner.host_pages import HostPages
 from quire.runner.lazy_graphs import LazyGraphs, ladder
+from quire.runner.mixed_steps import MAX_TOKENS, MixedSteps
 from quire.runner.uniform_steps import UniformSteps
 from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
@@ -47,8 +49,21 @@ def assemble_on_device(
     """queue: in which order the device works; its own if None. make_recorder: of graphs; where
     there is none, nor CUDA's, steps are computed call by call. The pool has one block more than
     the plan side knows, and the sampling parameters one slot more: those of the spare row."""
-    ops, layout = loaded.ops, settings.layout
     queue = queue or queue_of(loaded.device)
+    with queue.computing():  # what is allocated here is filled in the order of the queue
+        return _assemble(loaded, settings, size, queue, make_recorder)
+
+
+def _assemble(
+    loaded: LoadedModel,
+    settings: WorkerSettings,
+    size: PoolSize,
+    queue: DeviceQueue,
+    make_recorder: MakeRecorder | None,
+) -> Assembly:
+    ops, layout, model = loaded.ops, settings.layout, loaded.model
+    attention = loaded.attention.backend
+    assert isinstance(attention, SplittableAttention), "the model was loaded for rows on the host"
     kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
     rows = RowTable(
         settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
@@ -60,7 +75,7 @@ def assemble_on_device(
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
     state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
     windows = [group.window for group in layout.groups]
-    shared = (kv, loaded.attention.backend, windows, layout.block_size)
+    shared = (kv, attention, windows, layout.block_size)
     inputs = DeviceInputs(state, *shared, ops.step_inputs)
     decode = DecodeInputs(state.row_tensors, state.inbox.slots, *shared, ops.decode_inputs)
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
@@ -70,12 +85,15 @@ def assemble_on_device(
     if make_recorder is None and loaded.device.type == "cuda":
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
+    uniform_sizes = ladder(max_rows) if attention.is_capturable else ()
+    max_tokens = min(MAX_TOKENS, settings.max_num_batched_tokens)
+    mixed = MixedSteps(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
     runner = DeviceRunner(
         rows,
         state,
         changes,
-        UniformSteps(loaded.model, decode, state, draws, LazyGraphs(ladder(max_rows)), recorder),
-        ForwardPass(loaded.model, rows, inputs.build, queue.upload, changes.num_prompt_logprobs),
+        UniformSteps(model, decode, state, draws, LazyGraphs(uniform_sizes), recorder),
+        ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs),
         draws,
         HostDraws(sampling, rows, select(ALL_OPS["draw"], detect_platform("cpu"))[1]),
         queue,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quire.attention import AttentionNeeds, BackendChoice, select_backend
+from quire.attention.splittable import SplittableAttention
 from quire.config import ModelSpec
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -70,6 +71,8 @@ def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
         dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
     )
     choice = select_backend(settings.platform, needs, settings.attention_backend, team)
+    if settings.device_state:
+        choice = replace(choice, backend=SplittableAttention(choice.backend))
     formats = QuantizedFormats(settings.quantization, ops)
     factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)
     with torch.inference_mode():

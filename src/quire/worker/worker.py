@@ -92,10 +92,9 @@ class Worker:
         """Make the KV pool and what computes over it. Raises ConfigError if the memory for it has
         gone to somebody else meanwhile."""
         settings = self._settings
-        captured = settings.max_captured_rows
-        if self._loaded is not None and not self._loaded.attention.backend.is_capturable:
-            captured = 0
-        self._size = PoolSize(num_blocks, max_model_len, settings.num_host_blocks, captured)
+        self._size = PoolSize(
+            num_blocks, max_model_len, settings.num_host_blocks, settings.max_captured_rows
+        )
         try:
             self._assemble(self._size)
         except torch.OutOfMemoryError as error:

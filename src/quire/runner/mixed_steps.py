@@ -1,0 +1,113 @@
+"""Steps whose rows compute any number of tokens: graphs of what stands between attentions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.attention import StepInputs
+from quire.attention.splittable import AttentionCall, SplittableAttention
+from quire.models import CausalLM
+from quire.runner.device_inputs import DeviceInputs, TokenBuffers
+from quire.runner.graph_recorder import Graph, GraphRecorder
+from quire.runner.inputs import ModelInputs
+from quire.runner.lazy_graphs import LazyGraphs
+from quire.runner.rows import ScheduledRows
+
+__all__ = ["MAX_TOKENS", "MixedSteps", "PieceGraphs"]
+
+MAX_TOKENS = 512
+"""In a step with more, a device is taken to compute for longer than the host needs to ask it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """A graph, the attention that follows it, and where the next graph reads its result."""
+
+    graph: Graph
+    call: AttentionCall
+    result: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PieceGraphs:
+    """A forward in pieces. hidden: [T, E], where the last piece leaves it."""
+
+    attended: tuple[_Attended, ...]
+    last: Graph
+    hidden: torch.Tensor
+
+
+class MixedSteps:
+    """What attention has to do depends on the rows of a step, so it is asked call by call; all else
+    depends on the number of tokens alone, which is padded to the size of a graph."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        inputs: DeviceInputs,
+        attention: SplittableAttention,
+        graphs: LazyGraphs[PieceGraphs],
+        recorder: GraphRecorder | None,
+    ) -> None:
+        """attention: that of the model. recorder: None to record nothing."""
+        self._model = model
+        self._inputs = inputs
+        self._attention = attention
+        self.graphs = graphs
+        self._recorder = recorder
+        self._buffers: dict[int, TokenBuffers] = {}
+        self.logits = model.logits
+
+    def build(self, rows: ScheduledRows) -> ModelInputs:
+        """The inputs of a step, where its graph reads them."""
+        count = int(rows.num_tokens.sum())
+        size = self.graphs.size_for(count) if self._recorder is not None else None
+        if size is None:
+            return self._inputs.fill(rows, self._inputs.buffers(count))
+        if size not in self._buffers:
+            self._buffers[size] = self._inputs.buffers(size)
+        return self._inputs.fill(rows, self._buffers[size])
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """As `CausalLM.forward`; hidden [T, E] is valid until the next call."""
+        size = len(token_ids)
+        known = None
+        if size in self._buffers and token_ids is self._buffers[size].token_ids:
+            known = self.graphs.get(size, lambda _: self._record(token_ids, positions, step))
+        if known is None:
+            return self._model.forward(token_ids, positions, step)
+        for each in known.attended:
+            each.graph.replay()
+            each.result.copy_(self._attention.compute(each.call, step))
+        known.last.replay()
+        return known.hidden
+
+    def _record(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> PieceGraphs:
+        recorder, attended = self._recorder, list[_Attended]()
+        assert recorder is not None
+        results: list[torch.Tensor] = []
+
+        def split(call: AttentionCall) -> torch.Tensor:
+            graph = recorder.end()
+            if not results or results[0].shape != call.q.shape:
+                results.insert(
+                    0, torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
+                )
+            attended.append(_Attended(graph, call, results[0]))
+            recorder.begin()
+            return results[0]
+
+        recorder.begin()
+        try:
+            with self._attention.answered_by(split):
+                hidden = self._model.forward(token_ids, positions, step)
+            return PieceGraphs(tuple(attended), recorder.end(), hidden)
+        except BaseException:
+            recorder.abandon()
+            raise
