@@ -10,13 +10,13 @@ __all__ = ["PARTS", "PartInfo"]
 @dataclass(frozen=True, slots=True)
 class PartInfo:
     """function: `module:name`, called with a `Part`. seconds: after which the part is ended, with
-    what it has found so far; a machine with an H200 should need half of it. interprets: in a dry
-    run, by Triton's interpreter, since the part calls kernels in Triton by name."""
+    what it has found so far; a machine with an H200 should need half of it. needs_gpu: it calls
+    kernels in Triton by name; only tests, which repair Triton's interpreter, run it dry."""
 
     function: str
     seconds: int
     about: str
-    interprets: bool = False
+    needs_gpu: bool = False
 
 
 PARTS = {
@@ -37,13 +37,13 @@ PARTS = {
         "gpu_parts.attention_tiles:decode_tiles",
         300,
         "decode attention in other tiles, and mixed",
-        interprets=True,
+        needs_gpu=True,
     ),
     "prompt-tiles": PartInfo(
         "gpu_parts.attention_tiles:prompt_tiles",
         180,
         "prefill attention in other tiles",
-        interprets=True,
+        needs_gpu=True,
     ),
     "linear": PartInfo("gpu_parts.linear:run", 420, "matrix products for few rows"),
     "sampling": PartInfo("gpu_parts.sampling:run", 240, "draws, edits, log-probabilities"),
