@@ -26,9 +26,9 @@ SAMPLED = {
     "linear_int4": (7, 0),
     "paged_attention": (8, 4),
     "rope_and_write_kv": (2, 0),
-    "draw": 3,
-    "edit_logits": 2,
-    "token_logprobs": 5,
+    "draw": (3, 0),
+    "edit_logits": (2, 0),
+    "token_logprobs": (5, 0),
 }
 OPS = [op for op in ALL_OPS.values() if op.provider("triton") is not None]
 
