@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,64 @@ def test_a_decode_step_is_one_launch_whatever_its_lengths() -> None:
             batch.q, batch.k_cache, batch.v_cache, table[:, :16], *tensors[4:], batch.seq_lens, 0.1
         )
     assert [launch.kernel.__name__ for launch in seen] == ["_decode_kernel", "_prefill_kernel"]
+
+
+def _step_inputs(num_rows: int) -> None:
+    rows = torch.zeros((64, 100), dtype=torch.int32)
+    counts, starts = torch.zeros(num_rows), torch.arange(num_rows + 1)
+    step = (rows, rows, 16, counts, counts, counts, counts, rows)
+    _call("step_inputs", counts, starts, counts, *step)
+
+
+def _append_tokens(num_rows: int) -> None:
+    rows = torch.zeros(num_rows, dtype=torch.int64)
+    _call("append_tokens", rows, rows.int(), rows, rows, torch.zeros((64, 100), dtype=torch.int32))
+
+
+def _apply_updates(count: int) -> None:
+    words = torch.zeros(1000, dtype=torch.int32)  # as they lie in a runner's inbox
+    _call("apply_updates", words, words[64 : 64 + count], words[64 + count : 64 + 2 * count])
+
+
+def _copy_blocks(count: int) -> None:
+    blocks = torch.arange(count)
+    _call("copy_blocks", torch.zeros((2, 2, 64, 16, 8), dtype=torch.uint8), blocks, blocks)
+
+
+def _attend(num_rows: int) -> None:
+    lengths = [(2, 40)] * num_rows
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "block_size": 16}
+    batch = paged_batch(torch.Generator().manual_seed(0), lengths, dtype=torch.bfloat16, **shape)
+    caches = (batch.q, batch.k_cache, batch.v_cache, batch.block_table)
+    _call("paged_attention", *caches, batch.query_start_loc, batch.seq_lens, 0.1)
+
+
+def _multiply(num_rows: int) -> None:
+    from quire.ops.linear.tiles import Tiles
+    from quire.ops.linear.triton_product import multiply
+
+    weight = torch.zeros((64, 512), dtype=torch.bfloat16)
+    multiply(weight[:num_rows], weight, None, torch.bfloat16, Tiles(64, 32, 64, 2, 4, 3))
+
+
+def _call(name: str, *args: Any) -> None:
+    provider = ALL_OPS[name].provider("triton")
+    assert provider is not None
+    provider.load()(*args)
+
+
+@pytest.mark.parametrize(
+    "call", [_step_inputs, _append_tokens, _apply_updates, _copy_blocks, _attend, _multiply]
+)
+def test_kernels_are_compiled_once_whatever_the_number_of_rows(call: Callable[[int], None]) -> None:
+    """Turns red when a step of another number of rows waits for a compiler while requests do."""
+    with launches() as first:
+        call(16)
+    for count in (3, 4, 20, 24):
+        with launches() as others:
+            call(count)
+        for launch, other in zip(first, others, strict=True):
+            assert launch.compiled_as == other.compiled_as
 
 
 def _some_launches(op: Op) -> list[Launch]:

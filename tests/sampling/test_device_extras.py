@@ -22,6 +22,8 @@ from quire.sampling import (
     ExtraSample,
     SamplingState,
 )
+from quire.sampling.device_edits import DeviceEdits
+from quire.sampling.edits import edits_of
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits
 
@@ -46,6 +48,17 @@ def device_history(histories: Histories) -> DeviceHistory:
         torch.tensor([len(prompt) for prompt, _ in histories]),
         torch.tensor([len(prompt) + len(output) for prompt, output in histories]),
     )
+
+
+def test_lists_begin_at_multiples_of_16_bytes() -> None:
+    """Turns red when kernels are compiled anew for other numbers of biases and bans."""
+    params = SamplingParams(logit_bias={3: 1.0}, bad_words_token_ids=[[1, 2], [4]], min_tokens=2)
+    edits = edits_of(params, (7,))
+    assert edits is not None
+    tensors = DeviceEdits(torch.from_numpy).of([edits, edits, edits])
+    assert len(tensors) == 9
+    assert [each.storage_offset() * each.itemsize % 16 for each in tensors] == [0] * 9
+    assert tensors[2].tolist() == [3, 3, 3]
 
 
 def logprobs_of(sample: ExtraSample) -> dict[int, TokenLogprobs]:

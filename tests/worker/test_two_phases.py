@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.errors import ConfigError, EngineError
 from quire.platform import detect_platform
+from quire.runner.block_copies import StagedCopies
+from quire.runner.device_queue import HostQueue
 from quire.runner.forward import ForwardPass
 from quire.worker import Worker, WorkerSettings
 from quire.worker.largest_steps import LargestSteps
@@ -135,6 +139,28 @@ def test_what_swapping_costs_is_measured_without_a_failure(
     assert costs.seconds_per_token > 0
     assert costs.seconds_per_block > 0
     assert not caplog.records
+
+
+def test_blocks_are_copied_in_the_order_of_the_steps(
+    plan: StartupPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of it a GPU copies blocks by numbers that are not there yet."""
+    seen: list[str] = []
+
+    @contextmanager
+    def computing(_: HostQueue) -> Generator[None]:
+        seen.append("in")
+        yield
+        seen.append("out")
+
+    monkeypatch.setattr(HostQueue, "computing", computing)
+    monkeypatch.setattr(StagedCopies, "out", lambda *_: seen.append("copy"))
+    worker = Worker(make_settings(plan, device_state=True, num_host_blocks=8))
+    worker.allocate(16, 128)
+    worker.measure_recovery()
+    copies = [seen[at - 1 : at + 2] for at, each in enumerate(seen) if each == "copy"]
+    assert copies
+    assert all(each == ["in", "copy", "out"] for each in copies)
 
 
 def test_steps_that_do_not_fit_say_what_to_lower(

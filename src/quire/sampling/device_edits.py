@@ -17,6 +17,9 @@ Upload = Callable[[np.ndarray], torch.Tensor]
 
 Ints = npt.NDArray[np.int32]
 
+_ALIGNED = 4
+"""Words of 32 bits in 16 bytes."""
+
 _EARLY_STOP = -1
 """Instead of a word's length: a ban until the output has enough tokens."""
 
@@ -86,10 +89,11 @@ def _joined(lists: Sequence[Sequence[int] | np.ndarray]) -> Ints:
 
 
 def _in_one_copy(arrays: Sequence[np.ndarray], upload: Upload) -> tuple[torch.Tensor, ...]:
-    """The first may have elements of 8 bytes, since it begins at an even word."""
+    """Each begins at a multiple of 16 bytes: Triton compiles another kernel where one does not."""
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]
-    pieces = upload(np.concatenate(flat)).split([len(each) for each in flat])
+    padded = [np.pad(each, (0, -len(each) % _ALIGNED)) for each in flat]
+    pieces = upload(np.concatenate(padded)).split([len(each) for each in padded])
     return tuple(
-        piece.view(torch.from_numpy(array).dtype).view(array.shape)
-        for piece, array in zip(pieces, arrays, strict=True)
+        piece[: len(each)].view(torch.from_numpy(array).dtype).view(array.shape)
+        for piece, each, array in zip(pieces, flat, arrays, strict=True)
     )

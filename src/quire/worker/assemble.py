@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
@@ -67,4 +69,4 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         ),
         HostDraws(sampling, rows, ops.draw),
     )
-    return Assembly(runner, kv.pages, host)
+    return Assembly(runner, kv.pages, host, nullcontext)

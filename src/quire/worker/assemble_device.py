@@ -98,4 +98,4 @@ def _assemble(
         HostDraws(sampling, rows, select(ALL_OPS["draw"], detect_platform("cpu"))[1]),
         queue,
     )
-    return Assembly(runner, kv.pages, host)
+    return Assembly(runner, kv.pages, host, queue.computing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +27,10 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What computes steps. host: where blocks are swapped to."""
+    """What computes steps. host: where blocks are swapped to. computing: within it, what torch is
+    given is done in the order of the steps."""
 
     runner: Runner
     pages: torch.Tensor
     host: HostPages
+    computing: Callable[[], AbstractContextManager[object]]

@@ -142,7 +142,8 @@ class Worker:
     def _copy_out(self, src: IntArray, dst: IntArray) -> None:
         """Blocks to the host, and wait until they are there."""
         assert self._assembly is not None, "allocate comes first"
-        self._assembly.host.copy_out(src, dst)
+        with self._assembly.computing():
+            self._assembly.host.copy_out(src, dst)
         self._synchronize()
 
     def close(self) -> None:

@@ -34,6 +34,17 @@ class Launch:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def compiled_as(self) -> tuple[object, ...]:
+        """Two launches that differ in this are compiled apart; but for arguments that are 1."""
+        ignored = {
+            param.name
+            for param in self.kernel.params
+            if param.do_not_specialize or param.do_not_specialize_on_alignment
+        }
+        divisible = [name for name in self.divisible if name not in ignored]
+        return self.kernel, self.signature, self.constants, divisible, self.options
+
+    @property
     def label(self) -> str:
         return f"{self.kernel.__name__} {self.signature} {self.constants} {self.options}"
 

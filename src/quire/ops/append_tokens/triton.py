@@ -14,7 +14,7 @@ __all__ = ["append_tokens"]
 _ROWS_PER_PROGRAM = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "spare"])
 def _append_tokens_kernel(
     slots_ptr,
     token_ids_ptr,

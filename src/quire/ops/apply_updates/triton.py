@@ -14,7 +14,9 @@ __all__ = ["apply_updates"]
 _UPDATES_PER_PROGRAM = 512
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["count"], do_not_specialize_on_alignment=["indices_ptr", "values_ptr"]
+)
 def _apply_updates_kernel(state_ptr, indices_ptr, values_ptr, count, BLOCK: tl.constexpr):
     """Grid: (pieces of the updates,)."""
     update = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -17,7 +17,7 @@ _WORDS_PER_PROGRAM = 2048
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["source_blocks", "target_blocks"])
 def _move_blocks_kernel(
     source_ptr,
     target_ptr,

@@ -20,7 +20,7 @@ _AMD_STAGES = 2
 """With more, tiles do not fit the 64 KiB of shared memory (LDS) of a CDNA3 processor."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "pieces"])
 def _product_kernel(
     x_ptr,
     weight_ptr,
@@ -71,7 +71,7 @@ def _product_kernel(
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "pieces"])
 def _merge_kernel(
     partial_ptr,
     bias_ptr,

@@ -36,7 +36,7 @@ def _group_sums(x, nibbles, zero, scale):
     return sums.to(tl.float32) * scale.to(tl.float32)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "pieces"])
 def _product_kernel(
     x_ptr,
     x_scale_ptr,

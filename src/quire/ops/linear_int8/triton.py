@@ -20,7 +20,7 @@ __all__ = ["linear_int8"]
 _MANY_ROWS = Tiles(128, 128, 64, 1, 8, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _product_kernel(
     x_ptr,
     x_scale_ptr,

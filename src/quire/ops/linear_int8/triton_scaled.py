@@ -66,7 +66,7 @@ def scale_sums(sums, x_scale, scale_ptr, bias_ptr, column, is_column, HAS_BIAS: 
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "pieces"])
 def _merge_kernel(
     partial_ptr,
     x_scale_ptr,

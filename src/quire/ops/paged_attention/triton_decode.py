@@ -25,6 +25,7 @@ from quire.ops.paged_attention.triton_tiles import (
     add_tile,
     divide,
     load_tile,
+    row_lanes,
     row_of_item,
     token_offsets,
 )
@@ -36,7 +37,7 @@ _MIN_QUERIES = 16
 """Rows of the smallest tile that tensor cores multiply."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -233,7 +234,7 @@ def attend_decodes(launch: Launch, tile: DecodeTile | None = None) -> None:
         SINKS=given.sinks is not None,
         SPLIT=pieces.smallest,
         MAX_PIECES=pieces.most,
-        ROWS=power_of_two(num_rows),
+        ROWS=row_lanes(num_rows),
         QUERIES=max(_MIN_QUERIES, power_of_two(group)),
         KEYS=tile.keys,
         DIM=dim,

@@ -21,6 +21,7 @@ from quire.ops.paged_attention.triton_tiles import (
     add_tile,
     divide,
     load_tile,
+    row_lanes,
     row_of_item,
     token_offsets,
 )
@@ -105,7 +106,7 @@ def _attend_range(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prefill_kernel(
     q_ptr,
     k_ptr,
@@ -302,7 +303,7 @@ def attend_prompts(launch: Launch, tile: PromptTile | None = None) -> None:
         SOFT_CAP=given.soft_cap is not None,
         ALIBI=given.alibi_slopes is not None,
         SINKS=given.sinks is not None,
-        ROWS=power_of_two(num_rows),
+        ROWS=row_lanes(num_rows),
         QUERIES=queries,
         KEYS=tile.keys,
         DIM=dim,

@@ -6,12 +6,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.ops.row_blocks import power_of_two
+
 __all__ = [
     "LOG2_E",
     "add_sink",
     "add_tile",
     "divide",
     "load_tile",
+    "row_lanes",
     "row_of_item",
     "score_factors",
     "token_offsets",
@@ -20,6 +23,8 @@ __all__ = [
 LOG2_E = tl.constexpr(1.4426950408889634)
 """By which scores are scaled for powers of two."""
 
+_FEWEST_LANES = 32
+
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
     """scale and soft_cap as the kernels take them: for powers of two, and with a cap, whose tanh
@@ -27,6 +32,12 @@ def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return 2.0 * scale / soft_cap * LOG2_E.value, soft_cap * LOG2_E.value
+
+
+def row_lanes(num_rows: int) -> int:
+    """Rows that a program looks through for its work. A kernel is compiled for each such number, in
+    seconds while requests wait, so there are few."""
+    return max(_FEWEST_LANES, power_of_two(num_rows))
 
 
 @triton.jit

@@ -84,7 +84,7 @@ def _token_inputs(
     tl.store(slot_mapping_ptr + token, block * block_size + position % block_size, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "spare"])
 def _step_inputs_kernel(
     slots_ptr,
     query_start_loc_ptr,
@@ -175,7 +175,7 @@ def step_inputs(
         row_tokens.shape[0] - 1,
         row_tokens.shape[1],
         row_blocks.shape[1],
-        ROW_BITS=num_rows.bit_length(),
+        ROW_BITS=row_tokens.shape[0].bit_length(),  # of the most rows: compiled once
         TOKENS=_TOKENS_PER_PROGRAM,
         BLOCKS=_BLOCKS_AT_ONCE,
     )

@@ -83,7 +83,7 @@ def _gather_kernel(
             tl.store(gathered_ptr + index * K + at, rank, mask=inside & (at < K))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _finish_kernel(
     logits_ptr,
     stride,
