@@ -6,7 +6,7 @@ Each part (`--list`) runs in a process of its own with a time limit, and the fil
 after each, so that a part that hangs or breaks loses nothing but what it had not found yet.
 `--seconds` ends the whole: a part gets what is left, and none begins after. `--device cpu` is a dry
 run with tiny sizes, for mistakes that need no GPU to be found; its figures mean nothing.
-Ends with 1 when something was wrong or did not end well.
+Ends with 1 when something was wrong or did not end well, with 3 and no file without a GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 from gpu_parts import PARTS
 
 SEED = 0
+NO_GPU = 3
+"""Exit status of a part that needs one."""
 SHOWN_ERROR = 4000
 """Characters of what a part that broke said last."""
 
@@ -57,6 +59,8 @@ def main() -> None:
         outcome = run_apart(name, limit, options)
         report["machine"] = outcome.pop("machine") or report["machine"]
         report["parts"][name] = outcome
+        if outcome["status"] == f"failed with {NO_GPU}":
+            sys.exit(NO_GPU)  # which no other part would find either
         wrong += outcome["status"] != "done" or not all_held(outcome)
         if options.output:
             write(options.output, report)
@@ -85,7 +89,8 @@ def run_part(options: argparse.Namespace) -> None:
     from gpu_parts.part import Part, machine_facts
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU; a dry run needs --device cpu")
+        print("torch sees no GPU (`quire doctor` says why); a dry run needs --device cpu")
+        sys.exit(NO_GPU)
     torch.manual_seed(SEED)
     part = Part(torch.device(options.device), options.quick, SEED, options.findings)
     part.keep_facts(machine_facts())

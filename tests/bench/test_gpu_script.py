@@ -58,6 +58,17 @@ def test_the_script_writes_what_its_parts_found(tmp_path: Path) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["gpu.json"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_no_part_is_tried_after_the_first(tmp_path: Path) -> None:
+    """Turns red when the reason is repeated for every part, or a file of failures is left."""
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3
+    assert done.stdout.count("sees no GPU") == 1
+    assert not output.exists()
+
+
 def test_a_part_that_hangs_is_ended(script: ModuleType, tmp_path: Path) -> None:
     """Turns red when one kernel that never ends costs all that comes after it."""
     began = time.monotonic()

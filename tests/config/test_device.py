@@ -71,6 +71,13 @@ def test_what_other_programs_have_is_not_planned() -> None:
         resolve(ALL, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=GIB))
 
 
+def test_a_share_too_small_is_named_and_to_be_raised() -> None:
+    """Turns red when the error blames the model for a share that the user gave."""
+    small = EngineSettings.from_options({"gpu_memory_utilization": 0.001})
+    with pytest.raises(ConfigError, match=r"\(0\.1% of .*raise memory_utilization"):
+        resolve(small, make_spec(), None, make_gpu_platform(80 * GIB))
+
+
 def test_a_gpu_without_memory_of_its_own_is_planned_with_the_hosts() -> None:
     plan = resolve(ALL, make_spec(), None, make_gpu_platform(0, free_bytes=0))
     host = make_platform()

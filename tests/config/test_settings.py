@@ -28,6 +28,8 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
     assert settings.generation_config == "none"
     with pytest.raises(ConfigError, match=r"trust_remote_code=True does not exist: .*Remove it"):
         EngineSettings.from_options({"trust_remote_code": True})
+    with pytest.raises(ConfigError, match="size=2 cannot be served: quire runs on one device"):
+        EngineSettings.from_options({"tensor_parallel_size": 2})
 
 
 def test_alias_and_name_together_are_refused() -> None:
@@ -49,6 +51,7 @@ def test_alias_and_name_together_are_refused() -> None:
         ("block_size", 5000, "from 1 to 4096"),
         ("depth", 0, "from 1 to 16"),
         ("dtype", "int8", "one of: auto, bfloat16"),
+        ("device", "cuda:1", "one of: auto, cpu, cuda; CUDA_VISIBLE_DEVICES"),
         ("load_format", "gguf", "one of: auto, safetensors, dummy"),
         ("scheduling_policy", "random", "one of: fcfs, priority, srtf, two_level, fair, or"),
         ("scheduling_policy", "a b:C", "package.module:Class"),

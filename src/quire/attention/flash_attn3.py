@@ -71,7 +71,7 @@ class FlashAttention3Candidate:
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if platform.device != "cuda":
-            return f"tensors live on the {platform.device.upper()}"
+            return "it is for GPUs"
         if platform.gpu is None or (platform.gpu.capability or (0, 0))[0] != 9:
             return "it is for SM 90"
         if find_spec(MODULE) is None:

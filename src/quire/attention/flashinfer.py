@@ -128,7 +128,7 @@ class FlashInferCandidate:
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if platform.device != "cuda":
-            return f"tensors live on the {platform.device.upper()}"
+            return "it is for GPUs"
         if platform.gpu is None or (platform.gpu.capability or (0, 0)) < (8, 0):
             return "it is for SM 80 and later"
         if find_spec(MODULE) is None:

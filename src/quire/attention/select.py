@@ -114,14 +114,19 @@ def select_backend(
         raise ConfigError(
             f"No such attention backend: {forced!r}. Use one of: {', '.join(BACKENDS)}."
         )
-    refusals: list[str] = []
+    refused: dict[str, list[str]] = {}
     for name in (forced,) if forced else BACKENDS:
         refusal = BACKENDS[name].refusal(platform, needs)
         if refusal is None:
-            why = "asked for" if forced else "; ".join(["best that serves here", *refusals])
+            why = "asked for" if forced else "; ".join(["best that serves here", *_told(refused)])
             return BackendChoice(BACKENDS[name].make(team), f"attention: {name} ({why})")
-        refusals.append(f"{name} cannot serve: {refusal}")
+        refused.setdefault(refusal, []).append(name)
     raise ConfigError(
-        f"Attention backend {forced!r} cannot serve here: {'; '.join(refusals)}. "
+        f"Attention backend {forced!r} cannot serve here: {'; '.join(refused)}. "
         "Force another backend, or none."
     )
+
+
+def _told(refused: Mapping[str, list[str]]) -> list[str]:
+    """Each reason once, behind the names of the backends that it keeps away."""
+    return [f"{', '.join(names)} cannot serve: {reason}" for reason, names in refused.items()]

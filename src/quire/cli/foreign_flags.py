@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.cli.field_flags import as_flag
 from quire.cli.parser import CommandParser, print_note
-from quire.config.settings import FOREIGN
+from quire.config.settings import FOREIGN, MISSING
 from quire.errors import ConfigError
 
 __all__ = ["add_foreign_flags", "check_foreign_flags"]
@@ -70,20 +70,16 @@ _NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
 }
 
 _ONE = ("1",)
+_MISSING_SWITCHES = ("enable_lora",)
+_NEUTRAL = {
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE),
+    **dict.fromkeys(("cpu_offload_gb", "kv_offloading_size"), ("0",)),
+}
 _MISSING: Mapping[str, _Foreign] = {
-    "guided_decoding_backend": _Foreign("there is no structured output yet", neutral=()),
-    "tensor_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
-    "pipeline_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
-    "data_parallel_size": _Foreign("quire runs on one device so far", neutral=_ONE),
-    "cpu_offload_gb": _Foreign("weights and KV cache have one place so far", neutral=("0",)),
-    "kv_offloading_size": _Foreign("weights and KV cache have one place so far", neutral=("0",)),
-    "speculative_config": _Foreign("there is no speculative decoding yet", neutral=()),
-    "kv_transfer_config": _Foreign("KV blocks do not leave the engine yet", neutral=()),
-    "enable_lora": _Foreign("there are no LoRA adapters yet", takes=False, neutral=()),
-    "lora_modules": _Foreign("there are no LoRA adapters yet", neutral=()),
-    "max_loras": _Foreign("there are no LoRA adapters yet", neutral=()),
-    "max_lora_rank": _Foreign("there are no LoRA adapters yet", neutral=()),
-    "hf_overrides": _Foreign("a checkpoint's config.json is read as it is", neutral=()),
+    **{
+        name: _Foreign(reason, takes=name not in _MISSING_SWITCHES, neutral=_NEUTRAL.get(name, ()))
+        for name, reason in MISSING.items()
+    },
     "hf_token": _Foreign(
         "set HF_TOKEN in the environment, since every user of a machine can read its command lines",
         neutral=(),

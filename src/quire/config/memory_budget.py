@@ -35,10 +35,9 @@ def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
     """Of an engine on a CPU: a share of the memory that is free."""
     share, free = settings.memory_utilization or DEFAULT_UTILIZATION, platform.free_bytes
     limit = int(free * share) if free else None
-    words = f"{format_bytes(limit or 0)} that may be used ({share:.0%} of {format_bytes(free)} free"
-    return MemoryBudget(
-        free, limit, f"{words} memory)", is_shared=settings.memory_utilization is None
-    )
+    of = f"{_percent(share)} of {format_bytes(free)} free memory"
+    words = f"{format_bytes(limit or 0)} that may be used ({of})"
+    return MemoryBudget(free, limit, words, is_shared=settings.memory_utilization is None)
 
 
 def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudget:
@@ -48,7 +47,7 @@ def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudg
         return MemoryBudget(0, None, "", is_shared=False)
     share = settings.memory_utilization or DEFAULT_UTILIZATION
     limit = int(total * share)
-    words = f"{share:.0%} of the GPU's {format_bytes(total)}"
+    words = f"{_percent(share)} of the GPU's {format_bytes(total)}"
     if free * FREE_SHARE < limit:
         limit = int(free * FREE_SHARE)
         words = f"other programs leave {format_bytes(free)} of the GPU's {format_bytes(total)}"
@@ -66,3 +65,8 @@ def check_host_memory(swap_bytes: int, platform: Platform) -> None:
             f"which {format_bytes(platform.free_bytes)} are free. Give at most "
             f"{limit // 2**20}MiB."
         )
+
+
+def _percent(share: float) -> str:
+    """ "90%", "0.1%": a small share by mistake must not read as nothing."""
+    return f"{share * 100:g}%"

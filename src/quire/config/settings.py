@@ -22,6 +22,7 @@ __all__ = [
     "ALIASES",
     "COMPUTE_DTYPES",
     "FOREIGN",
+    "MISSING",
     "EngineSettings",
     "parse_bytes",
     "parse_count",
@@ -53,6 +54,25 @@ FOREIGN: Mapping[str, str] = {
     "async_scheduling": "depth=2 steps are in flight unless you set another depth",
 }
 """Settings of vLLM that have no counterpart, and why none is needed."""
+
+MISSING: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        "quire runs on one device so far",
+    ),
+    **dict.fromkeys(
+        ("cpu_offload_gb", "kv_offloading_size"), "weights and KV cache have one place so far"
+    ),
+    **dict.fromkeys(
+        ("enable_lora", "lora_modules", "max_loras", "max_lora_rank"),
+        "there are no LoRA adapters yet",
+    ),
+    "guided_decoding_backend": "there is no structured output yet",
+    "speculative_config": "there is no speculative decoding yet",
+    "kv_transfer_config": "KV blocks do not leave the engine yet",
+    "hf_overrides": "a checkpoint's config.json is read as it is",
+}
+"""Settings of vLLM for what is missing here."""
 
 _BARE_NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
@@ -98,6 +118,7 @@ class EngineSettings:
         "auto",
         "where the engine computes; auto: on the first GPU that it may see, else on the CPU",
         choices=("auto", "cpu", "cuda"),
+        advice="CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES chooses among several GPUs",
     )
     dtype: str = _setting(
         "auto",
@@ -322,7 +343,8 @@ def _check(item: Field[Any], value: object) -> None:
         raise _invalid(name, value, kinds[wanted])
     choices = rules.get("choices")
     if choices is not None and value not in choices:
-        raise _invalid(name, value, f"one of: {', '.join(choices)}")
+        more = f"; {rules['advice']}" if "advice" in rules else ""
+        raise _invalid(name, value, f"one of: {', '.join(choices)}{more}")
     low, high = rules.get("low", -math.inf), rules.get("high", 2**63 - 1)
     if wanted == "int" and not low <= cast("int", value) <= high:
         raise _invalid(
@@ -343,6 +365,10 @@ def _invalid(name: str, value: object, allowed: str) -> ConfigError:
 def _unknown(name: str, value: object, known: Mapping[str, object]) -> ConfigError:
     if name in FOREIGN:
         return ConfigError(f"Setting {name}={value!r} does not exist: {FOREIGN[name]}. Remove it.")
+    if name in MISSING:
+        return ConfigError(
+            f"Setting {name}={value!r} cannot be served: {MISSING[name]}. Remove it."
+        )
     near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.5)
     advice = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(sorted(known))}."
     return ConfigError(f"There is no setting {name} (given as {value!r}). {advice}")
