@@ -46,5 +46,6 @@ PARTS = {
         needs_gpu=True,
     ),
     "linear": PartInfo("gpu_parts.linear:run", 420, "matrix products for few rows"),
+    "compiled": PartInfo("gpu_parts.compiled:run", 240, "torch's compiler beside our kernels"),
     "sampling": PartInfo("gpu_parts.sampling:run", 240, "draws, edits, log-probabilities"),
 }

@@ -17,7 +17,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DRY = ("limits", "laws", "qwen3-0.6b-int8-kv", "host", "kernels", "decode", "prefill", "paging",
-       "linear", "sampling")  # fmt: skip
+       "linear", "compiled", "sampling")  # fmt: skip
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def make_settings(
         attention_backend=None,
         num_threads=1,
         max_captured_rows=0,
+        torch_compile=False,
         show_progress=False,
     )
 

@@ -12,6 +12,7 @@ of the machine (`platform/gpu.py`). Variables are for debugging and paths, not f
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
 | `XDG_CACHE_HOME` | where measurements of this machine are kept, in `quire`; `~/.cache` if unset |
+| `TORCHINDUCTOR_CACHE_DIR` | where torch keeps what it compiles; set here unless the user has |
 | `TRITON_INTERPRET` | Triton's own: 1 runs its kernels on a CPU, slowly; for tests |
 """
 
@@ -31,6 +32,7 @@ __all__ = [
     "flag_setting",
     "flag_variable",
     "gpu_kernels",
+    "keep_compiled",
     "limit_spinning",
     "num_threads",
     "order_gpus",
@@ -76,6 +78,12 @@ def cache_folder() -> Path:
     """Where quire keeps what it would have to measure again. It may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base or "~/.cache").expanduser() / "quire"
+
+
+def keep_compiled() -> None:
+    """Let torch's compiler keep what it makes beside our own measurements, unless the user names a
+    place. Must run before it compiles; has no effect after."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch_compile"))
 
 
 def num_threads() -> int | None:

@@ -68,6 +68,7 @@ class ResolvedSettings:
     attention_backend: str | None
     enforce_eager: bool
     batch_invariant: bool
+    torch_compile: bool
     num_threads: int
     load_format: str
     skip_tokenizer_init: bool
@@ -96,6 +97,11 @@ def resolve(
     checkpoint: headers of the weight files; None when weights are made up (load_format="dummy").
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
+    if settings.batch_invariant and settings.torch_compile:
+        raise ConfigError(
+            "batch_invariant=True and torch_compile=True do not go together: what torch compiles "
+            "may sum in an order that depends on the batch. Leave one of them out."
+        )
     device, device_reason = choose_device(settings.device, platform)
     platform = replace(platform, device=device)
     dtype, dtype_reason = choose_dtype(settings, spec, platform)
@@ -178,6 +184,7 @@ def resolve(
         attention_backend=settings.attention_backend,
         enforce_eager=settings.enforce_eager,
         batch_invariant=settings.batch_invariant,
+        torch_compile=settings.torch_compile,
         num_threads=threads,
         load_format=settings.load_format,
         skip_tokenizer_init=settings.skip_tokenizer_init,

@@ -210,6 +210,11 @@ class EngineSettings:
         "results of a request have the same bits whatever is computed beside it, at the price of "
         "slower prompts on a GPU; on CPUs compiled kernels see to it in any case",
     )
+    torch_compile: bool = _setting(
+        False,
+        "norms, activations and sums by torch's compiler in place of our own kernels; what it "
+        "compiles is kept for the next start",
+    )
     num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
     skip_tokenizer_init: bool = _setting(
         False, "load no tokenizer: prompts and outputs are token ids"

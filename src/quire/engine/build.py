@@ -104,6 +104,8 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
     env.order_gpus()
+    if plan.resolved.settings.torch_compile:
+        env.keep_compiled()
     from quire.executor.in_process import InProcessExecutor
     from quire.ops import force_invariance
     from quire.worker import Worker, WorkerSettings
@@ -114,7 +116,9 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         forced_ops = force_invariance(resolved.platform, forced_ops)
         if chosen.device != "cpu":
             forced_attention = forced_attention or "triton"
-    rows = MAX_CAPTURED_ROWS if chosen.device == "cpu" else MAX_GRAPH_ROWS
+    rows = MAX_GRAPH_ROWS
+    if chosen.device == "cpu":  # where only calls of our own kernels can be captured
+        rows = 0 if chosen.torch_compile else MAX_CAPTURED_ROWS
     worker_settings = WorkerSettings(
         spec=resolved.spec,
         folder=plan.folder,
@@ -134,6 +138,7 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         attention_backend=chosen.attention_backend or forced_attention,
         num_threads=chosen.num_threads,
         max_captured_rows=0 if chosen.enforce_eager else rows,
+        torch_compile=chosen.torch_compile,
         show_progress=not chosen.quiet,
     )
     executor = InProcessExecutor(lambda: Worker(worker_settings))

@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
+from quire.ops.compiled import with_compiled
 from quire.platform import Platform
 from quire.quantization import QuantizedFormats
 from quire.worker.settings import WorkerSettings
@@ -67,6 +68,8 @@ def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
     kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
     spec = replace(settings.spec, dtype=settings.dtype)
     ops = build_op_set(settings.platform, settings.forced_ops, team)
+    if settings.torch_compile:
+        ops = with_compiled(ops, device)
     needs = AttentionNeeds(
         dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
     )

@@ -18,7 +18,7 @@ class WorkerSettings:
     """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
     max_model_len: the longest that `Worker.allocate` may be asked for. device_state: rows live on
     the device and steps are launched ahead; else on the host. max_captured_rows: of decode steps
-    that are captured, 0 for none.
+    that are captured, 0 for none. torch_compile: norms, activations and sums by torch's compiler.
     dtype, kv_dtype: names of torch dtypes. quantization: of the matrices, as in `EngineSettings`.
     """
 
@@ -40,4 +40,5 @@ class WorkerSettings:
     attention_backend: str | None
     num_threads: int
     max_captured_rows: int
+    torch_compile: bool
     show_progress: bool

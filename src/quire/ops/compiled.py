@@ -1,0 +1,60 @@
+"""Norms, activations and sums that torch's compiler generates from their references, for whoever
+finds them faster on a GPU than our own kernels, or has one that those do not know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from quire.errors import ConfigError
+from quire.ops.operation import Op, Provider
+from quire.ops.registry import ALL_OPS, OpSet
+from quire.ops.team import ALONE, Team
+
+__all__ = ["COMPILED_OPS", "compiled_provider", "with_compiled"]
+
+COMPILED_OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "layer_norm",
+    "add_layer_norm",
+    "activation",
+    "activation_and_mul",
+    "add",
+)
+"""What the compiler can look into. Products, attention and cache writes are calls to it."""
+
+MAX_REASON = 300
+"""Characters of what the compiler says, which may be pages."""
+
+
+def compiled_provider(op: Op) -> Provider:
+    """`compiled`: the reference of an operation, compiled as it is first called. It is not among
+    the providers from which the engine chooses by itself."""
+    return Provider("compiled", lambda _: None, lambda team=ALONE: _compile(op, team))
+
+
+def with_compiled(ops: OpSet, device: torch.device) -> OpSet:
+    """`ops` with these operations compiled. Raises ConfigError if the compiler does not work."""
+    calls = {name: _compile(ALL_OPS[name], ALONE) for name in COMPILED_OPS}
+    try:
+        with torch.inference_mode():
+            calls["add"](torch.zeros(2, 8, device=device), torch.zeros(2, 8, device=device))
+    except Exception as error:  # whatever is missing: a compiler, Triton, a folder to write to
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise ConfigError(
+            f"torch_compile=True, but torch's compiler does not work here: {reason}. It needs "
+            "Triton on a GPU and a C++ compiler on a CPU; or leave the setting out."
+        ) from error
+    chosen = {**ops.chosen, **dict.fromkeys(COMPILED_OPS, "compiled")}
+    return replace(ops, **calls, chosen=MappingProxyType(chosen))
+
+
+def _compile(op: Op, team: Team) -> Any:  # noqa: ARG001  torch has threads of its own
+    """One kernel for any number of rows, that rounds where the reference rounds."""
+    return torch.compile(
+        op.reference, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True}
+    )
