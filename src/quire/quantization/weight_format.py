@@ -15,6 +15,9 @@ BLOCK_ELEMENTS = 1 << 18
 """Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
 largest matrix of a model never exists in float32."""
 
+DEVICE_BLOCK_ELEMENTS = 1 << 24
+"""On a GPU, which would wait for the host over smaller ones."""
+
 
 class WeightFormat(Protocol):
     """One way to keep a matrix."""
@@ -27,7 +30,8 @@ class WeightFormat(Protocol):
 def row_blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
     """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are."""
     outputs, inputs = weight.shape
-    height = max(1, BLOCK_ELEMENTS // inputs)
+    elements = BLOCK_ELEMENTS if weight.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
+    height = max(1, elements // inputs)
     for start in range(0, outputs, height):
         rows = slice(start, min(start + height, outputs))
         yield rows, weight[rows].float()
