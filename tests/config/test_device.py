@@ -74,7 +74,7 @@ def test_what_other_programs_have_is_not_planned() -> None:
 def test_a_share_too_small_is_named_and_to_be_raised() -> None:
     """Turns red when the error blames the model for a share that the user gave."""
     small = EngineSettings.from_options({"gpu_memory_utilization": 0.001})
-    with pytest.raises(ConfigError, match=r"\(0\.1% of .*raise memory_utilization"):
+    with pytest.raises(ConfigError, match=r"\(0\.1% of .*raise memory_utilization.*'int4'"):
         resolve(small, make_spec(), None, make_gpu_platform(80 * GIB))
 
 

@@ -157,11 +157,13 @@ class PoolSizing:
             return
         if left < page:
             fixed = self._fixed(SHORTEST_CONTEXT)
+            quantize = "" if self._settings.quantization else "quantization='int8' or 'int4', "
             raise ConfigError(
                 f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations, "
                 f"tables and swap space of {format_bytes(fixed.total - fixed.weights)} leave no KV "
                 f"block of the {self._budget.words}. Free some memory, raise memory_utilization, "
-                "lower max_num_batched_tokens, max_num_seqs or swap_space, or use a smaller model."
+                "lower max_num_batched_tokens, max_num_seqs or swap_space, or use "
+                f"{quantize}a smaller dtype or a smaller model."
             )
         left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
         if asked is not None and page <= left < asked * page:
