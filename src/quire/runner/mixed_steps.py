@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -91,17 +91,17 @@ class MixedSteps:
     ) -> PieceGraphs:
         recorder, attended = self._recorder, list[_Attended]()
         assert recorder is not None
+        queries: list[torch.Tensor] = []
         results: list[torch.Tensor] = []
 
         def split(call: AttentionCall) -> torch.Tensor:
+            # Layers share a place for their queries: else q, k and v of each would stay.
+            query = _like(call.q, queries).copy_(call.q)
             graph = recorder.end()
-            if not results or results[0].shape != call.q.shape:
-                results.insert(
-                    0, torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
-                )
-            attended.append(_Attended(graph, call, results[0]))
+            result = _like(call.q, results)
+            attended.append(_Attended(graph, replace(call, q=query), result))
             recorder.begin()
-            return results[0]
+            return result
 
         recorder.begin()
         try:
@@ -111,3 +111,12 @@ class MixedSteps:
         except BaseException:
             recorder.abandon()
             raise
+
+
+def _like(tensor: torch.Tensor, known: list[torch.Tensor]) -> torch.Tensor:
+    """One of `known` with the shape of a tensor; it joins them if it is new."""
+    for each in known:
+        if each.shape == tensor.shape:
+            return each
+    known.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    return known[-1]
