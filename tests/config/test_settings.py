@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire.config.settings import EngineSettings, parse_bytes, parse_count, setting_fields
 from quire.errors import ConfigError
@@ -30,6 +31,14 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
         EngineSettings.from_options({"trust_remote_code": True})
     with pytest.raises(ConfigError, match="size=2 cannot be served: quire runs on one device"):
         EngineSettings.from_options({"tensor_parallel_size": 2})
+
+
+def test_torchs_own_dtypes_and_devices_are_understood() -> None:
+    """Scripts for other engines pass them."""
+    given = {"dtype": torch.float16, "device": torch.device("cpu")}
+    assert EngineSettings.from_options(given) == EngineSettings(dtype="float16", device="cpu")
+    with pytest.raises(ConfigError, match="dtype cannot be 'int32'"):
+        EngineSettings.from_options({"dtype": torch.int32})
 
 
 def test_alias_and_name_together_are_refused() -> None:

@@ -305,6 +305,8 @@ def _scaled(text: str, spelled: str, units: Mapping[str, int]) -> int:
 def _normalised(item: Field[Any], value: object) -> object:
     """Text to numbers, and other spellings of one value to one."""
     kind = item.metadata.get("kind")
+    if type(value).__module__ == "torch":  # torch.bfloat16, torch.device("cuda")
+        value = str(value).removeprefix("torch.")
     if item.name == "max_model_len" and value in (-1, "-1", "auto"):
         return None
     if isinstance(value, str) and (item.name, value) in _SPELLINGS:
