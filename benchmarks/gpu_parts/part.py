@@ -15,6 +15,9 @@ import torch
 
 __all__ = ["Part", "machine_facts"]
 
+SHOWN_FAILURE = 1000
+"""Characters of what went wrong; a compiler may say pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -52,8 +55,9 @@ class Part:
         verdict = f"{len(failures)} WRONG" if failures else "ok"
         print(f"{name:64s} {verdict} {detail}", flush=True)
         for failure in failures[:3]:
-            print(f"  {failure}", flush=True)
-        self._keep(kind="check", name=name, ok=not failures, detail=detail, failures=failures[:20])
+            print(f"  {failure[:SHOWN_FAILURE]}", flush=True)
+        told = [failure[:SHOWN_FAILURE] for failure in failures[:20]]
+        self._keep(kind="check", name=name, ok=not failures, detail=detail, failures=told)
 
     def note(self, name: str, value: Any) -> None:
         """Keep what is neither."""
@@ -65,8 +69,9 @@ class Part:
         self._keep(kind="facts", facts=facts)
 
     def _keep(self, **finding: Any) -> None:
-        with self.findings.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finding) + "\n")
+        line = json.dumps(finding) + "\n"
+        with self.findings.open("ab", buffering=0) as file:  # whole: other processes write here too
+            file.write(line.encode())
 
     def synchronize(self) -> None:
         """Wait for the device."""
