@@ -11,6 +11,7 @@ TOLERANCE.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from gpu_parts.part import Part
 from quire import LLM, SamplingParams
 from quire.ops.draw.noise import gumbel, token_bits
+from quire.runner.lazy_graphs import LazyGraphs
 
 __all__ = ["run"]
 
@@ -54,6 +56,8 @@ def _laws(part: Part, dtype: str, seeded: bool) -> None:
         alone = _alone(llm, params)
         _together(llm, params)  # a size is captured after it was wanted
         batched = _together(llm, params)
+        if not part.is_dry:
+            part.check(f"{label}: steps are graphs", *_graphs())
         _agree(part, f"{label}: batched = alone", alone, batched, Judge(llm, dtype, params))
     with LLM(**base, enforce_eager=True) as llm:
         eager = _together(llm, params)
@@ -89,6 +93,15 @@ def _alone(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
 def _together(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
     outputs = llm.generate(list(TEXTS), list(params), use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _graphs() -> tuple[list[str], str]:
+    """What is wrong with those of the open engine, and which sizes there are: of decode steps and
+    of mixed ones. Without graphs steps go on, only slower."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if isinstance(each, LazyGraphs)]
+    sizes = [sorted(each.recorded) for each in found]
+    return [] if sizes and all(sizes) else ["steps of a kind are no graphs"], str(sizes)
 
 
 def _agree(part: Part, name: str, one: Tokens, other: Tokens, judge: Judge | None) -> None:
