@@ -113,6 +113,7 @@ def test_no_such_model_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
     errors = [line for line in ended.stderr.splitlines() if line.startswith("quire: error: ")]
     assert len(errors) == 1
     assert missing in errors[0]
+    assert ended.stderr.count(missing) == 1  # not in the log as well
     assert "Traceback" not in ended.stderr
 
 

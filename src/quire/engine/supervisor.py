@@ -217,11 +217,11 @@ class EngineSupervisor:
             logger.error("the engine core ended (%s)", reason)
             return
         self._num_failed_starts += 1
-        logger.error("the engine core did not start: %s", reason)
         is_config = failure is not None and failure.is_config
         if is_config and not self._was_ever_ready:
             self._on_dead(reason)
-            raise ConfigError(reason)
+            raise ConfigError(reason)  # whoever started it shows the reason
+        logger.error("the engine core did not start: %s", reason)
         if not self._was_ever_ready or self._num_failed_starts >= self._policy.max_failed_starts:
             self._on_dead(f"the engine cannot be started: {reason}")
             raise EngineError(f"the engine core cannot be started: {reason}")
