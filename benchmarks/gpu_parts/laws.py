@@ -99,7 +99,7 @@ def _graphs() -> tuple[list[str], str]:
     """What is wrong with those of the open engine, and which sizes there are: of decode steps and
     of mixed ones. Without graphs steps go on, only slower."""
     gc.collect()
-    found = [each for each in gc.get_objects() if isinstance(each, LazyGraphs)]
+    found = [each for each in gc.get_objects() if type(each) is LazyGraphs]
     sizes = [sorted(each.recorded) for each in found]
     return [] if sizes and all(sizes) else ["steps of a kind are no graphs"], str(sizes)
 
