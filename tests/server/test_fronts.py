@@ -19,7 +19,9 @@ from quire.engine import supervisor
 from quire.engine.launch import mark_ready, write_failure
 from quire.errors import ConfigError
 from quire.protocol.messages import StartFailure
+from quire.protocol.status import EngineState
 from quire.server import app, fronts, watched_front
+from quire.server.backend import Backend, ServedModel
 from quire.server.errors import RefusedError
 from quire.server.front_board import FrontBoard, FrontReading
 from quire.server.histogram import LATENCY_BOUNDS
@@ -27,8 +29,10 @@ from quire.server.limits import Limits
 from quire.server.listening import listening
 from quire.server.metrics import ServerMetrics
 from quire.server.served_model import core_settings, front_settings, served_names
+from quire.server.services import Services
 from quire.server.settings import ServerSettings
 from quire.server.waiting import Party, WaitingRoom
+from tests.server.in_memory import InMemoryClient
 from tests.server.test_operations import samples
 from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving
 from tests.waiting import WAIT_S, get, post, wait_for
@@ -461,3 +465,20 @@ def test_a_port_in_use_is_found_although_fronts_share_it() -> None:
         taken = ServerSettings(port=ports.pop(), api_server_count=2)
         with pytest.raises(ConfigError, match="Cannot listen"), listening(taken):
             pass
+
+
+def test_a_front_is_there_when_it_can_serve(tmp_path: Path) -> None:
+    """Turns red when the server calls itself ready while one of its fronts, which has the model but
+    no word of the engine yet, still refuses requests."""
+    backend, board, client = Backend(), FrontBoard(tmp_path), InMemoryClient()
+    services = Services(ServerSettings(), backend, board, 1)
+    client.state = EngineState.STARTING
+    backend.serve(client)
+    no_text: Any = None
+    backend.set_model(ServedModel(("name",), "root", 0, no_text))
+    services.show()
+    assert not board.has(1)
+    client.state = EngineState.READY
+    services.show()
+    assert board.has(1)
+    services.close()

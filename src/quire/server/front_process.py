@@ -85,8 +85,8 @@ class _Front:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._on_input)
         client = ProcessEngineClient(Path(launch.directory), client_id=launch.front)
         self._backend.serve(client)
-        loading = asyncio.create_task(self._load())
-        serving = asyncio.create_task(self._serve(listener, client, loading))
+        loading = asyncio.create_task(self._load(client))
+        serving = asyncio.create_task(self._serve(listener, loading))
         telling = asyncio.create_task(self._tell(owner))
         try:
             tasks = {serving: "The HTTP server ended by itself.", loading: ""}
@@ -102,17 +102,10 @@ class _Front:
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
 
-    async def _serve(
-        self, listener: socket.socket, client: ProcessEngineClient, loading: asyncio.Task[None]
-    ) -> None:
+    async def _serve(self, listener: socket.socket, loading: asyncio.Task[None]) -> None:
         """Take connections, as soon as they can be served: a front that replaces another one beside
         a running engine refuses nobody."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.wait({loading})
-                status = client.status
-                while status.state is EngineState.STARTING:
-                    status = await client.wait_for_change(status)
+        await asyncio.wait({loading}, timeout=PATIENCE_S)
         await self._http.serve(sockets=[listener])
 
     async def _tell(self, owner: int) -> None:
@@ -125,15 +118,19 @@ class _Front:
                 os.write(owner, b".")
             await asyncio.sleep(self._launch.heartbeat_s)
 
-    async def _load(self) -> None:
+    async def _load(self, client: ProcessEngineClient) -> None:
+        """All that it takes to serve; the first reading tells the owner that it is there."""
         engine = EngineSettings.from_values(self._launch.engine)
         model = await asyncio.to_thread(load_served_model, engine, self._launch.server)
         if model.seed is not None:  # fronts that drew the same seeds would repeat each other
             model = replace(model, seed=model.seed + self._launch.front)
         self._backend.set_model(model)
-        self._board.write(self._launch.front, FrontReading(ServerMetrics()))
         gc.collect()
         gc.freeze()
+        status = client.status
+        while status.state is EngineState.STARTING:
+            status = await client.wait_for_change(status)
+        self._board.write(self._launch.front, FrontReading(ServerMetrics()))
 
     async def _drain(self, client: ProcessEngineClient) -> None:
         draining = asyncio.create_task(client.drain(self._launch.server.shutdown_timeout))

@@ -78,7 +78,8 @@ class Fronts:
             raise failures.exceptions[0] from None
 
     async def wait_until_ready(self) -> None:
-        """Until each of the processes has loaded what it needs of the model."""
+        """Until each of the processes can serve: it has what it needs of the model, and has heard
+        that the engine runs."""
         while len(self._fronts) < len(self._listeners) or not all(
             map(self.board.has, self._fronts)
         ):

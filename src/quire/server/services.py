@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from quire.errors import EngineError
+from quire.protocol.status import EngineState
 from quire.server.backend import Backend, Ready
 from quire.server.body import BodyReader
 from quire.server.errors import RefusedError
@@ -103,7 +104,7 @@ class Services:
 
     def show(self) -> None:
         """Put this front's reading where the other ones find it, once it serves."""
-        if self._board is not None and self.backend.model is not None:
+        if self._board is not None and self.backend.status.state is not EngineState.STARTING:
             self._board.write(self._front, self._reading())
 
     def total(self) -> FrontReading:
