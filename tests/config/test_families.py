@@ -75,6 +75,13 @@ def test_mpt_is_read_with_its_slopes(tmp_path: Path) -> None:
     [
         ({"no_bias": False}, "no_bias=False is not supported"),
         ({"attn_config": {"alibi": False}}, "alibi=False is not supported"),
+        ({"norm_type": "rmsnorm"}, "norm_type='rmsnorm' is not supported"),
+        ({"logit_scale": "inv_sqrt_d_model"}, "logit_scale='inv_sqrt_d_model' is not supported"),
+        ({"logit_scale": 0.5}, "logit_scale=0.5 is not supported"),
+        (
+            {"attn_config": {"attn_type": "multiquery_attention"}},
+            "attn_type='multiquery_attention' is not supported",
+        ),
         ({"attn_config": {"clip_qkv": 6}}, "clip_qkv=6.0 is not supported"),
         ({"n_heads": 5}, "d_model=64 is no multiple of n_heads=5"),
     ],

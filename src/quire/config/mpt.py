@@ -8,12 +8,19 @@ from quire.errors import ConfigError
 
 __all__ = ["read_mpt"]
 
+NORMS = ("layernorm", "low_precision_layernorm")
+"""The same but for rounding."""
+
 
 def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
-    """Raises ConfigError for what `transformers` does not compute either, and clipped q, k, v.
+    """Raises ConfigError for what `transformers` does not compute either (some of which it passes
+    over in silence), and clipped q, k, v.
 
     `alibi_bias_max` is what the model was trained with; `transformers` takes 8 in any case."""
     raw.reject("no_bias", False, "quire serves MPT without biases")
+    raw.read_choice(NORMS, "norm_type", default="layernorm")
+    if (scale_of_logits := raw.read_optional(object, "logit_scale")) is not None:
+        raise raw.unsupported("logit_scale", scale_of_logits, ("null",))
     attention = raw.section("attn_config")
     max_bias = 8.0
     scale: float | None = None
@@ -21,6 +28,7 @@ def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
         attention.reject("alibi", False, "quire serves MPT with ALiBi")
         attention.reject("qk_ln", True, "quire serves MPT without norms on q and k")
         attention.reject("prefix_lm", True, "quire serves decoder-only models")
+        attention.read_choice(("multihead_attention",), "attn_type", default="multihead_attention")
         if clip := attention.read_optional(float, "clip_qkv"):
             raise attention.unsupported("clip_qkv", clip, ("null",))
         max_bias = attention.read(float, "alibi_bias_max", default=8.0)
