@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch._dynamo
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
@@ -41,6 +42,7 @@ def test_it_generates_the_same(
 ) -> None:
     """Turns red when the setting changes nothing, or something else than who computes."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    torch._dynamo.reset()  # what other tests have compiled would be kept nowhere
     with engine(folder) as llm:
         expected = greedy(llm)
     assert "by compiled" not in capsys.readouterr().err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config
 
 from quire.config import env
 from quire.errors import ConfigError
@@ -73,12 +74,12 @@ def test_the_users_own_place_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
 
 
-def test_a_compiler_that_does_not_work_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_does_not_work_is_said_so() -> None:
     from quire.ops import build_op_set
     from quire.ops.compiled import with_compiled
     from quire.platform import detect_platform
 
     ops = build_op_set(detect_platform())
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigError, match=r"torch_compile=True, but torch's compiler"):
+    broken = config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with broken, pytest.raises(ConfigError, match=r"torch_compile=True, but torch's compiler"):
         with_compiled(ops, torch.device("cpu"))

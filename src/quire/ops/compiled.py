@@ -12,7 +12,7 @@ import torch
 from quire.errors import ConfigError
 from quire.ops.operation import Op, Provider
 from quire.ops.registry import ALL_OPS, OpSet
-from quire.ops.team import ALONE, Team
+from quire.ops.team import ALONE
 
 __all__ = ["COMPILED_OPS", "compiled_provider", "with_compiled"]
 
@@ -34,12 +34,12 @@ MAX_REASON = 300
 def compiled_provider(op: Op) -> Provider:
     """`compiled`: the reference of an operation, compiled as it is first called. It is not among
     the providers from which the engine chooses by itself."""
-    return Provider("compiled", lambda _: None, lambda team=ALONE: _compile(op, team))
+    return Provider("compiled", lambda _: None, lambda _team=ALONE: _compile(op))
 
 
 def with_compiled(ops: OpSet, device: torch.device) -> OpSet:
     """`ops` with these operations compiled. Raises ConfigError if the compiler does not work."""
-    calls = {name: _compile(ALL_OPS[name], ALONE) for name in COMPILED_OPS}
+    calls = {name: _compile(ALL_OPS[name]) for name in COMPILED_OPS}
     try:
         with torch.inference_mode():
             calls["add"](torch.zeros(2, 8, device=device), torch.zeros(2, 8, device=device))
@@ -53,7 +53,7 @@ def with_compiled(ops: OpSet, device: torch.device) -> OpSet:
     return replace(ops, **calls, chosen=MappingProxyType(chosen))
 
 
-def _compile(op: Op, team: Team) -> Any:  # noqa: ARG001  torch has threads of its own
+def _compile(op: Op) -> Any:
     """One kernel for any number of rows, that rounds where the reference rounds."""
     return torch.compile(
         op.reference, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True}

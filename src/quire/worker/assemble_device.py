@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from quire.attention import KVPool
 from quire.attention.splittable import SplittableAttention
 from quire.ops import ALL_OPS, select
-from quire.platform import detect_platform
 from quire.runner import RowTable
 from quire.runner.block_copies import StagedCopies
 from quire.runner.changes import PlanChanges
@@ -95,7 +95,9 @@ def _assemble(
         UniformSteps(model, decode, state, draws, LazyGraphs(uniform_sizes), recorder),
         ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs),
         draws,
-        HostDraws(sampling, rows, select(ALL_OPS["draw"], detect_platform("cpu"))[1]),
+        HostDraws(
+            sampling, rows, select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))[1]
+        ),
         queue,
     )
     return Assembly(runner, kv.pages, host, queue.computing)
