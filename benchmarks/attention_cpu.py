@@ -12,14 +12,15 @@ their order (torch's embedding_bag), since blocks that lie apart are read more s
 stretch of memory. Prefill: torch's scaled_dot_product_attention over K and V that lie contiguous.
 """
 
-# ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
+# ruff: isort: skip_file
+# kernel_figures settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from kernel_figures import SEED, Call, Figure, figures_by_turns, run
+import torch
 
 from quire.attention import KVPool, LayerCache
 from quire.config.kv_layout import KV_DTYPES, KVGroup, KVLayout

@@ -9,7 +9,8 @@ figure is the wall time of one step of all rows, planning and drawing included. 
 `MAX_CAPTURED_ROWS` rows both engines do the same.
 """
 
-# ruff: isort: skip_file  quire_engine settles how threads wait before torch is imported
+# ruff: isort: skip_file
+# quire_engine settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse

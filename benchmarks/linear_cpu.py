@@ -9,15 +9,16 @@ medians over the repeats, with the lowest and highest. Every provider is compare
 before it is timed. Instruction sets that only widen other kernels are left out.
 """
 
-# ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
+# ruff: isort: skip_file
+# kernel_figures settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
-import torch
 from kernel_figures import Call, Figure, figures_by_turns, run
+import torch
 
 from quire.ops import ALL_OPS, Team, check_provider, select
 from quire.ops.compile import ISAS

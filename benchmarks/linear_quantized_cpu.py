@@ -8,26 +8,24 @@ take turns too. One row counts the bytes of the packed weights, more rows count 
 the best provider of this machine, or the one that `QUIRE_CPU_ISA` names, compared with the
 reference before it is timed; torch's kernels (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`)
 keep 16-bit activations. The limit of arithmetic is a loop of vpdpbusd over registers
-(vnni_peak.cpp), on as many threads; it is left out where there is no compiler or no such
+(cpu_limits.cpp), on as many threads; it is left out where there is no compiler or no such
 instruction. Tile registers (AMX) go beyond it.
 """
 
-# ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
+# ruff: isort: skip_file
+# kernel_figures settles how threads wait before torch is imported
 # ruff: noqa: SLF001  torch names its kernels for quantized weights so
 from __future__ import annotations
 
 import argparse
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
 from kernel_figures import Call, Figure, figures_by_turns, run
+from cpu_limits import INSTRUCTIONS, RegisterLoops
+import torch
 
 from quire.config import env
 from quire.ops import ALL_OPS, Team, check_provider, force_isa, select
@@ -48,7 +46,6 @@ COPIES_BYTES = 160 * 2**20
 """Of all copies of a matrix: several times the last-level cache."""
 GROUP_SIZE = 32
 DTYPE = torch.bfloat16
-PEAK_ROUNDS, PRODUCTS_PER_ROUND = 1_000_000, 24 * 64
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Maker = Callable[[int, int], Layer]
@@ -103,22 +100,11 @@ def weight_bytes(name: str, inputs: int, outputs: int) -> float:
 
 def arithmetic_limit(platform: Platform, threads: int, repeats: int) -> Iterator[Figure]:
     """Operations of a register-only loop on `threads` threads at a time; two to a product."""
-    compiler = shutil.which("c++")
-    if compiler is None or not platform.cpu.has("avx512_vnni"):
+    if not RegisterLoops.available() or not platform.cpu.has(INSTRUCTIONS["int8"]):
         return
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(threads) as pool:
-        library = Path(folder) / "peak.so"
-        source = Path(__file__).with_name("vnni_peak.cpp")
-        command = [compiler, "-O2", "-mavx512f", "-mavx512vnni", "-shared", "-fPIC"]
-        subprocess.run([*command, str(source), "-o", str(library)], check=True)
-        function = ctypes.CDLL(str(library)).vnni_rounds
-        function.argtypes, function.restype = (ctypes.c_int64,), None
-
-        def everywhere() -> None:
-            list(pool.map(function, [PEAK_ROUNDS] * threads))
-
-        work = 2.0 * PRODUCTS_PER_ROUND * PEAK_ROUNDS * threads
-        yield from figures_by_turns([("vpdpbusd", "GOP/s", work, everywhere)], repeats)
+    with TemporaryDirectory() as folder:
+        loop = RegisterLoops(threads, Path(folder)).product("int8")
+        yield from figures_by_turns([loop], repeats)
 
 
 def linear_figures(options: argparse.Namespace) -> Iterator[Figure]:

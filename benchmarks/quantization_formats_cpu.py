@@ -7,15 +7,16 @@ per second, so that formats of different sizes compare. Every format has several
 larger than the caches, which take turns; formats take turns too, so that all meet the same machine.
 """
 
-# ruff: isort: skip_file  kernel_figures settles how threads wait before torch is imported
+# ruff: isort: skip_file
+# kernel_figures settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
-import torch
 from kernel_figures import Call, Figure, figures_by_turns, run
+import torch
 
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.platform import detect_platform

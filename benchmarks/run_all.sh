@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every figure of docs/benchmarks.md, on an otherwise idle machine; about twenty minutes on two cores.
-# PEERS_PYTHON: the interpreter of an environment with other engines, which then are measured too
+# PEERS_PYTHON: the interpreter of an environment with other engines, which then take turns with quire
 # (docs/benchmarks.md says how to make one); another half hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,26 +34,16 @@ for threads in 1 2; do
 done
 $python benchmarks/quantization_formats_cpu.py --output $results/quantization_formats_cpu.json
 $python benchmarks/quantization_quality.py --output $results/quantization_quality.json
-$python benchmarks/cpu_table.py --output-folder $results/cpu_table
-$python benchmarks/cpu_mixed.py --repeats 3 --output-folder $results/cpu_mixed
+peers=()
 if [[ -n "${PEERS_PYTHON:-}" ]]; then
-  export PYTHONPATH=src
   converted=$(mktemp -d)
   trap 'rm -r "$converted"' EXIT
-  $PEERS_PYTHON benchmarks/cpu_table.py --engine openvino llama_cpp vllm --work-dir "$converted" \
-    --output-folder $results/cpu_table
-  for turn in 1 2; do
-    for formats in "int8 INT8" "int4 INT4" "bfloat16 FP16"; do
-      read -r ours theirs <<< "$formats"
-      $python benchmarks/cpu_table.py --weights "$ours" --repeats 2 --seed $turn \
-        --output-folder $results/cpu_table_by_turns/turn_$turn
-      $PEERS_PYTHON benchmarks/cpu_table.py --engine openvino --weights "$theirs" --repeats 2 --seed $turn \
-        --work-dir "$converted" --output-folder $results/cpu_table_by_turns/turn_$turn
-    done
-  done
-  $PEERS_PYTHON benchmarks/cpu_mixed.py --engine openvino --repeats 3 --work-dir "$converted" \
-    --output-folder $results/cpu_mixed
+  peers=(--engine quire openvino llama_cpp vllm --work-dir "$converted")
+  for engine in openvino llama_cpp vllm; do peers+=(--python "$engine=$PEERS_PYTHON"); done
 fi
+$python benchmarks/cpu_limits.py --threads 2 --repeats 12 --output $results/cpu_limits.json
+$python benchmarks/cpu_table.py "${peers[@]}" --output-folder $results/cpu_table
+$python benchmarks/cpu_mixed.py "${peers[@]}" --repeats 3 --output-folder $results/cpu_mixed
 $python benchmarks/core_faults.py --output $results/core_faults.json
 $python benchmarks/server_start.py --output $results/server_start.json
 $python benchmarks/server_faults.py --output $results/server_faults.json

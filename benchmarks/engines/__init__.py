@@ -1,10 +1,10 @@
-"""The engines that the CPU benchmarks compare: one adapter file each, imported when asked for."""
+"""The engines that the CPU benchmarks compare: one adapter file each, imported in the process of
+its engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 from engines.engine import (
     Engine,
@@ -23,15 +23,15 @@ __all__ = [
     "Moment",
     "Timeline",
     "UnavailableError",
-    "open_engine",
     "run_requests",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """module: has `open_engine(options)`, which raises UnavailableError. bits: of a weight, without
-    its scales, by format; formats are spelled as the engine's own users know them."""
+    """module: has `open_engine(options)`, which loads the engine and raises UnavailableError. bits:
+    of a weight, without its scales, by format; formats are spelled as the engine's own users know
+    them."""
 
     title: str
     module: str
@@ -50,9 +50,3 @@ ENGINES: Mapping[str, Adapter] = {
     ),
     "vllm": Adapter("vLLM CPU", "engines.vllm_engine", {"bfloat16": 16}),
 }
-
-
-def open_engine(name: str, options: EngineOptions) -> Engine:
-    """Load it. Raises UnavailableError with the reason on one line."""
-    make: Callable[[EngineOptions], Engine] = import_module(ENGINES[name].module).open_engine
-    return make(options)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.bench.lengths import LengthRange
-from quire.bench.machine import describe_machine, measure_limits, measure_low_precision_limits
+from quire.bench.machine import LimitProbe, describe_machine, measure_limits
 from quire.bench.throughput import ThroughputOptions, generate_exactly, run_throughput
 from quire.cli.main import main
 from quire.errors import ConfigError, EngineError
@@ -94,9 +94,9 @@ def test_machine_and_its_limits() -> None:
     limits = measure_limits(1, read_bytes=4_000_000, size=64)
     assert limits.read_gb_per_s > 0
     assert limits.matmul_gflop_per_s > 0
-    low = measure_low_precision_limits(1, size=64)
-    assert low.bf16_gflop_per_s > 0
-    assert low.int8_gop_per_s > 0
+    probe = LimitProbe(1, size=64)
+    assert probe.product("bf16") > 0
+    assert probe.product("int8") > 0
     machine = describe_machine()
     assert len(machine.lines()) == 7
     assert machine.memory_bytes >= machine.free_bytes >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench.machine import measure_limits, measure_low_precision_limits
+from quire.bench.machine import LimitProbe
 from quire.llm import LLM
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -56,12 +57,9 @@ def tiny_model(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of a machine take seconds at their real sizes."""
-    runs = importlib.import_module("engine_runs")
-    small = partial(measure_limits, read_bytes=4_000_000, size=64)
-    monkeypatch.setattr(runs, "measure_limits", small)
-    monkeypatch.setattr(
-        runs, "measure_low_precision_limits", partial(measure_low_precision_limits, size=64)
-    )
+    small = partial(LimitProbe, read_bytes=4_000_000, size=64)
+    for name in ("cpu_table", "cpu_mixed"):
+        monkeypatch.setattr(importlib.import_module(name), "LimitProbe", small)
 
 
 def timeline(wanted: Sequence[int], *steps: tuple[float, tuple[int, ...], float | None]) -> Any:
@@ -141,29 +139,29 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
 ) -> None:
     """Turns red when a rate, a share and the limit that it is of do not belong together, or when a
     missing engine ends the run."""
-    llama = importlib.import_module("engines.llama_cpp_engine")
-    monkeypatch.setattr(llama, "find_spec", lambda name: None)
     results = tiny_model / "results"
     command = ["cpu_table.py", "--engine", "llama_cpp", "quire", "--model", str(tiny_model)]
     command += ["--weights", "Q8_0", "bfloat16", "--columns", "prefill", "4", "--repeats", "2"]
     command += ["--threads", "1", "--output-len", "8", "--output-folder", str(results)]
+    command += ["--python", f"llama_cpp={tiny_model / 'python'}"]
     monkeypatch.setattr("sys.argv", command)
     table = importlib.import_module("cpu_table")
     assert table.main() == 0
     shown = capsys.readouterr()
-    assert "llama.cpp, Q8_0: skipped, llama-cpp-python is not installed" in shown.err
+    assert re.search("llama.cpp, Q8_0: skipped, .*python does not start", shown.err)
     assert "| quire, bfloat16 |" in shown.out
     record = json.loads((results / "quire_bfloat16_prefill_4.json").read_text())
     figures = {name: figure["values"] for name, figure in record["figures"].items()}
     assert str(tiny_model) not in record["command"]
     weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
-    for rate, share, limit in zip(
+    for rate, share, before, after in zip(
         figures["decode_4_tokens_per_s"],
         figures["decode_4_share_of_read"],
-        figures["limit_read_gb_per_s"],
+        figures["decode_4_read_before_gb_per_s"],
+        figures["decode_4_read_after_gb_per_s"],
         strict=True,
     ):
-        assert share == pytest.approx(rate / 4 * weights * 2 / (limit * 1e9))
+        assert share == pytest.approx(rate / 4 * weights * 2 / ((before + after) / 2 * 1e9))
     assert all(0 < share < 1 for share in figures["decode_4_share_outside_kernels"])
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", *map(str, results.glob("*.json"))])
     assert table.main() == 0
@@ -191,11 +189,11 @@ def test_nothing_measured_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Turns red when a script takes an empty table for a result."""
-    vllm = importlib.import_module("engines.vllm_engine")
-    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    monkeypatch.setattr("sys.argv", ["cpu_mixed.py", "--engine", "vllm"])
+    command = ["cpu_mixed.py", "--engine", "vllm", "--python", "vllm=no-such-interpreter"]
+    monkeypatch.setattr("sys.argv", command)
     assert importlib.import_module("cpu_mixed").main() == 1
-    assert "vLLM CPU, bfloat16: skipped, vllm is not installed" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "vLLM CPU, bfloat16: skipped, no-such-interpreter does not start" in err
 
 
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:

@@ -10,27 +10,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 import quire
 from quire.config.device import describe_gpu
 from quire.config.memory_plan import format_bytes
+from quire.ops.huge_pages import map_huge_pages
 from quire.platform import Platform, detect_platform
 
 __all__ = [
+    "LimitProbe",
     "Limits",
-    "LowPrecisionLimits",
     "Machine",
+    "Product",
     "current_commit",
     "describe_machine",
     "measure_limits",
-    "measure_low_precision_limits",
 ]
 
 READ_BYTES = 10**9
 MATMUL_SIZE = 2048
 REPEATS = 5
+Product = Literal["fp32", "bf16", "int8"]
 
 _SHOWN_FEATURES = (
     "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16",
@@ -75,21 +78,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What plain torch reaches: summing READ_BYTES of float32, and a product of square float32
-    matrices of MATMUL_SIZE (two operations per multiply and add). Best of REPEATS."""
+    """What plain torch reaches: a read of READ_BYTES, and a product of square float32 matrices of
+    MATMUL_SIZE (`LimitProbe`)."""
 
     read_gb_per_s: float
     matmul_gflop_per_s: float
     num_threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class LowPrecisionLimits:
-    """What plain torch reaches in the same product of bfloat16 matrices, and of uint8 by int8 ones
-    with sums in int32, by oneDNN. Best of REPEATS."""
-
-    bf16_gflop_per_s: float
-    int8_gop_per_s: float
 
 
 def describe_machine(platform: Platform | None = None) -> Machine:
@@ -120,33 +114,60 @@ def _describe_gpu(platform: Platform) -> str:
     return f"{text}; {memory}"
 
 
+class LimitProbe:
+    """What plain torch reaches on this machine, as often as asked: the numbers stay between two
+    measurements, so that one takes a tenth of a second. torch's own number of threads is as before
+    after each.
+
+    Reads are sums of `read_bytes` of float32 in huge pages, where weights lie too. Products are of
+    square matrices of `size`, the right one transposed as the weight of a linear layer is:
+    float32, bfloat16, or uint8 by int8 with sums in int32 (oneDNN). benchmarks/cpu_limits.py sets
+    both beside what cores can do at most.
+    """
+
+    def __init__(
+        self, num_threads: int, read_bytes: int = READ_BYTES, size: int = MATMUL_SIZE
+    ) -> None:
+        self.num_threads = num_threads
+        self._read_bytes, self._size = read_bytes, size
+        self._calls: dict[str, Callable[[], object]] = {}
+
+    def read(self, repeats: int = REPEATS) -> float:
+        """GB/s, the best of `repeats`."""
+        return self._read_bytes / self._best_seconds("read", repeats) / 1e9
+
+    def product(self, kind: Product, repeats: int = REPEATS) -> float:
+        """Billions of operations per second, two per multiply and add, the best of `repeats`."""
+        return 2 * self._size**3 / self._best_seconds(kind, repeats) / 1e9
+
+    def call(self, name: Literal["read"] | Product) -> Callable[[], object]:
+        """What is timed, with as many threads as torch has."""
+        if name not in self._calls:
+            self._calls[name] = self._make(name)
+        return self._calls[name]
+
+    def _best_seconds(self, name: Literal["read"] | Product, repeats: int) -> float:
+        with _torch_threads(self.num_threads):
+            return _best_seconds(self.call(name), repeats)
+
+    def _make(self, name: Literal["read"] | Product) -> Callable[[], object]:
+        if name == "read":
+            memory = map_huge_pages(self._read_bytes)[: self._read_bytes]
+            return memory.view(torch.float32).fill_(1.0).sum
+        if name == "int8":
+            return _int8_product(self._size)
+        left, right = torch.rand(2, self._size, self._size)
+        if name == "bf16":
+            left, right = left.bfloat16(), right.bfloat16()
+        return lambda: left @ right.T
+
+
 def measure_limits(
     num_threads: int, read_bytes: int = READ_BYTES, size: int = MATMUL_SIZE
 ) -> Limits:
-    """Measure on this machine, in this process, on random numbers. torch's own number of threads
-    is as before afterwards."""
-    with _torch_threads(num_threads):
-        numbers = torch.rand(read_bytes // 4)
-        read = _best_seconds(numbers.sum)
-        left, right = torch.rand(size, size), torch.rand(size, size)
-        product = _best_seconds(lambda: left @ right)
-    return Limits(
-        read_gb_per_s=round(read_bytes / read / 1e9, 2),
-        matmul_gflop_per_s=round(2 * size**3 / product / 1e9, 1),
-        num_threads=num_threads,
-    )
-
-
-def measure_low_precision_limits(num_threads: int, size: int = MATMUL_SIZE) -> LowPrecisionLimits:
-    """As `measure_limits`."""
-    with _torch_threads(num_threads):
-        left, right = torch.rand(2, size, size).bfloat16()
-        bf16 = _best_seconds(lambda: left @ right)
-        int8 = _best_seconds(_int8_product(size))
-    return LowPrecisionLimits(
-        bf16_gflop_per_s=round(2 * size**3 / bf16 / 1e9, 1),
-        int8_gop_per_s=round(2 * size**3 / int8 / 1e9, 1),
-    )
+    """Measure on this machine, in this process."""
+    probe = LimitProbe(num_threads, read_bytes, size)
+    return Limits(round(probe.read(), 2), round(probe.product("fp32"), 1), num_threads)
 
 
 def _int8_product(size: int) -> Callable[[], object]:
@@ -190,11 +211,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _best_seconds(work: Callable[[], object]) -> float:
+def _best_seconds(work: Callable[[], object], repeats: int) -> float:
     """The first call is not counted: it pays for page faults and thread starts."""
     work()
     best = float("inf")
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - start)
