@@ -44,7 +44,7 @@ struct Relu {
 // x / (1 + e^-x).
 struct Silu {
   QUIRE_INLINE vf operator()(vf x) const {
-    return div(x, add(set1(1.0f), exp_saturating(sub(zero(), x))));
+    return div(x, add(set1(1.0f), exp2_saturating(mul(x, set1(-kLog2E)))));
   }
 };
 

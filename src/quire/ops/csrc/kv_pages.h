@@ -21,7 +21,10 @@ struct Pages {
 template <class From, class To>
 QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
   if constexpr (std::is_same_v<From, To>) {
-    std::memcpy(to, from, n * sizeof(To));
+    constexpr int64_t kChunk = 64 / sizeof(To);  // moves of known size: memcpy would do string moves
+    int64_t i = 0;
+    for (; i + kChunk <= n; i += kChunk) std::memcpy(to + i, from + i, kChunk * sizeof(To));
+    std::memcpy(to + i, from + i, (n - i) * sizeof(To));
   } else {
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
@@ -42,14 +45,34 @@ QUIRE_INLINE void store_heads(const From* from, To* to, [[maybe_unused]] float* 
   }
 }
 
+// Element of k and v where a slot starts.
+QUIRE_INLINE int64_t start_of(const Pages& pages, int64_t slot) {
+  return slot / pages.block_size * pages.block_stride +
+         slot % pages.block_size * pages.token_stride;
+}
+
+// Asks for the lines that `write_token` will write: they are seldom in a cache, and a store waits
+// for its line.
+template <class To>
+QUIRE_INLINE void await_token(const Pages& pages, int64_t slot, int64_t elements) {
+  if (slot < 0) return;
+  constexpr int64_t kLine = 64 / sizeof(To);
+  const To* k = static_cast<const To*>(pages.k) + start_of(pages, slot);
+  const To* v = static_cast<const To*>(pages.v) + start_of(pages, slot);
+  for (int64_t i = 0; i < elements; i += kLine) {
+    __builtin_prefetch(k + i, 1);
+    __builtin_prefetch(v + i, 1);
+  }
+}
+
 // k, v: the heads of one token. A negative slot stores nothing.
 template <class To, class From>
 QUIRE_INLINE void write_token(const Pages& pages, int64_t slot, const From* k, const From* v,
                               int64_t kv_heads, int64_t head_dim) {
   if (slot < 0) return;
-  const int64_t block = slot / pages.block_size, offset = slot % pages.block_size;
-  const int64_t at = block * pages.block_stride + offset * pages.token_stride;
-  const int64_t scale = block * pages.scale_block_stride + offset * pages.scale_token_stride;
+  const int64_t at = start_of(pages, slot);
+  const int64_t scale = slot / pages.block_size * pages.scale_block_stride +
+                        slot % pages.block_size * pages.scale_token_stride;
   store_heads(k, static_cast<To*>(pages.k) + at, pages.k_scale + scale, kv_heads, head_dim);
   store_heads(v, static_cast<To*>(pages.v) + at, pages.v_scale + scale, kv_heads, head_dim);
 }

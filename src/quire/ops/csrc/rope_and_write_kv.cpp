@@ -1,5 +1,7 @@
 // What stands between the qkv projection and attention, in one pass over its rows: norms of the
 // heads of q and k, rotation, and K and V into the cache.
+#include <algorithm>
+
 #include "kv_pages.h"
 #include "parallel.h"
 #include "replay.h"
@@ -9,15 +11,40 @@ namespace quire {
 namespace {
 
 constexpr int64_t kElementsPerTask = 8 * 1024;
+constexpr int64_t kHeads = 8;
 
-// Norms (weight null: none) and rotates heads in place. The norm is rounded to the element type
-// before it is rotated, as when both are operations of their own.
+// Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it is
+// rotated, as when both are operations of their own. All scales come first: one takes far longer
+// than it takes to begin the next.
+template <class E>
+QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
+                                  const float* cos, const float* sin, int64_t half) {
+  float scales[kHeads];
+  for (int64_t h = 0; h < heads; ++h) scales[h] = rms_scale(x + h * head_dim, head_dim, eps);
+  for (int64_t h = 0; h < heads; ++h, x += head_dim) {
+    const vf scale = set1(scales[h]);
+    rotate_halves(x, cos, sin, half, [&](int64_t i, auto size) {
+      return rounded<E>(normed(x + i, weight + i, scale, size));
+    });
+    each_vector(2 * half, head_dim, [&](int64_t i, auto size) {
+      put(x + i, normed(x + i, weight + i, scale, size), size);
+    });
+  }
+}
+
+// weight null: no norms.
 template <class E>
 QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
                                 const float* cos, const float* sin, int64_t half) {
-  for (int64_t h = 0; h < heads; ++h, x += head_dim) {
-    if (weight != nullptr) normalise(x, weight, x, head_dim, eps);
-    rotate_halves(x, cos, sin, half);
+  if (weight == nullptr) {
+    for (int64_t h = 0; h < heads; ++h, x += head_dim) {
+      rotate_halves(x, cos, sin, half, [&](int64_t i, auto size) { return get(x + i, size); });
+    }
+    return;
+  }
+  for (int64_t h = 0; h < heads; h += kHeads) {
+    norm_and_rotate(x + h * head_dim, std::min(kHeads, heads - h), head_dim, weight, eps, cos, sin,
+                    half);
   }
 }
 
@@ -49,6 +76,7 @@ QUIRE_API int quire_rope_and_write_kv(
         E* q = static_cast<E*>(qkv) + t * stride;
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
+        await_token<To>(pages, slots[t], kv_heads * head_dim);
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, cos + at,
                       sin + at, half);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, cos + at,

@@ -61,18 +61,28 @@ QUIRE_INLINE void add_rows(const E* x, const E* y, E* total, int64_t first, int6
   });
 }
 
-// RMSNorm; the norm is rounded to the element type before it is multiplied by the weight.
+// What RMSNorm multiplies a row by.
 template <class E>
-QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, float eps) {
+QUIRE_INLINE float rms_scale(const E* x, int64_t width, float eps) {
   const float squares = sum_over(width, [&](vf total, int64_t i, auto size) {
     const vf value = get(x + i, size);
     return fma(value, value, total);
   });
   const float mean = squares / static_cast<float>(width);
-  const vf scale = set1(1.0f / std::sqrt(mean + eps));
+  return 1.0f / std::sqrt(mean + eps);
+}
+
+// A vector of RMSNorm, not yet rounded; the norm is before it is multiplied by the weight.
+template <class E, class Size>
+QUIRE_INLINE vf normed(const E* x, const E* weight, vf scale, Size size) {
+  return mul(get(weight, size), rounded<E>(mul(get(x, size), scale)));
+}
+
+template <class E>
+QUIRE_INLINE void normalise(const E* x, const E* weight, E* out, int64_t width, float eps) {
+  const vf scale = set1(rms_scale(x, width, eps));
   each_vector(0, width, [&](int64_t i, auto size) {
-    const vf normed = mul(get(x + i, size), scale);
-    put(out + i, mul(get(weight + i, size), rounded<E>(normed)), size);
+    put(out + i, normed(x + i, weight + i, scale, size), size);
   });
 }
 
@@ -97,10 +107,12 @@ QUIRE_INLINE void layer_normalise(const E* x, const E* weight, const E* bias, E*
   });
 }
 
-template <class E>
-QUIRE_INLINE void rotate_halves(E* x, const float* cos, const float* sin, int64_t half) {
+// Dim i of the first 2 · half with i + half, in place. value(i, Whole or Part): the elements from i
+// on, which is all that is read of x.
+template <class E, class F>
+QUIRE_INLINE void rotate_halves(E* x, const float* cos, const float* sin, int64_t half, F&& value) {
   each_vector(0, half, [&](int64_t i, auto size) {
-    const vf a = get(x + i, size), b = get(x + half + i, size);
+    const vf a = value(i, size), b = value(half + i, size);
     const vf c = get(cos + i, size), s = get(sin + i, size);
     put(x + i, sub(mul(a, c), mul(b, s)), size);
     put(x + half + i, add(mul(b, c), mul(a, s)), size);

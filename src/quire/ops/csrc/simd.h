@@ -81,6 +81,14 @@ QUIRE_INLINE vf upper_halves(const bf16* p) {
 QUIRE_INLINE vf load(const fp16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+#if defined(__AVX512BF16__)
+// To the nearest bf16, ties to even; what is below 2^-126 becomes 0. NaN stays NaN.
+QUIRE_INLINE __m256i narrowed(vf x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
+}
+QUIRE_INLINE vf round_to(const bf16*, vf x) { return widen(narrowed(x)); }
+#else
 // The upper 16 bits of each lane: x rounded to the nearest bf16, ties to even. NaN stays NaN.
 QUIRE_INLINE __m512i bf16_bits(vf x) {
   const __m512i bits = _mm512_castps_si512(x);
@@ -89,9 +97,8 @@ QUIRE_INLINE __m512i bf16_bits(vf x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_mask_mov_epi32(_mm512_add_epi32(bits, bias), nan, _mm512_set1_epi32(0x7fc00000));
 }
-QUIRE_INLINE void store(bf16* p, vf x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16)));
+QUIRE_INLINE __m256i narrowed(vf x) {
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16));
 }
 QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
   const __m512i upper_halves = _mm512_set_epi32(
@@ -102,6 +109,10 @@ QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
 QUIRE_INLINE vf round_to(const bf16*, vf x) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(bf16_bits(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+#endif
+QUIRE_INLINE void store(bf16* p, vf x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(x));
 }
 QUIRE_INLINE vf round_to(const fp16*, vf x) {
   return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -284,17 +295,16 @@ QUIRE_INLINE vf rounded(vf x) {
   return round_to(static_cast<const E*>(nullptr), x);
 }
 
-// 2^x for x in [-126, 127.5): 2^n times the Taylor series of 2^f = e^(f ln 2) on |f| <= 1/2, whose
-// first omitted term is 5e-9. exp2_bounded(0) is exactly 1.
+// 2^x for x in [-126, 127.5): 2^n times a polynomial for 2^f, |f| <= 1/2: 1 + f q(f) with the
+// smallest relative error, 2e-9 before its coefficients are rounded. exp2_bounded(0) is exactly 1.
 QUIRE_INLINE vf exp2_bounded(vf x) {
   const vf n = round_to_int(x);
   const vf f = sub(x, n);
-  vf p = set1(1.5252734e-5f);  // ln2^7 / 7!
-  p = fma(p, f, set1(1.5403530e-4f));
-  p = fma(p, f, set1(1.3333558e-3f));
-  p = fma(p, f, set1(9.6181291e-3f));
-  p = fma(p, f, set1(5.5504109e-2f));
-  p = fma(p, f, set1(2.4022651e-1f));
+  vf p = set1(1.5353362e-4f);
+  p = fma(p, f, set1(1.3398875e-3f));
+  p = fma(p, f, set1(9.6184369e-3f));
+  p = fma(p, f, set1(5.5503324e-2f));
+  p = fma(p, f, set1(2.4022648e-1f));
   p = fma(p, f, set1(6.9314718e-1f));
   p = fma(p, f, set1(1.0f));
   return scale_by_power(p, n);
@@ -304,9 +314,9 @@ QUIRE_INLINE vf exp2_negative(vf x) {
   const vmask tiny = less(x, set1(-126.0f));
   return select(tiny, zero(), exp2_bounded(select(tiny, zero(), x)));
 }
-// e^x, saturating at 2^±126. NaN stays NaN.
-QUIRE_INLINE vf exp_saturating(vf x) {
-  return exp2_bounded(max(set1(-126.0f), min(set1(126.0f), mul(x, set1(kLog2E)))));
+// 2^x, saturating at 2^±126. NaN stays NaN.
+QUIRE_INLINE vf exp2_saturating(vf x) {
+  return exp2_bounded(max(set1(-126.0f), min(set1(126.0f), x)));
 }
 
 // Calls f with a null pointer of the element type.
