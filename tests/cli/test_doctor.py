@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from quire.bench import diagnosis
 from quire.bench.diagnosis import diagnose, render_diagnosis
 from quire.cli.main import main
+from quire.engine import build
+from quire.errors import ConfigError
 from quire.ops import ALL_OPS, CheckReport, Op, Provider, force_gpu_kernels
 from tests.config.specs import make_gpu_platform
 
@@ -93,7 +96,24 @@ def test_a_gpu_is_examined_beside_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     asked.clear()
     old = diagnose(make_gpu_platform(problem="the driver is too old"))
     assert asked == ["cpu"]
-    assert "no GPU       the driver is too old" in render_diagnosis(old)
+    text = render_diagnosis(old)
+    assert "not served   the driver is too old" in text
+    assert "no GPU" not in text
+    none = diagnose(replace(make_gpu_platform(problem="install the driver"), gpu=None))
+    assert "no GPU       install the driver" in render_diagnosis(none)
+
+
+@pytest.mark.parametrize("variable", ["QUIRE_GPU_KERNELS", "QUIRE_CPU_ISA"])
+def test_a_misspelt_wish_is_refused_on_either_device(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Turns red when a machine without the device takes any word for its kernels."""
+    monkeypatch.setenv(variable, "tritn")
+    with pytest.raises(ConfigError, match=f"{variable} .*'tritn'.* one of: .*none"):
+        diagnose()
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ConfigError, match=variable):
+            build._forced_kernels(device)
 
 
 def test_forced_kernels_of_a_gpu() -> None:

@@ -157,8 +157,20 @@ def test_listening_to_the_world_wants_a_key() -> None:
         ServerSettings(host="0.0.0.0")
     assert ServerSettings(host="0.0.0.0", api_key=(KEYS[0],)).api_key
     assert ServerSettings(host="0.0.0.0", insecure_no_auth=True)
-    with pytest.raises(ConfigError, match="at least 16"):
-        ServerSettings(api_key=("short",))
+
+
+@pytest.mark.parametrize("key", ["", " key", "key\n", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key"):
+        ServerSettings(api_key=(key,))
+
+
+def test_a_short_key_is_taken_with_a_warning() -> None:
+    """Deployments of other servers have short ones."""
+    warning = ServerSettings(api_key=(KEYS[0], "short")).key_warning
+    assert warning is not None and "5 of the 16 characters" in warning and "short" not in warning
+    assert ServerSettings(api_key=KEYS).key_warning is None
+    assert ServerSettings().key_warning is None
 
 
 def test_keys_are_tenants_with_weights(guarded: RunningServer) -> None:

@@ -90,7 +90,9 @@ def render_diagnosis(found: Diagnosis) -> str:
     """A page of text; the last line is the verdict."""
     lines = found.machine.lines()
     if found.gpu_problem is not None:
-        lines.append(f"no GPU       {found.gpu_problem}")
+        # A GPU that is there is named by the machine's own lines.
+        label = "no GPU" if found.machine.gpu == "none" else "not served"
+        lines.append(f"{label:<13}{found.gpu_problem}")
     lines.append(f"compiler     {found.compiler or 'none'}")
     for isa, reason in found.kernels.items():
         lines.append(f"kernels      {isa}: {reason or 'loaded'}")
@@ -128,7 +130,8 @@ def _verdicts(op: OpDiagnosis) -> str:
 def _diagnose_device(platform: Platform, seed: int) -> Iterator[OpDiagnosis]:
     """Every operation on the platform's device."""
     on_cpu = platform.device == "cpu"
-    forced = force_isa(env.cpu_isa()) if on_cpu else force_gpu_kernels(env.gpu_kernels())
+    isa, wish = env.cpu_isa(), env.gpu_kernels()  # a misspelt one is refused on either device
+    forced = force_isa(isa) if on_cpu else force_gpu_kernels(wish)
     chosen = build_op_set(platform, forced).chosen
     for name, op in ALL_OPS.items():
         yield _diagnose_op(op, chosen[name], platform, seed)

@@ -252,15 +252,17 @@ class GenerationService:
         truncate: int | None = None,
         salt: str = "",
         beams: BeamRules | None = None,
+        limit_field: str = "max_tokens",
     ) -> AsyncGenerator[Generation]:
-        """Render and add one prompt, and abort what is unfinished of it on leaving.
+        """Render and add one prompt, and abort what is unfinished of it on leaving. limit_field:
+        of the request, that bounds the answer.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.
         """
         place = self._waiting.enter(party)
         try:
-            prompt = await self._rendered(ready, render, params, timeline, truncate)
+            prompt = await self._rendered(ready, render, params, timeline, truncate, limit_field)
             place.hold(len(prompt.token_ids))
             added = self._added(ready, prompt, params, scheduling, place, timeline, salt, beams)
             async with added as generation:
@@ -275,10 +277,11 @@ class GenerationService:
         params: SamplingParams,
         timeline: Timeline,
         truncate: int | None,
+        limit_field: str,
     ) -> RenderedPrompt:
         started_s = timeline.now()
         prompt = await render()
-        prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate)
+        prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()
         timeline.num_prompt_tokens += len(prompt.token_ids)

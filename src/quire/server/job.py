@@ -15,6 +15,7 @@ from quire.server.generation import Generation, GenerationService, Render
 from quire.server.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.prompts import PromptRenderer
 from quire.server.requests import GenerationRequest
+from quire.server.sampling import limit_field
 from quire.server.timeline import Timeline
 from quire.server.waiting import Party
 
@@ -75,6 +76,7 @@ class Job:
             salt=tenant_salt(self.tenant, body.cache_salt),
             scheduling=self._scheduling(body),
             beams=beam_rules(body, self.max_beam_width),
+            limit_field=limit_field(body),
         )
 
     def _scheduling(self, body: GenerationRequest) -> SchedulingParams:

@@ -241,10 +241,17 @@ def prompt_list(
 
 
 def check_context(
-    prompt: RenderedPrompt, params: SamplingParams, max_model_len: int, truncate: int | None = None
+    prompt: RenderedPrompt,
+    params: SamplingParams,
+    max_model_len: int,
+    truncate: int | None = None,
+    limit_field: str = "max_tokens",
 ) -> RenderedPrompt:
     """The prompt, cut to its last `truncate` tokens if asked (-1: to what leaves room for the
-    answer). RefusedError in the words that clients look for if it does not fit the context."""
+    answer). RefusedError in the words that clients look for if it does not fit the context.
+
+    limit_field: of the request, that bounds the answer.
+    """
     num_wanted = params.max_tokens or 1
     if truncate is not None:
         prompt = _truncated(prompt, truncate, max_model_len - num_wanted)
@@ -255,7 +262,7 @@ def check_context(
             f"requested {num_prompt + num_wanted} tokens ({num_prompt} in the prompt, "
             f"{num_wanted} in the completion). Please reduce the length of the prompt or of the "
             "completion.",
-            param="max_tokens" if num_prompt < max_model_len else None,
+            param=limit_field if num_prompt < max_model_len else None,
         )
     return prompt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # the port answers before this is imported
 
 __all__ = ["run_server"]
 
+logger = logging.getLogger(__name__)
+
 
 def run_server(
     engine: EngineSettings,
@@ -39,6 +42,8 @@ def run_server(
     make_supervisor: as for `host_engine`.
     """
     log_to_stderr()
+    if server.key_warning is not None:
+        logger.warning(server.key_warning)
     with listening(server) as listeners:
         if server.uds is None:
             server = replace(server, port=listeners[0].getsockname()[1])

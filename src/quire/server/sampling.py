@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
+from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.beams import beam_rules, defaults_of
 from quire.server.errors import RefusedError
 from quire.server.limits import Limits
 from quire.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 
-__all__ = ["chat_params", "check_label", "completion_params"]
+__all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
 
 _SHARED_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
@@ -47,11 +48,21 @@ def chat_params(
     """Parameters of a chat. Without max_tokens the answer may fill the context."""
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = _chat_logprobs(body, limits)
-    given["max_tokens"] = (
-        body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    )
+    limit = limit_field(body)
+    given["max_tokens"] = getattr(body, limit)
     # SamplingParams itself has 16 by default; None in `defaults` means "up to the context".
-    return SamplingParams.from_optional({"max_tokens": None, **defaults}, **given)
+    try:
+        return SamplingParams.from_optional({"max_tokens": None, **defaults}, **given)
+    except RequestError as error:
+        if not str(error).startswith("max_tokens "):
+            raise
+        raise RefusedError(str(error).replace("max_tokens", limit, 1), param=limit) from error
+
+
+def limit_field(body: GenerationRequest) -> str:
+    """The field of the request that bounds the answer."""
+    newer = isinstance(body, ChatRequest) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:

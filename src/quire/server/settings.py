@@ -13,8 +13,10 @@ from quire.server.limits import Limits
 
 __all__ = ["SERVER_HELP", "ServerSettings"]
 
-MIN_KEY_CHARS = 16
+LONG_KEY_CHARS = 16
 """128 bits in hexadecimal take 32 characters, in base64 22; below 16 a key can be guessed."""
+
+_KEY_ADVICE = "`python -c 'import secrets; print(secrets.token_hex())'` makes one."
 
 
 def _setting(default: Any, text: str, *, repeats: bool = False) -> Any:
@@ -79,11 +81,10 @@ class ServerSettings:
                 f"{self.log_stats_interval}. Give seconds: at least 0, and more than 0."
             )
         for key in self.api_key:
-            if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
+            if not key or key != key.strip() or not key.isascii() or not key.isprintable():
                 raise ConfigError(
-                    f"An api_key has {len(key)} characters. Give printable ASCII, at least "
-                    f"{MIN_KEY_CHARS}; `python -c 'import secrets; print(secrets.token_hex())'` "
-                    "makes one."
+                    f"An api_key is empty, begins or ends with a space, or is not printable ASCII "
+                    f"({len(key)} characters). {_KEY_ADVICE}"
                 )
         self._check_weights()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
@@ -104,6 +105,17 @@ class ServerSettings:
         for weight in weights:
             if not 0.0 < weight < math.inf:
                 raise ConfigError(f"An api_key_weight is {weight}. Give numbers above 0.")
+
+    @property
+    def key_warning(self) -> str | None:
+        """What to say once about keys that are too short to be safe; None if none is."""
+        shortest = min(map(len, self.api_key), default=LONG_KEY_CHARS)
+        if shortest >= LONG_KEY_CHARS:
+            return None
+        return (
+            f"An API key has {shortest} of the {LONG_KEY_CHARS} characters below which it can be "
+            f"guessed. {_KEY_ADVICE}"
+        )
 
     @property
     def is_local(self) -> bool:
