@@ -15,6 +15,9 @@ namespace quire::linear {
 constexpr int64_t kBlockBytes = 3 << 20;
 template <class A>
 constexpr int64_t kLeastBlockRows = 4 * A::kRows;
+// So little of gathered rows every thread copies for itself, which takes less time than to wait for
+// the others, and to fetch what they copied.
+constexpr int64_t kOwnBytes = 256 << 10;
 
 struct Problem {
   int64_t rows, outputs, depth, x_stride, y_stride;
@@ -43,12 +46,16 @@ int64_t gathered_depth(int64_t depth) {
   return (depth + A::kLine - 1) / A::kLine * A::kLine;
 }
 
-// Rows [0, rows) of x, line by line.
+// Rows [0, rows) of x, line by line; for each of them `ahead` goes on by its step.
 template <class A, class E>
-void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, typename A::X* out) {
+void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, Ahead<typename A::W> ahead,
+                 typename A::X* out) {
   for (int64_t k = 0; k < depth; k += A::kLine) {
     const int n = static_cast<int>(std::min<int64_t>(A::kLine, depth - k));
-    for (int r = 0; r < rows; ++r, out += A::kLine) A::put_line(x + r * stride + k, n, out);
+    for (int r = 0; r < rows; ++r, out += A::kLine, ahead.start += ahead.step) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead.start), _MM_HINT_T0);
+      A::put_line(x + r * stride + k, n, out);
+    }
   }
 }
 
@@ -72,16 +79,16 @@ QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t
   }
 }
 
-// Rows whose gathered x stays in the caches.
+// Rows whose gathered x stays in the caches: tiles of `height` rows and one with what is left.
 template <class A>
 struct Block {
+  using X = typename A::X;
   const Problem& problem;
   const typename A::W* weight;
-  const typename A::X* x;  // tiles of `height` rows and one with what is left
   int64_t height, num_tiles, num_panels;
 
-  Block(const Problem& problem, const typename A::W* weight, const typename A::X* x)
-      : problem(problem), weight(weight), x(x), num_panels(panels_of(problem.outputs)) {
+  Block(const Problem& problem, const typename A::W* weight)
+      : problem(problem), weight(weight), num_panels(panels_of(problem.outputs)) {
     const int64_t least = (problem.rows + A::kRows - 1) / A::kRows;
     height = (problem.rows + least - 1) / least;
     num_tiles = (problem.rows + height - 1) / height;
@@ -95,9 +102,18 @@ struct Block {
     return static_cast<int>(std::min(height, problem.rows - t * height));
   }
 
+  // Tile t of the rows of x. Step 0: nothing is fetched ahead.
+  template <class E>
+  void gather(int64_t t, const E* x, Ahead<typename A::W> ahead, X* gathered) const {
+    ahead.start += tile_offset(t) / A::kLine * ahead.step;
+    gather_rows<A>(x + t * height * problem.x_stride, problem.x_stride, problem.depth, rows_of(t),
+                   ahead, gathered + tile_offset(t));
+  }
+
   // Tile t by `count` panels from `first`.
   template <class E>
-  void multiply(int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead, E* y) const {
+  void multiply(const X* x, int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead,
+                E* y) const {
     alignas(64) float sums[A::kRows * kWidth];
     const int rows = rows_of(t);
     const auto& kernels = count == 1 ? kKernels<A>.one : kKernels<A>.many;
@@ -111,15 +127,16 @@ struct Block {
   // Tiles [first, last) by one panel. A single tile reads it from memory and asks ahead; several
   // find it in the caches, so the last of them have time to fetch the panel `next`, each its part.
   template <class E>
-  void multiply_panel(int64_t index, int64_t first, int64_t last, int64_t next, E* y) const {
-    if (last - first == 1) return multiply(first, index, 1, further(index), y);
+  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, int64_t next,
+                      E* y) const {
+    if (last - first == 1) return multiply(x, first, index, 1, further(index), y);
     int64_t parts = std::max(1, kPairElements / kCacheLine<typename A::W>);
     while (parts > last - first) parts /= 2;
     const int64_t step = kPairElements / parts;
     for (int64_t t = first; t < last; ++t) {
       const int64_t part = t - (last - parts);
       const auto* start = panel(next) + part * step * pairs_of(problem.depth);
-      multiply(t, index, 1, {start, part < 0 ? 0 : step}, y);
+      multiply(x, t, index, 1, {start, part < 0 ? 0 : step}, y);
     }
   }
 
@@ -143,51 +160,76 @@ TaskSize task_size(const Block<A>& block, int64_t threads) {
   return {together, (block.num_tiles + wanted - 1) / wanted};
 }
 
-// All rows of a block by all panels.
-template <class A, class E>
-void multiply_block(const Block<A>& block, E* y) {
+// All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without memory
+// for them; it is likely to read these weights first.
+template <class A, class Y, class Rows>
+void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
   const int64_t threads = team_size(problem.team);
   const TaskSize size = task_size(block, threads);
   const int64_t groups = (block.num_panels + size.panels - 1) / size.panels;
   const int64_t parts = (block.num_tiles + size.tiles - 1) / size.tiles;
   const int64_t work = size.panels * kWidth * size.tiles * block.height * problem.depth;
-  auto compute = [&](int64_t task) {
+  struct Worker {
+    decltype(A::enter(0)) entered;
+    const typename A::X* x;
+  };
+  const auto enter = [&](int64_t task) {
+    return Worker{A::enter(block.height), rows(block.panel(task % groups * size.panels))};
+  };
+  const auto compute = [&](int64_t task, const Worker& worker) {
+    if (worker.x == nullptr) return;
     const int64_t panel = task % groups * size.panels;
     const int64_t end = std::min(block.num_panels, panel + size.panels);
     if (size.panels > 1 && end - panel == size.panels) {
-      return block.multiply(0, panel, size.panels, block.further(panel), y);
+      return block.multiply(worker.x, 0, panel, size.panels, block.further(panel), y);
     }
     const int64_t first = task / groups * size.tiles;
     const int64_t last = std::min(block.num_tiles, first + size.tiles);
     for (int64_t p = panel; p < end; ++p) {
-      block.multiply_panel(p, first, last, std::min(p + 1, block.num_panels - 1), y);
+      block.multiply_panel(worker.x, p, first, last, std::min(p + 1, block.num_panels - 1), y);
     }
   };
-  const auto enter = [&] { return A::enter(block.height); };
-  parallel_ranges(groups * parts, kWorkPerTask / (work + 1) + 1, problem.team, compute, enter);
+  const int64_t grain = kWorkPerTask / (work + 1) + 1;
+  parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
 }
 
+// 0, or 2 without memory for scratch.
 template <class A, class E, class Y>
 int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
+  if (problem.rows == 0) return 0;
+  struct Gathered;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
+  if (problem.rows * row_bytes <= kOwnBytes) {
+    const Block<A> block(problem, weight);
+    std::atomic<bool> failed{false};
+    const auto own_rows = [&](const typename A::W* weights) {
+      X* own = static_cast<X*>(thread_scratch<Gathered>(problem.rows * row_bytes + A::kBeyond));
+      if (own == nullptr) failed.store(true, std::memory_order_relaxed);
+      for (int64_t t = 0; t < block.num_tiles && own != nullptr; ++t) {
+        block.gather(t, x, {weights, kCacheLine<typename A::W>}, own);
+      }
+      return own;
+    };
+    multiply_block(block, own_rows, y);
+    return failed.load(std::memory_order_relaxed) ? 2 : 0;
+  }
   const int64_t fitting = kBlockBytes / (row_bytes + 1) / A::kRows * A::kRows;
   const int64_t most = std::min(problem.rows, std::max(kLeastBlockRows<A>, fitting));
-  struct Gathered;
   X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes + A::kBeyond));
   if (gathered == nullptr) return 2;
   for (int64_t first = 0; first < problem.rows; first += most) {
     Problem part = problem;
     part.rows = std::min(most, problem.rows - first);
-    const Block<A> block(part, weight, gathered);
-    auto gather = [&](int64_t t) {
-      gather_rows<A>(x + (first + t * block.height) * problem.x_stride, problem.x_stride,
-                     problem.depth, block.rows_of(t), gathered + block.tile_offset(t));
-    };
-    parallel_for(block.num_tiles, kWorkPerTask / (block.height * depth + 1) + 1, problem.team,
-                 gather);
-    multiply_block(block, y + first * problem.y_stride);
+    const Block<A> block(part, weight);
+    const E* rows = x + first * problem.x_stride;
+    const int64_t grain = kWorkPerTask / 8 / (block.height * depth + 1) + 1;
+    parallel_for(block.num_tiles, grain, problem.team, [&](int64_t t) {
+      block.gather(t, rows, {weight, 0}, gathered);
+    });
+    multiply_block(
+        block, [&](const typename A::W*) { return gathered; }, y + first * problem.y_stride);
   }
   return 0;
 }

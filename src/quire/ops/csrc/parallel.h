@@ -39,11 +39,14 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
 }
 
 // The same, but every thread takes neighbours: it starts in a range of its own, and goes on in those
-// of the others when that is empty.
+// of the others when that is empty. enter(first) makes what a thread needs, `first` being the index
+// it is likely to start with; body(i, needed) uses it.
 template <class F, class Enter>
-void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
+void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
   if (team == nullptr || count <= grain) {
-    return parallel_for(count, grain, nullptr, body, enter);
+    auto&& needed = enter(0);
+    for (int64_t i = 0; i < count; ++i) body(i, needed);
+    return;
   }
   constexpr int64_t kMost = 64;
   struct alignas(64) Range {
@@ -58,19 +61,26 @@ void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body, Enter&&
   }
   std::atomic<int64_t> entrants{0};
   auto share = [&] {
-    [[maybe_unused]] const auto& entered = enter();
-    const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed);
+    const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed) % size;
+    auto&& needed = enter(ranges[own].next.load(std::memory_order_relaxed));
     for (int64_t i = 0; i < size; ++i) {
       Range& range = ranges[(own + i) % size];
       for (;;) {
         const int64_t first = range.next.fetch_add(grain, std::memory_order_relaxed);
         if (first >= range.end) break;
         const int64_t last = std::min(range.end, first + grain);
-        for (int64_t at = first; at < last; ++at) body(at);
+        for (int64_t at = first; at < last; ++at) body(at, needed);
       }
     }
   };
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
+}
+
+// What enter() returns lives in each thread while it works.
+template <class F, class Enter>
+void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
+  parallel_ranges_of(
+      count, grain, team, [&](int64_t i, auto&) { body(i); }, [&](int64_t) { return enter(); });
 }
 
 }  // namespace quire
