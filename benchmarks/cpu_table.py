@@ -18,8 +18,8 @@ there are cores.
   first token until the first of them ends, so that B sequences decode all the time; all tokens that
   came in that time are divided by it.
 
-Limits are by torch (quire.bench.machine.LimitProbe): a read of 1 GB, and a 2048³ product. A share
-is the figure's demand over the mean of the limits right before and right after its turn: bytes of
+Limits are by torch (quire.bench.machine.LimitProbe): reads of 1 GB, and 2048³ products. A share is
+the figure's demand over the mean of the limits right before and right after its turn: bytes of
 the weights (scales and KV cache not counted) read once per step, and two operations per weight and
 token (attention not counted; in prefill, the head for one token per prompt), against the fastest
 product that the precision allows. The larger of the two is the share of the combined limit, since

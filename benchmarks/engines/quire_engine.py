@@ -17,8 +17,10 @@ from engines.engine import EngineOptions, UnavailableError  # noqa: E402
 from quire.bench.throughput import exact_params  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.llm import LLM  # noqa: E402
-from quire.ops.native import NativeLibrary  # noqa: E402
+from quire.ops.compile import ISAS  # noqa: E402
+from quire.ops.native import NativeLibrary, native_unavailable  # noqa: E402
 from quire.ops.replay import ReplayList  # noqa: E402
+from quire.platform import detect_platform  # noqa: E402
 from quire.protocol.request import EngineRequest  # noqa: E402
 
 __all__ = ["open_engine"]
@@ -124,6 +126,10 @@ class QuireEngine:
 
 
 def open_engine(options: EngineOptions) -> QuireEngine:
+    platform = detect_platform()
+    reasons = [native_unavailable(isa.name, platform) for isa in ISAS]
+    if None not in reasons:  # it would run on its references, whose speed means nothing
+        raise UnavailableError(f"no compiled kernels: {reasons[-1]}")
     try:
         return QuireEngine(options)
     except ConfigError as error:

@@ -132,13 +132,13 @@ class LimitProbe:
         self._read_bytes, self._size = read_bytes, size
         self._calls: dict[str, Callable[[], object]] = {}
 
-    def read(self, repeats: int = REPEATS) -> float:
-        """GB/s, the best of `repeats`."""
-        return self._read_bytes / self._best_seconds("read", repeats) / 1e9
+    def read(self, choose: Callable[[list[float]], float] = min) -> float:
+        """GB/s. choose: which of the seconds of REPEATS reads counts."""
+        return self._read_bytes / choose(self._seconds("read")) / 1e9
 
-    def product(self, kind: Product, repeats: int = REPEATS) -> float:
-        """Billions of operations per second, two per multiply and add, the best of `repeats`."""
-        return 2 * self._size**3 / self._best_seconds(kind, repeats) / 1e9
+    def product(self, kind: Product) -> float:
+        """Billions of operations per second, two per multiply and add, the best of REPEATS."""
+        return 2 * self._size**3 / min(self._seconds(kind)) / 1e9
 
     def call(self, name: Literal["read"] | Product) -> Callable[[], object]:
         """What is timed, with as many threads as torch has."""
@@ -146,9 +146,12 @@ class LimitProbe:
             self._calls[name] = self._make(name)
         return self._calls[name]
 
-    def _best_seconds(self, name: Literal["read"] | Product, repeats: int) -> float:
+    def _seconds(self, name: Literal["read"] | Product) -> list[float]:
+        """Of each repeat. One more before is not counted: it pays for page faults and the start of
+        threads."""
         with _torch_threads(self.num_threads):
-            return _best_seconds(self.call(name), repeats)
+            work = self.call(name)
+            return [_seconds_of(work) for _ in range(REPEATS + 1)][1:]
 
     def _make(self, name: Literal["read"] | Product) -> Callable[[], object]:
         if name == "read":
@@ -211,12 +214,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _best_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The first call is not counted: it pays for page faults and thread starts."""
+def _seconds_of(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
     work()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return time.perf_counter() - start
