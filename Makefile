@@ -10,8 +10,8 @@ demo: $(VENV)/.installed  ## install, then generate a completion and a chat answ
 serve: $(VENV)/.installed  ## install, then serve the bundled model (FLAGS="--port 8001 path/to/a/model")
 	$(BIN)/quire serve $(FLAGS)
 
-test: $(VENV)/.installed-dev check  ## everything that CI runs
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev check  ## everything that CI runs, two test files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## lint and types
 	$(BIN)/ruff check .

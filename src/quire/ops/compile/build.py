@@ -157,7 +157,7 @@ def compile_kernels(
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         build = _Build(compiler, sources, Path(scratch), pool, sanitize)
-        built = [build.link(isa) for isa in wanted]
+        built = build.libraries(wanted)
         done: list[Path] = []
         for isa, library in zip(wanted, built, strict=True):
             target = library_path(isa, output)
@@ -193,24 +193,38 @@ class _Build:
     pool: ThreadPoolExecutor
     sanitize: bool
 
-    def link(self, isa: Isa) -> Path:
-        """The library of `isa`, from objects that are compiled unless another set has made them."""
-        flags = [*_FLAGS, f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"']
-        flags += _SANITIZE_FLAGS if self.sanitize else ()
-        objects: list[Path] = []
-        commands: list[list[str]] = []
+    def libraries(self, isas: Sequence[Isa]) -> list[Path]:
+        """One for each set; all their objects are compiled at once, so that no core waits for the
+        longest of a set."""
+        objects = [self._objects(isa) for isa in isas]
+        commands = {target: command for each in objects for target, command in each.items()}
+        list(self.pool.map(_call, sorted(commands.values(), key=_longest_first)))
+        return [self._link(isa, list(each)) for isa, each in zip(isas, objects, strict=True)]
+
+    def _objects(self, isa: Isa) -> dict[Path, list[str]]:
+        """How each object of a library is made. Two sets that share one name the same command."""
+        found: dict[Path, list[str]] = {}
         for unit in sorted(self.sources.glob("*.cpp")):
-            maker = isa if unit.stem == _BUILD_INFO else _maker(isa, unit.stem)
+            is_info = unit.stem == _BUILD_INFO
+            maker = isa if is_info else _maker(isa, unit.stem)
             target = self.scratch / f"{maker.name}_{unit.stem}.o"
-            objects.append(target)
-            if not target.exists():
-                given = [*flags, *maker.all_flags, "-c", str(unit), "-o", str(target)]
-                commands.append([self.compiler, *given])
-        list(self.pool.map(_call, commands))
+            flags = [*_FLAGS, *(_SANITIZE_FLAGS if self.sanitize else ())]
+            if is_info:
+                flags.append(f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"')
+            given = [*flags, *maker.all_flags, "-c", "-o", str(target), str(unit)]
+            found[target] = [self.compiler, *given]
+        return found
+
+    def _link(self, isa: Isa, objects: Sequence[Path]) -> Path:
         library = self.scratch / f"libquire_{isa.name}.so"
         link = [self.compiler, "-shared", "-pthread", *(_SANITIZE_FLAGS if self.sanitize else ())]
         _call([*link, "-o", str(library), *map(str, objects)])
         return library
+
+
+def _longest_first(command: Sequence[str]) -> int:
+    """A key to sort commands by: the largest sources take longest, and none may begin last."""
+    return -Path(command[-1]).stat().st_size
 
 
 def _maker(isa: Isa, unit: str) -> Isa:
