@@ -174,11 +174,16 @@ class LLM:
             self._abort(handles)
 
     def open_prompt(
-        self, sampling_params: SamplingParams | None = None, *, max_prompt_tokens: int | None = None
+        self,
+        sampling_params: SamplingParams | None = None,
+        *,
+        max_prompt_tokens: int | None = None,
+        scheduling_params: SchedulingParams | None = None,
     ) -> PromptStream:
         """A prompt that arrives in pieces, computed as it arrives: `append`, `append`, `finish`.
 
         max_prompt_tokens: how many it will have at most; None: what the context allows.
+        scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
         params = sampling_params or self.get_default_sampling_params()
         handle = self._next_handle
@@ -186,8 +191,9 @@ class LLM:
         request = self._requests.render(
             self._new_request_id(), handle, RenderedPrompt([]), params, time.monotonic()
         )
+        scheduling = scheduling_params or SchedulingParams()
         return PromptStream(
-            replace(request, max_prompt_tokens=max_prompt_tokens),
+            replace(request, max_prompt_tokens=max_prompt_tokens, scheduling=scheduling),
             params,
             PromptPieces(self._engine.renderer),
             self._engine.client,

@@ -71,6 +71,18 @@ def test_what_other_programs_have_is_not_planned() -> None:
         resolve(ALL, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=GIB))
 
 
+def test_advice_names_what_fills_the_memory() -> None:
+    """Swap space lies in the host's memory: to lower it frees nothing on a GPU."""
+    settings = EngineSettings(swap_space=GIB)
+    with pytest.raises(ConfigError, match="does not fit") as on_gpu:
+        resolve(settings, make_spec(), None, make_gpu_platform(80 * GIB, free_bytes=GIB))
+    assert "swap" not in str(on_gpu.value)
+    assert "max_num_batched_tokens or max_num_seqs" in str(on_gpu.value)
+    with pytest.raises(ConfigError, match="does not fit") as on_cpu:
+        resolve(settings, make_spec(), None, replace(make_platform(), free_bytes=GIB))
+    assert "max_num_seqs or swap_space" in str(on_cpu.value)
+
+
 def test_a_share_too_small_is_named_and_to_be_raised() -> None:
     """Turns red when the error blames the model for a share that the user gave."""
     small = EngineSettings.from_options({"gpu_memory_utilization": 0.001})

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, SchedulingParams
 from quire.engine.prompt_stream import PromptStream
 from quire.errors import RequestError
-from quire.protocol import StepPlan, StepResult
+from quire.protocol import EngineRequest, StepPlan, StepResult
 
 TEXT = "The capital of France is Paris, and the capital of Portugal is Lisbon; that of Italy is"
 IDS = [5 + 7 * i % 400 for i in range(60)]
@@ -85,6 +85,26 @@ def test_a_piece_is_text_or_token_ids(llm: LLM, piece: object) -> None:
             pytest.raises(RequestError, match=f"a piece is {piece}: give text"),
         ):
             give(stream, piece)  # pyright: ignore[reportArgumentType]
+
+
+def test_it_is_served_as_its_client_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when an open prompt loses its priority on the way to the scheduler."""
+    asked = SchedulingParams(priority=-3)
+    added: list[EngineRequest] = []
+    with LLM(quiet=True, num_kv_blocks=40, scheduling_policy="priority") as llm:
+        add = llm.engine.client.add
+
+        def note(request: EngineRequest) -> None:
+            added.append(request)
+            add(request)
+
+        monkeypatch.setattr(llm.engine.client, "add", note)
+        with llm.open_prompt(PARAMS, scheduling_params=asked) as stream:
+            stream.append(IDS)
+            stream.finish()
+        with llm.open_prompt(PARAMS) as stream:
+            stream.finish(IDS)
+    assert [request.scheduling for request in added] == [asked, SchedulingParams()]
 
 
 def test_mistakes(llm: LLM) -> None:

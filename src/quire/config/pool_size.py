@@ -158,11 +158,17 @@ class PoolSizing:
         if left < page:
             fixed = self._fixed(SHORTEST_CONTEXT)
             quantize = "" if self._settings.quantization else "quantization='int8' or 'int4', "
+            # Swap space fills a CPU's memory alone, and graphs that of a GPU.
+            parts = ["activations", "tables"]
+            parts += ["swap space"] * bool(fixed.swap) + ["graphs"] * bool(fixed.graphs)
+            smaller = ["max_num_batched_tokens", "max_num_seqs"]
+            smaller += ["swap_space"] * bool(fixed.swap)
             raise ConfigError(
-                f"The model does not fit: weights of {format_bytes(fixed.weights)}, activations, "
-                f"tables and swap space of {format_bytes(fixed.total - fixed.weights)} leave no KV "
-                f"block of the {self._budget.words}. Free some memory, raise memory_utilization, "
-                "lower max_num_batched_tokens, max_num_seqs or swap_space, or use "
+                f"The model does not fit: weights of {format_bytes(fixed.weights)}, "
+                f"{_listed(parts, 'and')} of {format_bytes(fixed.total - fixed.weights)} leave no "
+                f"KV block of the {self._budget.words}. Free some memory, raise "
+                f"memory_utilization, lower {_listed(smaller, 'or')}, "
+                f"{'set enforce_eager, ' if fixed.graphs else ''}or use "
                 f"{quantize}a smaller dtype or a smaller model."
             )
         left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
@@ -208,3 +214,7 @@ class PoolSizing:
         if settings.kv_cache_memory is not None:
             return f"kv_cache_memory={format_bytes(settings.kv_cache_memory)}"
         return "the memory that is left"
+
+
+def _listed(words: list[str], last: str) -> str:
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
