@@ -19,11 +19,11 @@ there are cores.
   came in that time are divided by it.
 
 Limits are by torch (quire.bench.machine.LimitProbe): reads of 1 GB, and 2048³ products. A share is
-the figure's demand over the mean of the limits right before and right after its turn: bytes of
-the weights (scales and KV cache not counted) read once per step, and two operations per weight and
-token (attention not counted; in prefill, the head for one token per prompt), against the fastest
-product that the precision allows. The larger of the two is the share of the combined limit, since
-a step takes at least max(bytes / read, operations / product).
+the figure's demand over the mean of the limits right before and right after its turn: bytes that
+a step has to read, all weights and the keys and values of every sequence (scales not counted), and
+two operations per weight and token (attention not counted; in prefill, the head for one token per
+prompt), against the fastest product that the precision allows. The larger of the two is the share
+of the combined limit, since a step takes at least max(bytes / read, operations / product).
 
 A ratio is that of two engines in the same turn. *idle* is processor time that an engine took while
 others had their turns, in percent of a core.
@@ -44,7 +44,7 @@ from engine_runs import Group, add_engine_arguments, opened_groups, record_of
 from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
 from engines.process import EngineEndedError
-from engines.random_checkpoint import count_weights, read_config
+from engines.random_checkpoint import count_kv_elements, count_weights, read_config
 
 from quire.bench.lengths import Workload
 from quire.bench.machine import LimitProbe
@@ -129,7 +129,8 @@ def measure(
         figures: dict[str, Sequence[float]] = {}
         for column in options.columns:
             own = turns[run, column]
-            figures |= column_figures(column, own, group.bits, count_weights(config))
+            num_bytes = bytes_per_token(column, config, group.bits, run.kv_bits, options.output_len)
+            figures |= column_figures(column, own, count_weights(config), num_bytes)
         own = [turn for column in options.columns for turn in turns[run, column]]
         figures |= limits.figures(own)
         summary = limits.summary(own)
@@ -143,18 +144,31 @@ def workload(column: str, output_len: int) -> Workload:
     return Workload((PROMPT_LEN,) * size, (outputs,) * size)
 
 
+def bytes_per_token(
+    column: str, config: dict[str, Any], bits: int, kv_bits: int, output_len: int
+) -> float | None:
+    """What a decode step reads, per token that it gives; None for prefill, where weights serve too
+    many tokens to matter. The clock starts at a sequence's first output token, so that the sequence
+    reads PROMPT_LEN + 1 to PROMPT_LEN + output_len - 1 tokens of its cache."""
+    if column == "prefill":
+        return None
+    weights = sum(count_weights(config)) * bits / int(column)
+    return (weights + (PROMPT_LEN + output_len / 2) * count_kv_elements(config) * kv_bits) / 8
+
+
 def column_figures(
-    column: str, turns: Sequence[Turn], bits: int, weights: tuple[int, int]
+    column: str, turns: Sequence[Turn], weights: tuple[int, int], num_bytes: float | None
 ) -> dict[str, list[float]]:
-    """Rates, shares and limits of one column, by turn. weights: of the layers, and of the head."""
+    """Rates, shares and limits of one column, by turn. weights: of the layers, and of the head.
+    num_bytes: read per token, None if that is no limit."""
     layers, head = weights
     timelines = [turn.timeline for turn in turns]
     if column == "prefill":
         rates = [timeline.prefill_rate() for timeline in timelines]
-        operations, num_bytes = 2 * (layers + head / PROMPT_LEN), None
+        operations = 2 * (layers + head / PROMPT_LEN)
     else:
         rates = [timeline.decode_rate() for timeline in timelines]
-        operations, num_bytes = 2 * (layers + head), (layers + head) * bits / 8 / int(column)
+        operations = 2 * (layers + head)
     pairs = list(zip(rates, turns, strict=True))
     found = {
         "tokens_per_s": rates,

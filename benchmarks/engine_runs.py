@@ -35,10 +35,12 @@ MODEL = BENCHMARKS / "models" / "qwen3-0.6b"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An engine that is loaded. name, weights: as on the command line."""
+    """An engine that is loaded. name, weights: as on the command line. kv_bits: of an element of
+    its cache."""
 
     name: str
     weights: str
+    kv_bits: int
     engine: EngineProcess
 
     @property
@@ -62,7 +64,7 @@ def title_of(name: str, weights: str) -> str:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Which engines, how often, where to."""
-    formats = "; ".join(f"{name}: {', '.join(a.bits)}" for name, a in ENGINES.items())
+    formats = "; ".join(f"{name}: {', '.join(a.formats)}" for name, a in ENGINES.items())
     parser.add_argument(
         "--engine", nargs="+", choices=ENGINES, default=["quire"], help="in this order (quire)"
     )
@@ -98,17 +100,19 @@ def opened_groups(
     """One group after another, its engines loaded, and closed afterwards. What cannot run here is
     skipped with one line. Raises EngineEndedError."""
     wanted = [
-        (bits, name, weights)
+        (form, name, weights)
         for name in options.engine
-        for weights, bits in ENGINES[name].bits.items()
+        for weights, form in ENGINES[name].formats.items()
         if not options.weights or weights in options.weights
     ]
-    wanted.sort(key=lambda one: -one[0])  # stable: engines stay in the order of the command line
+    wanted.sort(
+        key=lambda one: -one[0].bits
+    )  # stable: engines stay in the order of the command line
     pythons = dict(options.python)
-    for bits, members in groupby(wanted, key=lambda one: one[0]):
+    for bits, members in groupby(wanted, key=lambda one: one[0].bits):
         with ExitStack() as stack:
             runs: list[Run] = []
-            for _, name, weights in members:
+            for form, name, weights in members:
                 title = title_of(name, weights)
                 wanted_engine = EngineOptions(
                     model=options.model,
@@ -127,7 +131,7 @@ def opened_groups(
                     print(" ".join(line.split()), file=sys.stderr, flush=True)
                     continue
                 stack.callback(engine.close)
-                runs.append(Run(name, weights, engine))
+                runs.append(Run(name, weights, form.kv_bits, engine))
             if runs:
                 yield Group(bits, _now(), tuple(runs))
 
@@ -146,7 +150,7 @@ def record_of(
     figures: dict[str, Sequence[float]],
 ) -> BenchRecord:
     """The figures of one engine and format, by turn."""
-    place = {"engine": run.name, "weights": run.weights, "bits": group.bits}
+    place = {"engine": run.name, "weights": run.weights, "bits": group.bits, "kv_bits": run.kv_bits}
     turns = {"group": group.started, "members": [one.title for one in group.runs]}
     return BenchRecord(
         benchmark=benchmark,

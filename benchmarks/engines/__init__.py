@@ -20,6 +20,7 @@ __all__ = [
     "Adapter",
     "Engine",
     "EngineOptions",
+    "Format",
     "Moment",
     "Timeline",
     "UnavailableError",
@@ -28,25 +29,53 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Format:
+    """Bits of a weight and of an element of the KV cache, both without their scales."""
+
+    bits: int
+    kv_bits: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
-    """module: has `open_engine(options)`, which loads the engine and raises UnavailableError. bits:
-    of a weight, without its scales, by format; formats are spelled as the engine's own users know
-    them."""
+    """module: has `open_engine(options)`, which loads the engine and raises UnavailableError.
+    formats: spelled as the engine's own users know them."""
 
     title: str
     module: str
-    bits: Mapping[str, int]
+    formats: Mapping[str, Format]
 
 
 ENGINES: Mapping[str, Adapter] = {
-    "quire": Adapter("quire", "engines.quire_engine", {"bfloat16": 16, "int8": 8, "int4": 4}),
+    "quire": Adapter(
+        "quire",
+        "engines.quire_engine",
+        {
+            "bfloat16": Format(16),
+            "bfloat16_kv8": Format(16, kv_bits=8),
+            "int8": Format(8),
+            "int8_kv8": Format(8, kv_bits=8),
+            "int4": Format(4),
+            "int4_kv8": Format(4, kv_bits=8),
+        },
+    ),
     "openvino": Adapter(
-        "OpenVINO GenAI", "engines.openvino_engine", {"FP16": 16, "BF16": 16, "INT8": 8, "INT4": 4}
+        "OpenVINO GenAI",
+        "engines.openvino_engine",
+        {
+            "FP16": Format(16, kv_bits=8),
+            "BF16": Format(16, kv_bits=8),
+            "INT8": Format(8, kv_bits=8),
+            "INT4": Format(4, kv_bits=8),
+        },
     ),
     "llama_cpp": Adapter(
         "llama.cpp",
         "engines.llama_cpp_engine",
-        {"F16": 16, "BF16": 16, "Q8_0": 8, "Q4_0": 4},
+        {"F16": Format(16), "BF16": Format(16), "Q8_0": Format(8), "Q4_0": Format(4)},
     ),
-    "vllm": Adapter("vLLM CPU", "engines.vllm_engine", {"bfloat16": 16}),
+    "vllm": Adapter("vLLM CPU", "engines.vllm_engine", {"bfloat16": Format(16)}),
 }
+"""quire's `_kv8` formats have `kv_cache_dtype="int8"`. OpenVINO's cache is 8 bits wide unless it is
+told otherwise (its property KV_CACHE_PRECISION says uint8_t); the others' is as wide as what they
+compute with."""

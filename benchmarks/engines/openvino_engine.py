@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engines.engine import EngineOptions, UnavailableError
-from engines.random_checkpoint import read_config
+from engines.random_checkpoint import count_kv_elements, read_config
 
 __all__ = ["open_engine"]
 
@@ -102,7 +102,5 @@ def _exported(options: EngineOptions) -> Path:
 
 def _cache_gb(options: EngineOptions) -> int:
     """Room for every request at once, in whole GB as the scheduler wants it."""
-    config = read_config(options.model)
-    per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
-    per_token *= config["head_dim"] * KV_BYTES
+    per_token = count_kv_elements(read_config(options.model)) * KV_BYTES
     return -(-options.max_num_seqs * options.max_model_len * per_token // 2**30)

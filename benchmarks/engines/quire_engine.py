@@ -77,10 +77,13 @@ class QuireEngine:
             "enable_prefix_caching": False,
             "seed": options.seed,
         }
-        if options.weights in ("bfloat16", "float16", "float32"):
-            chosen["dtype"] = options.weights
+        weights, _, cache = options.weights.partition("_")
+        if weights in ("bfloat16", "float16", "float32"):
+            chosen["dtype"] = weights
         else:
-            chosen |= {"dtype": "bfloat16", "quantization": options.weights}
+            chosen |= {"dtype": "bfloat16", "quantization": weights}
+        if cache:  # kv8
+            chosen["kv_cache_dtype"] = "int8"
         self._clock = KernelClock()
         self._clock.install()
         try:

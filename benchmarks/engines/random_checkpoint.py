@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["count_weights", "random_tensors", "read_config", "write_checkpoint"]
+__all__ = [
+    "count_kv_elements",
+    "count_weights",
+    "random_tensors",
+    "read_config",
+    "write_checkpoint",
+]
 
 SCALE = 0.02
 Floats = npt.NDArray[np.float32]
@@ -33,6 +39,12 @@ def count_weights(config: dict[str, Any]) -> tuple[int, int]:
     sizes = {name: math.prod(shape) for name, shape in _shapes(config) if len(shape) == 2}
     head = sizes.pop("model.embed_tokens.weight")
     return sum(sizes.values()), head
+
+
+def count_kv_elements(config: dict[str, Any]) -> int:
+    """Elements of K and V that a token has in the cache, over all layers."""
+    heads = config["num_hidden_layers"] * config["num_key_value_heads"]
+    return 2 * heads * config["head_dim"]
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Floats]]:

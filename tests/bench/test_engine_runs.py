@@ -154,6 +154,9 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     figures = {name: figure["values"] for name, figure in record["figures"].items()}
     assert str(tiny_model) not in record["command"]
     weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
+    # Of 4 sequences of 65 to 71 tokens, elements of K and V.
+    kv_heads = TINY["num_hidden_layers"] * TINY["num_key_value_heads"]
+    sequences = 4 * 68 * 2 * kv_heads * TINY["head_dim"]
     for rate, share, before, after in zip(
         figures["decode_4_tokens_per_s"],
         figures["decode_4_share_of_read"],
@@ -161,7 +164,8 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
         figures["decode_4_read_after_gb_per_s"],
         strict=True,
     ):
-        assert share == pytest.approx(rate / 4 * weights * 2 / ((before + after) / 2 * 1e9))
+        bytes_per_step = 2 * weights + 2 * sequences
+        assert share == pytest.approx(rate / 4 * bytes_per_step / ((before + after) / 2 * 1e9))
     assert all(0 < share < 1 for share in figures["decode_4_share_outside_kernels"])
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", *map(str, results.glob("*.json"))])
     assert table.main() == 0

@@ -54,7 +54,7 @@ def open_engine(options):
         import a_package_that_nobody_has
     return Fake(options)
 '''
-FORMATS = {"one": 8, "two": 8, "dying": 8, "busy": 8, "lacking": 8}
+FORMATS = ("one", "two", "dying", "busy", "lacking")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,8 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     engines = importlib.import_module("engines")
-    monkeypatch.setitem(engines.ENGINES, "fake", engines.Adapter("Fake", "fake_engine", FORMATS))
+    formats = dict.fromkeys(FORMATS, engines.Format(8))
+    monkeypatch.setitem(engines.ENGINES, "fake", engines.Adapter("Fake", "fake_engine", formats))
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -155,6 +156,7 @@ def test_an_engine_that_dies_ends_the_run_with_its_last_words(
     monkeypatch.setattr("sys.argv", command)
     monkeypatch.setattr(table, "LimitProbe", lambda threads: LimitProbe(threads, 4000, 64))
     monkeypatch.setattr(table, "count_weights", lambda config: (100, 10))
+    monkeypatch.setattr(table, "count_kv_elements", lambda config: 4)
     assert table.main() == 1
     shown = capsys.readouterr()
     assert shown.err == "Fake, dying: its process ended with status 3: no memory left\n"
