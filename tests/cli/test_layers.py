@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import serve
+from quire.cli import plan, serve
 from quire.cli.engine_flags import read_settings
 from quire.cli.main import main
 from quire.cli.parser import CommandParser
@@ -225,3 +225,24 @@ def test_help_shows_each_flag_once_and_no_foreign_one(capsys: pytest.CaptureFixt
 def test_errors_of_the_file_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", "/no/such/file.yaml"]) == 2
     assert capsys.readouterr().err.startswith("quire: error: The file of --config cannot be read")
+
+
+def test_a_plan_reads_the_file_of_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red when a plan is made for other settings than the server of the same file has."""
+    file = config(tmp_path, "port: 9001\nmax-queue-s: 3\nmax_model_len: 256\ntool-call-parser: x\n")
+    parser = CommandParser(prog="quire plan")
+    plan.add_arguments(parser)
+    assert read_settings(parser.parse_args(["--config", file])).max_model_len == 256
+    assert read_settings(parser.parse_args(["--config", file, "--max-model-len", "128"])) == (
+        read_settings(parser.parse_args(["--max-model-len=128"]))
+    )
+    for key, near in {"prot": "--port", "max-model-leng": "--max-model-len"}.items():
+        with pytest.raises(SystemExit) as caught:
+            parser.parse_args(["--config", config(tmp_path, f"{key}: 1\n")])
+        assert caught.value.code == 2
+        said = capsys.readouterr().err
+        assert f"--{key}; did you mean {near}?" in said
+    assert main(["plan", "--config", config(tmp_path, "port: 1\nkv-cache-dtype: int8\n")]) == 0
+    assert "int8" in capsys.readouterr().out

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 from quire.cli.layers import LayerValue, config_layer, environment_layer
@@ -31,9 +31,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self._file_owner: Callable[[], CommandParser] | None = None
 
-    def add_config_flag(self) -> None:
-        """`--config FILE`: flags as keys of a YAML file."""
+    def add_config_flag(self, owner: Callable[[], CommandParser] | None = None) -> None:
+        """`--config FILE`: flags as keys of a YAML file. owner: makes the parser of the command for
+        which such a file is written, if it is another one: keys that only that one knows are passed
+        over."""
+        self._file_owner = owner
         self.add_argument("--config", metavar="FILE", help="YAML file with flags as keys")
 
     def has_flag(self, flag: str) -> bool:
@@ -104,10 +108,20 @@ class CommandParser(argparse.ArgumentParser):
         for value in environment_layer(self.twins()):
             self._fill_one(value, parsed, given)
         if self.has_flag("--config") and parsed.config is not None:
-            for value in config_layer(parsed.config):
-                if value.flag in _NO_TWIN or not self.has_flag(value.flag):
-                    self._refuse(value.flag, f"no such flag in {parsed.config}")
+            self._fill_from_file(parsed.config, parsed, given)
+
+    def _fill_from_file(
+        self, path: str, parsed: argparse.Namespace, given: set[argparse.Action]
+    ) -> None:
+        owner = self
+        for value in config_layer(path):
+            if value.flag not in _NO_TWIN and self.has_flag(value.flag):
                 self._fill_one(value, parsed, given)
+                continue
+            if owner is self and self._file_owner is not None:
+                owner = self._file_owner()
+            if value.flag in _NO_TWIN or not owner.has_flag(value.flag):
+                owner._refuse(value.flag, f"no such flag in {path}")  # noqa: SLF001  one of us
 
     def _fill_one(
         self, value: LayerValue, parsed: argparse.Namespace, given: set[argparse.Action]

@@ -16,6 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: CommandParser) -> None:
+    parser.add_config_flag(_parser_of_serve)
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -25,6 +26,15 @@ def run(options: argparse.Namespace) -> int:
     plan = plan_startup(read_settings(options), detect_platform())
     print(json.dumps(_as_json(plan), indent=2) if options.json else render_plan(plan.resolved))
     return 0
+
+
+def _parser_of_serve() -> CommandParser:
+    """Config files are a server's; its other flags change nothing of a plan."""
+    from quire.cli import serve
+
+    parser = CommandParser(prog="quire serve")
+    serve.add_arguments(parser)
+    return parser
 
 
 def _as_json(plan: StartupPlan) -> dict[str, object]:
