@@ -37,9 +37,11 @@ class Fake:
     def step(self):
         self.counts = [min(c + 1, n) for c, n in zip(self.counts, self.lengths)]
         if self.options.weights == "busy" and min(self.counts) == min(self.lengths):
-            threading.Thread(target=self.burn).start()
+            threading.Thread(target=self.burn, daemon=True).start()
         return list(self.counts)
     def burn(self):
+        while not (self.options.work_dir / "idle").exists():
+            time.sleep(0.001)
         started = time.thread_time()
         while time.thread_time() - started < 0.05:
             pass
@@ -132,6 +134,7 @@ def test_processor_time_of_an_idle_engine_is_seen(tmp_path: Path) -> None:
     for group in opened(tmp_path, "busy"):
         engine = group.runs[0].engine
         engine.run([[1]], [1])
+        (tmp_path / "idle").touch()
         wait_for((tmp_path / "burnt").exists, "work of an idle engine")
         assert engine.run([[2]], [1]).idle_cpu_seconds >= 0.04
 

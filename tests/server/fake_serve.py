@@ -1,7 +1,8 @@
 """`quire serve` as a process over the fake core: the whole front, real processes and sockets, and
 an engine that costs little and whose tokens are known.
 
-Run with one argument, the JSON of `FakeServeOptions`; standard output has one line, the port.
+Run with one argument, the JSON of `FakeServeOptions`. The port is whichever is free; the first line
+of the front names it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -67,23 +69,31 @@ class FakeServer:
 @contextlib.contextmanager
 def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
     """A server whose port is open. It is killed at the end if it still runs."""
-    with tempfile.TemporaryDirectory(prefix="q") as directory:
+    with tempfile.TemporaryDirectory(prefix="q") as directory, tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(dataclasses.asdict(options))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=written,
             text=True,
             env={**os.environ, "TMPDIR": directory},
             start_new_session=True,
         )
         try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline())
+            port = wait_for(lambda: named_port(process, written), "port of the server")
             yield FakeServer(process, port, Path(directory), options.core)
         finally:
             process.kill()
             process.communicate()
             wait_until_gone(process.pid)
+
+
+def named_port(process: subprocess.Popen[str], written: IO[bytes]) -> int | None:
+    """The port in what the front has written so far."""
+    status = process.poll()  # before it is read: what ended has written all
+    text = os.pread(written.fileno(), 65536, 0).decode()
+    found = re.search(r"listens on http://127\.0\.0\.1:(\d+) ", text)
+    assert found or status is None, f"the server ended with status {status}: {text}"
+    return int(found[1]) if found else None
 
 
 def wait_until_gone(session: int) -> None:
@@ -106,22 +116,13 @@ def main() -> int:
     given = json.loads(sys.argv[1])
     core = FakeCoreOptions(**given["core"])
     server = ServerSettings(
-        port=_free_port(),
+        port=0,
         disable_access_log=True,
         shutdown_timeout=given["shutdown_timeout"],
         limits=Limits(**given["limits"]),
     )
-    sys.stdout.write(f"{server.port}\n")
-    sys.stdout.flush()
     make_supervisor = partial(EngineSupervisor, command=core.command())
     return run_server(EngineSettings(), server, make_supervisor=make_supervisor)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":
