@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +29,11 @@ from quire.ops.kv_pages import EMPTY_BYTE
 from quire.ops.paged_attention import OP
 from quire.ops.paged_batch import paged_batch
 from quire.platform import detect_platform
+from quire.platform.gpu_facts import GpuFacts
 
 PLATFORM = detect_platform()
 BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))
+H200 = GpuFacts("nvidia", "H200", "SM 90", (9, 0), 2**37, 2**37, "580", (13, 0))
 NEEDS = AttentionNeeds(torch.float32, torch.bfloat16, 64, 4, 2)
 
 
@@ -45,7 +50,28 @@ def test_a_dtype_that_kernels_lack_is_served_by_the_reference() -> None:
     assert select_backend(PLATFORM, needs).backend.name == "reference"
 
 
-@pytest.mark.parametrize("option", ["soft_cap", "alibi_slopes", "sinks"])
+WORDS = {"soft_cap": "soft-capped scores", "alibi_slopes": "ALiBi", "sinks": "attention sinks"}
+
+
+def test_reasons_say_what_a_user_knows() -> None:
+    """Turns red when a start-up report names dtypes as torch does, arguments of our operations, or
+    on a CPU what only a GPU could serve."""
+    changes: list[dict[str, Any]] = [
+        *({"scores": frozenset({option})} for option in WORDS),
+        {"dtype": torch.float64},
+        {"cache_dtype": torch.float8_e4m3fn},
+        {"head_dim": 320},
+    ]
+    cpu, gpu = replace(PLATFORM, device="cpu"), replace(PLATFORM, device="cuda", gpu=H200)
+    for platform, needs in itertools.product(
+        (cpu, gpu), (replace(NEEDS, **each) for each in changes)
+    ):
+        told = select_backend(platform, needs).reason
+        assert not re.search(r"torch\.|soft_cap|alibi_", told)
+        assert platform is gpu or "GPU" not in told
+
+
+@pytest.mark.parametrize("option", WORDS)
 def test_scores_that_kernels_cannot_change_are_left_to_those_that_can(option: str) -> None:
     """Turns red when a model's soft-cap, slopes or sinks are dropped without a word."""
     needs = replace(NEEDS, scores=frozenset({option}))
@@ -55,7 +81,7 @@ def test_scores_that_kernels_cannot_change_are_left_to_those_that_can(option: st
     for provider in OP.providers:
         refusal = BACKENDS[provider.name].refusal(PLATFORM, needs)
         if option in provider.lacks:
-            assert f"no {option}" in (refusal or "")
+            assert f"no {WORDS[option]}" in (refusal or "")
             assert choice.reason.count(refusal or "") == 1
             names = choice.reason.partition(f" cannot serve: {refusal}")[0].rpartition("; ")[2]
             assert provider.name in names.split(", ")

@@ -15,6 +15,7 @@ from quire.attention.kv_pool import LayerCache
 from quire.attention.needs import AttentionNeeds
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
+from quire.ops.operation import FOR_GPUS
 from quire.ops.team import Team
 from quire.platform import Platform
 
@@ -71,19 +72,19 @@ class FlashAttention3Candidate:
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if platform.device != "cuda":
-            return "it is for GPUs"
+            return FOR_GPUS
         if platform.gpu is None or (platform.gpu.capability or (0, 0))[0] != 9:
-            return "it is for SM 90"
+            return "it is for Hopper GPUs (SM 90)"
         if find_spec(MODULE) is None:
             return f"{MODULE} is not installed"
         if needs.dtype not in (torch.float16, torch.bfloat16):
-            return f"it has no {needs.dtype}"
+            return needs.refused_dtype()
         if needs.cache_dtype != needs.dtype:
-            return f"it reads no cache of {needs.cache_dtype} for {needs.dtype}"
+            return needs.refused_cache()
         if needs.head_dim % 8 or needs.head_dim > 256:
-            return f"it has no heads of {needs.head_dim}"
-        if lacking := sorted(needs.scores - {"soft_cap"}):
-            return f"it has no {', '.join(lacking)}"
+            return needs.refused_heads("at most 256, in steps of 8,")
+        if lacking := needs.scores - {"soft_cap"}:
+            return needs.refused_scores(lacking)
         return None
 
     def make(self, team: Team) -> FlashAttention3:  # noqa: ARG002  no threads here

@@ -18,6 +18,7 @@ from quire.attention.kv_pool import LayerCache
 from quire.attention.needs import AttentionNeeds
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
+from quire.ops.operation import FOR_GPUS
 from quire.ops.team import Team
 from quire.platform import Platform
 
@@ -128,19 +129,19 @@ class FlashInferCandidate:
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if platform.device != "cuda":
-            return "it is for GPUs"
+            return FOR_GPUS
         if platform.gpu is None or (platform.gpu.capability or (0, 0)) < (8, 0):
-            return "it is for SM 80 and later"
+            return "it is for GPUs from Ampere (SM 80) on"
         if find_spec(MODULE) is None:
             return f"{MODULE} is not installed"
         if needs.dtype not in (torch.float16, torch.bfloat16):
-            return f"it has no {needs.dtype}"
+            return needs.refused_dtype()
         if needs.cache_dtype != needs.dtype:
-            return f"it reads no cache of {needs.cache_dtype} for {needs.dtype}"
+            return needs.refused_cache()
         if needs.head_dim not in (64, 128, 256):
-            return f"it has no heads of {needs.head_dim}"
-        if lacking := sorted(needs.scores - {"soft_cap"}):
-            return f"it has no {', '.join(lacking)}"
+            return needs.refused_heads("64, 128 or 256")
+        if lacking := needs.scores - {"soft_cap"}:
+            return needs.refused_scores(lacking)
         return None
 
     def make(self, team: Team) -> FlashInfer:  # noqa: ARG002  no threads here

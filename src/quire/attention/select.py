@@ -16,7 +16,7 @@ from quire.attention.reference import ReferenceAttention
 from quire.errors import ConfigError
 from quire.ops.cpu_provider import CACHE_DTYPE_CODES
 from quire.ops.native import DTYPE_CODES
-from quire.ops.operation import Provider
+from quire.ops.operation import FOR_CPUS, FOR_GPUS, Provider
 from quire.ops.paged_attention import OP
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
@@ -66,13 +66,13 @@ class _Kernels:
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if needs.dtype not in DTYPE_CODES:
-            return f"it has no {needs.dtype}"
+            return needs.refused_dtype()
         if needs.cache_dtype not in CACHE_DTYPE_CODES:
-            return f"it reads no cache of {needs.cache_dtype}"
+            return needs.refused_cache()
         if self.max_head_dim is not None and needs.head_dim > self.max_head_dim:
-            return f"its tiles hold no heads of {needs.head_dim}"
-        if lacking := sorted(needs.scores & self.provider.lacks):
-            return f"it has no {', '.join(lacking)}"
+            return needs.refused_heads(f"at most {self.max_head_dim}")
+        if lacking := needs.scores & self.provider.lacks:
+            return needs.refused_scores(lacking)
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:
@@ -128,5 +128,10 @@ def select_backend(
 
 
 def _told(refused: Mapping[str, list[str]]) -> list[str]:
-    """Each reason once, behind the names of the backends that it keeps away."""
-    return [f"{', '.join(names)} cannot serve: {reason}" for reason, names in refused.items()]
+    """Each reason once, behind the names of the backends that it keeps away; none for those
+    that are for other devices."""
+    return [
+        f"{', '.join(names)} cannot serve: {reason}"
+        for reason, names in refused.items()
+        if reason not in (FOR_CPUS, FOR_GPUS)
+    ]

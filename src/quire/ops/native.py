@@ -13,6 +13,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.compile import ISAS, Isa, build_hash, library_path
+from quire.ops.operation import FOR_CPUS
 from quire.ops.replay import KernelCall, NotCapturableError, kernel_error
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
@@ -130,7 +131,7 @@ def native_unavailable(isa: str, platform: Platform) -> str | None:
     """Why the kernels of `isa` cannot run here, or None when they can."""
     entry = _isa(isa)
     if platform.device != "cpu":
-        return f"tensors live on {platform.device}, these kernels compute on the CPU"
+        return FOR_CPUS
     if platform.cpu.architecture not in entry.architectures:
         return f"the processor is {platform.cpu.architecture}"
     missing = [name for name in entry.all_features if not platform.cpu.has(name)]

@@ -32,6 +32,10 @@ class Tolerance:
     reason: str
 
 
+FOR_CPUS, FOR_GPUS = "it is for CPUs", "it is for GPUs"
+"""Reasons of `Provider.unavailable` on the other device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """One implementation of an operation.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.config import env
-from quire.ops.operation import Provider, Tolerance
+from quire.ops.operation import FOR_GPUS, Provider, Tolerance
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -33,10 +33,12 @@ def triton_unavailable(platform: Platform) -> str | None:
 
     On a CPU they run in Triton's interpreter, which is for tests, if TRITON_INTERPRET=1 is set.
     """
+    if platform.device == "cpu" and not env.triton_interpreter():
+        return FOR_GPUS
     if find_spec("triton") is None:
         return "triton is not installed"
     if platform.device == "cpu":
-        return None if env.triton_interpreter() else "tensors live on the CPU"
+        return None
     if not torch.cuda.is_available():
         return "torch sees no GPU"
     if torch.version.hip is not None:

@@ -10,7 +10,7 @@ import torch
 from quire.ops.draw.candidates import select_candidates
 from quire.ops.draw.noise import gumbel, token_bits
 from quire.ops.draw.ranking import LogitArray
-from quire.ops.operation import Provider
+from quire.ops.operation import FOR_CPUS, Provider
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -61,7 +61,7 @@ def _draw_one(row: LogitArray, keep: tuple[float, int, float, float], stream: to
 
 
 def _unavailable(platform: Platform) -> str | None:
-    return None if platform.device == "cpu" else "tensors live on a GPU"
+    return None if platform.device == "cpu" else FOR_CPUS
 
 
 def _load(team: Team = ALONE) -> Callable[..., torch.Tensor]:  # noqa: ARG001  the caller computes

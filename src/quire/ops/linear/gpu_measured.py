@@ -12,7 +12,7 @@ from quire.config import env
 from quire.ops.linear.choice_cache import ChoiceCache
 from quire.ops.linear.measured import MeasuredMatrix, ProductChooser
 from quire.ops.linear.vendor import VENDOR, load_vendor
-from quire.ops.operation import Provider
+from quire.ops.operation import FOR_GPUS, Provider
 from quire.ops.team import ALONE, Team
 from quire.ops.triton_provider import triton_unavailable
 from quire.platform import Platform
@@ -71,7 +71,7 @@ def time_on_gpu(calls: Sequence[Callable[[], object]]) -> float:
 
 def _unavailable(platform: Platform) -> str | None:
     if platform.device == "cpu":
-        return "tensors live on the CPU"  # also with Triton's interpreter, which is not for timing
+        return FOR_GPUS  # also with Triton's interpreter, which is not for timing
     return VENDOR.unavailable(platform) or triton_unavailable(platform)
 
 

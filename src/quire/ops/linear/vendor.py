@@ -8,7 +8,7 @@ import torch
 
 from quire.ops.linear.contract import check_arguments
 from quire.ops.linear.reference import widened_product
-from quire.ops.operation import Provider
+from quire.ops.operation import FOR_GPUS, Provider
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
@@ -68,7 +68,7 @@ def load_vendor(team: Team = ALONE) -> Callable[..., VendorMatrix]:  # noqa: ARG
 
 def _unavailable(platform: Platform) -> str | None:
     if platform.device == "cpu":
-        return "tensors live on the CPU"
+        return FOR_GPUS
     return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
