@@ -88,7 +88,7 @@ def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
 
 
 def test_a_pin_ends_by_itself(http: httpx.Client) -> None:
-    pin(http, prompt="The quick brown fox jumps", ttl_s=0.2)
+    pin(http, prompt="The quick brown fox jumps", ttl_s=2.0)  # more than its step takes
     wait_for(lambda: listed(http) == [], "end of the pin")
     assert num_cached(http, "Something else") == 0  # and the step lets its blocks go
 
