@@ -38,7 +38,11 @@ from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, 
 from tests.waiting import WAIT_S, get, post, wait_for
 from tests.waiting import stream as open_stream
 
-TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=")
+TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=").replace(
+    "max_model_len=512, num_kv_blocks=256", "max_model_len=2048, num_kv_blocks=1024"
+)
+ENDLESS = {**LONG, "max_tokens": 1900}
+"""As long as the model's context allows: seconds, in which a stream that has begun is met alive."""
 MANY = 16
 """So many connections all go to the same one of two fronts once in 2^15 runs."""
 
@@ -80,7 +84,7 @@ def streams_on_both(url: str, fronts: set[int]) -> Any:
     with contextlib.ExitStack() as stack:
         found: list[tuple[int, Any]] = []
         while len({front for front, _ in found}) < 2 and len(found) < MANY:
-            stream = stack.enter_context(open_stream("POST", f"{url}{CHAT}", json=LONG))
+            stream = stack.enter_context(open_stream("POST", f"{url}{CHAT}", json=ENDLESS))
             lines = stream.iter_lines()
             next(lines)
             _, client_port = stream.extensions["network_stream"].get_extra_info("client_addr")
@@ -239,7 +243,7 @@ def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_a_failure(short_tmp: Path) -> None:
-    code = TWO_FRONTS.replace("max_model_len=512", "model='/no/such/model'")
+    code = TWO_FRONTS.replace("max_model_len=2048", "model='/no/such/model'")
     with serving(short_tmp, code=code) as server:
         assert server.end() == 1
     assert "ConfigError" in server.text and "/no/such/model" in server.text
