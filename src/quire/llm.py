@@ -157,11 +157,12 @@ class LLM:
         RequestError if the prompt cannot be served.
         """
         rendered = self._engine.renderer.render_prompt(prompt)
-        params = sampling_params or self.get_default_sampling_params()
+        (params,) = self._params_for([rendered], sampling_params)
+        (scheduling,) = scheduling_for(1, scheduling_params, None)
         handles = range(self._next_handle, self._next_handle + params.n)
         shown = (0, False)
         try:
-            output = self._add(rendered, params, scheduling_params or SchedulingParams())
+            output = self._add(rendered, params, scheduling)
             # Other calls, made while this one pauses, also let its output grow.
             while shown != (now := _extent(output)) or not output.finished:
                 if now == shown:
@@ -185,13 +186,14 @@ class LLM:
         max_prompt_tokens: how many it will have at most; None: what the context allows.
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
-        params = sampling_params or self.get_default_sampling_params()
+        empty = RenderedPrompt([])
+        (params,) = self._params_for([empty], sampling_params)
+        (scheduling,) = scheduling_for(1, scheduling_params, None)
         handle = self._next_handle
         self._next_handle += 2
         request = self._requests.render(
-            self._new_request_id(), handle, RenderedPrompt([]), params, time.monotonic()
+            self._new_request_id(), handle, empty, params, time.monotonic()
         )
-        scheduling = scheduling_params or SchedulingParams()
         return PromptStream(
             replace(request, max_prompt_tokens=max_prompt_tokens, scheduling=scheduling),
             params,

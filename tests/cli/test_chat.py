@@ -193,3 +193,10 @@ def _read_until(descriptor: int, wanted: str) -> str:
         shown += os.read(descriptor, 4096).decode()
     assert wanted in shown, shown
     return shown
+
+
+def test_a_text_in_place_of_the_model_is_told_from_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "import os"]) == 2
+    assert capsys.readouterr().err == (
+        "quire: error: 'import os' is no model; give a text behind -q: -q 'import os'.\n"
+    )

@@ -66,3 +66,13 @@ def test_spinning_is_limited_unless_the_user_said_so(
         env={**clean, **given},
     )  # fmt: skip
     assert done.stdout.strip() == str(expected)
+
+
+@pytest.mark.parametrize("name", ["QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS"])
+def test_misspelt_kernels_are_refused_before_anything_is_planned(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Turns red when `quire plan` promises a start that would fail."""
+    monkeypatch.setenv(name, "avx521")
+    with pytest.raises(ConfigError, match=f"{name} has no such value: 'avx521'"):
+        threads()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any, cast
 
 import pytest
 
@@ -171,3 +172,16 @@ def test_a_failure_while_a_piece_is_computed_is_told(
             patch.setattr(executor, "execute", lost_step)
             with pytest.raises(RequestError, match="the device was lost"):
                 stream.append(IDS[30:])
+
+
+def test_parameters_of_a_wrong_kind_are_refused_at_once(llm: LLM) -> None:
+    """Turns red when a dict is found out only deep in the engine."""
+    wrong: dict[str, Any] = {"priority": 1}
+    with pytest.raises(RequestError, match="give SchedulingParams objects"):
+        llm.open_prompt(PARAMS, scheduling_params=cast("SchedulingParams", wrong))
+    with pytest.raises(RequestError, match="give SamplingParams"):
+        llm.open_prompt(cast("SamplingParams", wrong))
+    with pytest.raises(RequestError, match="give SchedulingParams objects"):
+        next(llm.stream("a", PARAMS, scheduling_params=cast("SchedulingParams", wrong)))
+    with pytest.raises(RequestError, match="give SamplingParams"):
+        next(llm.stream("a", cast("SamplingParams", wrong)))

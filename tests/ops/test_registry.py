@@ -75,7 +75,7 @@ def test_refusals_name_the_value_and_the_way_out() -> None:
     op = ALL_OPS["rms_norm"]
     with pytest.raises(ConfigError, match=r"'gpu'.*Use one of: .*reference"):
         select(op, PLATFORM, "gpu")
-    with pytest.raises(ConfigError, match=r"'cpu_avx2'.*lacks avx2.*Force another"):
+    with pytest.raises(ConfigError, match=r"'cpu_avx2'.*lacks avx2.*Give QUIRE_CPU_ISA another"):
         select(op, BARE, "cpu_avx2")
     with pytest.raises(ConfigError, match=r"No such operation: norm\. Use one of"):
         build_op_set(PLATFORM, {"norm": REFERENCE})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from quire.cli.engine_flags import add_engine_flags, given_settings
@@ -44,6 +46,7 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
     sampling = given_sampling(options)
     if "seed" in settings:
         sampling["seed"] = settings["seed"]
+    _refuse_text(settings.get("model"))
     wants_engine = bool(settings.keys() - {"seed", "quiet"})
     if wants_engine and options.url is not None:
         named = ", ".join(sorted(settings))
@@ -68,6 +71,12 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
             engine.shutdown()
     else:
         yield ServerSource(server, _model_name(server, options.model_name)), sampling
+
+
+def _refuse_text(model: str | None) -> None:
+    """A text where the model stands, as other programs take it, would be looked for as a folder."""
+    if model is not None and " " in model.strip() and not Path(model).exists():
+        raise ConfigError(f"{model!r} is no model; give a text behind -q: -q {shlex.quote(model)}.")
 
 
 def _model_name(server: RemoteServer, wanted: str | None) -> str:

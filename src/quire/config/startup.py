@@ -46,8 +46,11 @@ def find_model(settings: EngineSettings) -> FoundModel:
 def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     """Find the model, read what it says about itself and resolve the settings.
 
-    Raises ConfigError: no model named, not found, unsupported, broken, or larger than the machine.
+    Raises ConfigError: no model named, not found, unsupported, broken, or larger than the machine;
+    or a variable of the environment names kernels that do not exist.
     """
+    env.cpu_isa()
+    env.gpu_kernels()
     found = find_model(settings)
     if settings.num_threads is None:
         settings = replace(settings, num_threads=env.num_threads())

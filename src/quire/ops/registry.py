@@ -131,9 +131,10 @@ def select(
             )
         reason = provider.unavailable(platform)
         if reason is not None:
+            variable = "QUIRE_CPU_ISA" if forced.startswith("cpu_") else "QUIRE_GPU_KERNELS"
             raise ConfigError(
-                f"Provider {forced!r} of operation {op.name} cannot run here: {reason}. "
-                f"Force another one, or none."
+                f"Kernels {forced!r} cannot run here ({op.name}): {reason}. "
+                f"Give {variable} another value, or unset it."
             )
         return provider.name, provider.load(team)
     for provider in op.providers:

@@ -113,8 +113,8 @@ class ServerSettings:
         if shortest >= LONG_KEY_CHARS:
             return None
         return (
-            f"An API key has {shortest} of the {LONG_KEY_CHARS} characters below which it can be "
-            f"guessed. {_KEY_ADVICE}"
+            f"An API key of {shortest} characters can be guessed: {LONG_KEY_CHARS} or more are "
+            f"safe. {_KEY_ADVICE}"
         )
 
     @property
