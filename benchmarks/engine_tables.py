@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
 from engine_runs import title_of
@@ -59,7 +60,7 @@ def pooled(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Figures]:
 
 
 def ratios_by_turn(records: Sequence[dict[str, Any]], figure: str) -> dict[str, Spread]:
-    """The first engine of each group over every other one, turn by turn, by "A / B"."""
+    """Each engine of a group over every one after it, turn by turn, by "A / B"."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for record in records:
         work = record["workload"]
@@ -67,8 +68,7 @@ def ratios_by_turn(records: Sequence[dict[str, Any]], figure: str) -> dict[str, 
             groups.setdefault((work["turns"]["group"], work["bits"]), []).append(record)
     found: dict[str, list[float]] = {}
     for members in groups.values():
-        first, *others = sorted(members, key=_place)
-        for other in others:
+        for first, other in combinations(sorted(members, key=_place), 2):
             pairs = zip(
                 first["figures"][figure]["values"], other["figures"][figure]["values"], strict=True
             )

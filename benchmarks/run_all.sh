@@ -42,7 +42,7 @@ if [[ -n "${PEERS_PYTHON:-}" ]]; then
   for engine in openvino llama_cpp vllm; do peers+=(--python "$engine=$PEERS_PYTHON"); done
 fi
 $python benchmarks/cpu_limits.py --threads 2 --repeats 12 --output $results/cpu_limits.json
-$python benchmarks/cpu_table.py "${peers[@]}" --output-folder $results/cpu_table
+$python benchmarks/cpu_table.py "${peers[@]}" --output-folder $results/cpu_turns
 $python benchmarks/cpu_mixed.py "${peers[@]}" --repeats 3 --output-folder $results/cpu_mixed
 $python benchmarks/core_faults.py --output $results/core_faults.json
 $python benchmarks/server_start.py --output $results/server_start.json

@@ -41,6 +41,9 @@ _SHOWN_FEATURES = (
 )  # fmt: skip
 """The features that decide how fast a model runs; a processor lists a hundred others."""
 
+_BUT_RESULTS = ("--", ":/", ":(top,exclude)benchmarks/results")
+"""Paths, to git: one benchmark's results are no change to what the next one measures."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -196,12 +199,13 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 
 def current_commit() -> str | None:
-    """The commit of the source tree, with "+changes" if files differ; None outside a checkout."""
+    """The commit of the source tree, with "+changes" if files besides results differ;
+    None outside a checkout."""
     folder = Path(__file__).parent
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    return commit + ("+changes" if _git(folder, "status", "--porcelain") else "")
+    return commit + ("+changes" if _git(folder, "status", "--porcelain", *_BUT_RESULTS) else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
