@@ -12,6 +12,7 @@ from quire.ops import ALL_OPS, build_op_set
 from quire.ops.check import compare
 from quire.ops.linear.reference import widened_product
 from quire.ops.linear.vendor import VendorMatrix, load_vendor, product_into_float32
+from quire.ops.operation import FOR_GPUS
 from quire.platform import detect_platform
 
 OP = ALL_OPS["linear"]
@@ -71,7 +72,7 @@ def test_it_serves_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when a GPU is left with the plain reference, or a CPU is not."""
     provider = OP.provider("torch")
     assert provider is not None
-    assert "CPU" in (provider.unavailable(PLATFORM) or "")
+    assert provider.unavailable(PLATFORM) == FOR_GPUS
     cuda = replace(PLATFORM, device="cuda")
     assert "no GPU" in (provider.unavailable(cuda) or "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
