@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.tile_emulator import build_emulator, emulation, tiles_unavailable
+from tests.ops.tile_emulator import build_emulator, emulation, has_tiles, tiles_unavailable
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
@@ -191,7 +191,8 @@ emulator.probe_zero_tile_7()
 def test_the_emulation_refuses_what_the_processor_refuses(
     emulator_library: Path, breach: str
 ) -> None:
-    """Turns red when a kernel that a processor would stop passes the tests here."""
+    """Turns red when a kernel that a processor would stop passes the tests here. A processor with
+    tiles stops it without giving a reason."""
     result = subprocess.run(
         [
             sys.executable,
@@ -206,4 +207,5 @@ def test_the_emulation_refuses_what_the_processor_refuses(
         text=True,
         timeout=WAIT_S,
     )
-    assert result.returncode < 0 and breach in result.stderr
+    assert result.returncode < 0
+    assert has_tiles() or breach in result.stderr
