@@ -21,7 +21,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine_runs import BENCHMARKS, Group, add_engine_arguments, opened_groups, record_of
+from engine_runs import (
+    BENCHMARKS,
+    Group,
+    add_engine_arguments,
+    hold_to_isa,
+    opened_groups,
+    record_of,
+)
 from engine_tables import ratios_by_turn
 from engine_turns import MachineLimits, run_turns, warm_up
 from engines.process import EngineEndedError
@@ -39,6 +46,7 @@ WARMUP = Workload((32,), (4,))
 def main() -> int:
     options = parse_arguments()
     measured = 0
+    hold_to_isa(options.isa)
     probe = LimitProbe(options.threads)
     try:
         for size in options.requests:
@@ -98,6 +106,7 @@ def measure(
     workload = {
         "model": options.model.name,
         "threads": options.threads,
+        "isa": options.isa,
         "num_requests": len(work.prompt_lengths),
         "num_prompt_tokens": work.num_prompt_tokens,
         "num_output_tokens": work.num_output_tokens,

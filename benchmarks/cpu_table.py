@@ -25,6 +25,9 @@ two operations per weight and token (attention not counted; in prefill, the head
 prompt), against the fastest product that the precision allows. The larger of the two is the share
 of the combined limit, since a step takes at least max(bytes / read, operations / product).
 
+`--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set: what they would
+do on a processor that has no more.
+
 A ratio is that of two engines in the same turn. *idle* is processor time that an engine took while
 others had their turns, in percent of a core.
 """
@@ -40,7 +43,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine_runs import Group, add_engine_arguments, opened_groups, record_of
+from engine_runs import Group, add_engine_arguments, hold_to_isa, opened_groups, record_of
 from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
 from engines.process import EngineEndedError
@@ -61,6 +64,7 @@ def main() -> int:
         print(render_tables([json.loads(path.read_text()) for path in options.show]))
         return 0
     records: list[dict[str, Any]] = []
+    hold_to_isa(options.isa)
     probe = LimitProbe(options.threads)
     try:
         with TemporaryDirectory() as scratch:
@@ -120,6 +124,7 @@ def measure(
     about = {
         "model": options.model.name,
         "threads": options.threads,
+        "isa": options.isa,
         "prompt_len": PROMPT_LEN,
         "prefill_prompts": PREFILL_PROMPTS,
         "output_len": options.output_len,

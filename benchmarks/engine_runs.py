@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,10 +27,26 @@ from engines.process import EngineProcess  # noqa: E402
 from quire.bench.machine import Limits, current_commit, describe_machine  # noqa: E402
 from quire.bench.record import BenchRecord, spread_of  # noqa: E402
 
-__all__ = ["BENCHMARKS", "Group", "Run", "add_engine_arguments", "opened_groups", "record_of"]
+__all__ = [
+    "BENCHMARKS",
+    "Group",
+    "Run",
+    "add_engine_arguments",
+    "hold_to_isa",
+    "opened_groups",
+    "record_of",
+]
 
 BENCHMARKS = Path(__file__).parent
 MODEL = BENCHMARKS / "models" / "qwen3-0.6b"
+ISAS: Mapping[str, str] = {
+    "avx2": "AVX2",
+    "avx512": "AVX512_CORE",
+    "avx512_vnni": "AVX512_CORE_VNNI",
+    "avx512_bf16": "AVX512_CORE_BF16",
+}
+"""Of quire, and the same for oneDNN, which computes for OpenVINO and torch."""
+WITHOUT_BF16 = ("avx2", "avx512", "avx512_vnni")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +93,23 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENGINE=PATH",
         help="interpreter of an engine's own environment; this one if unset",
     )
+    parser.add_argument(
+        "--isa",
+        choices=ISAS,
+        help="engines and limits use no wider instructions than these; others are left out",
+    )
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=6, help="turns of every engine (6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work-dir", type=Path, help="keeps converted models; temporary if unset")
     parser.add_argument("--output-folder", type=Path, help="one JSON file per engine and format")
+
+
+def hold_to_isa(isa: str | None) -> None:
+    """Hold this process and those it starts to an instruction set. Before torch's first product."""
+    if isa is not None:
+        os.environ |= {"QUIRE_CPU_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa]}
 
 
 def _named_interpreter(text: str) -> tuple[str, str]:
@@ -122,9 +149,12 @@ def opened_groups(
                     max_model_len=max_model_len,
                     work_dir=work_dir,
                     seed=options.seed,
+                    widen_16_bits=options.isa in WITHOUT_BF16,
                 )
                 module, python = ENGINES[name].module, pythons.get(name, sys.executable)
                 try:
+                    if options.isa and not ENGINES[name].restrictable:
+                        raise UnavailableError("it cannot be held to an instruction set")
                     engine = EngineProcess(title, module, wanted_engine, python, _environment())
                 except UnavailableError as reason:
                     line = f"{title}: skipped, {reason}"

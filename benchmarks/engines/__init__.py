@@ -39,11 +39,13 @@ class Format:
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """module: has `open_engine(options)`, which loads the engine and raises UnavailableError.
-    formats: spelled as the engine's own users know them."""
+    formats: spelled as the engine's own users know them. restrictable: whether it can be held to an
+    instruction set."""
 
     title: str
     module: str
     formats: Mapping[str, Format]
+    restrictable: bool = False
 
 
 ENGINES: Mapping[str, Adapter] = {
@@ -58,6 +60,7 @@ ENGINES: Mapping[str, Adapter] = {
             "int4": Format(4),
             "int4_kv8": Format(4, kv_bits=8),
         },
+        restrictable=True,
     ),
     "openvino": Adapter(
         "OpenVINO GenAI",
@@ -68,6 +71,7 @@ ENGINES: Mapping[str, Adapter] = {
             "INT8": Format(8, kv_bits=8),
             "INT4": Format(4, kv_bits=8),
         },
+        restrictable=True,
     ),
     "llama_cpp": Adapter(
         "llama.cpp",

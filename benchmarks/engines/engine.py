@@ -25,7 +25,9 @@ class UnavailableError(Exception):
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """model: folder with a config.json. weights: a format that the engine names. work_dir: where
-    converted models are kept. max_num_seqs requests of max_model_len tokens must fit at once."""
+    converted models are kept. max_num_seqs requests of max_model_len tokens must fit at once.
+    widen_16_bits: compute with 16-bit weights in float32, as on a processor that has no products of
+    bfloat16, though this one has."""
 
     model: Path
     weights: str
@@ -34,6 +36,7 @@ class EngineOptions:
     max_model_len: int
     work_dir: Path
     seed: int
+    widen_16_bits: bool = False
 
 
 class Engine(Protocol):

@@ -32,7 +32,9 @@ class OpenVinoEngine:
         scheduler.max_num_seqs = options.max_num_seqs
         scheduler.cache_size = _cache_gb(options)
         scheduler.enable_prefix_caching = False
-        properties = {"INFERENCE_NUM_THREADS": options.num_threads}
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": options.num_threads}
+        if options.widen_16_bits:
+            properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(folder), scheduler, "CPU", properties
         )

@@ -92,7 +92,8 @@ class QuireEngine:
             self._clock.remove()
             raise
         self._client = self._llm.engine.client
-        self.settings = {"version": quire.__version__, **chosen, "model": options.model.name}
+        about = {"version": quire.__version__, "kernels": widest_kernels()}
+        self.settings = {**about, **chosen, "model": options.model.name}
         self._next_handle = 0
         self._counts = np.zeros(0, np.int64)
 
@@ -126,6 +127,12 @@ class QuireEngine:
     def close(self) -> None:
         self._llm.shutdown()
         self._clock.remove()
+
+
+def widest_kernels() -> str:
+    """The instruction set whose kernels serve: the one asked for, or the best of this processor."""
+    platform = detect_platform()
+    return env.cpu_isa() or next(i.name for i in ISAS if not native_unavailable(i.name, platform))
 
 
 def open_engine(options: EngineOptions) -> QuireEngine:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from quire.bench.machine import LimitProbe
 from quire.llm import LLM
+from quire.ops.native import native_unavailable
+from quire.platform import detect_platform
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY: dict[str, Any] = {
@@ -187,6 +189,32 @@ def test_a_mixed_workload_gives_all_its_tokens(
     record = json.loads((tiny_model / "quire_bfloat16_16_requests.json").read_text())
     assert record["workload"]["num_output_tokens"] == 2829
     assert len(record["figures"]["output_tokens_per_s"]["values"]) == 2
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512_vnni"])
+def test_engines_are_held_to_an_instruction_set(
+    isa: str,
+    tiny_model: Path,
+    small_limits: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Turns red when the process of an engine uses more than it was told, or when an engine that
+    cannot be told so is measured all the same."""
+    if native_unavailable(isa, detect_platform()):
+        pytest.skip(f"no {isa} here")
+    for name in ("QUIRE_CPU_ISA", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.setenv(name, "")  # as it was before, afterwards
+    output = tiny_model / "results"
+    command = f"cpu_table.py --engine quire llama_cpp --weights int8 Q8_0 --isa {isa} --columns 1"
+    arguments = ["--model", str(tiny_model), "--output-folder", str(output), "--threads", "1"]
+    few = ["--output-len", "3", "--repeats", "1"]
+    monkeypatch.setattr("sys.argv", [*command.split(), *arguments, *few])
+    assert importlib.import_module("cpu_table").main() == 0
+    assert "llama.cpp, Q8_0: skipped, it cannot be held to" in capsys.readouterr().err
+    record = json.loads(next(output.iterdir()).read_text())
+    assert record["workload"]["isa"] == isa
+    assert record["settings"]["kernels"] == isa
 
 
 def test_nothing_measured_is_a_failure(

@@ -122,10 +122,11 @@ class LimitProbe:
     measurements, so that one takes a tenth of a second. torch's own number of threads is as before
     after each.
 
-    Reads are sums of `read_bytes` of float32 in huge pages, where weights lie too. Products are of
-    square matrices of `size`, the right one transposed as the weight of a linear layer is:
-    float32, bfloat16, or uint8 by int8 with sums in int32 (oneDNN). benchmarks/cpu_limits.py sets
-    both beside what cores can do at most.
+    Reads are of `read_bytes` of float32 in huge pages, where weights lie too: their sum or their
+    product with themselves, whichever is faster here. Products are of square matrices of `size`,
+    the right one transposed as the weight of a linear layer is: float32, bfloat16, or uint8 by int8
+    with sums in int32 (oneDNN). benchmarks/cpu_limits.py sets both beside what cores can do at
+    most.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class LimitProbe:
     def _make(self, name: Literal["read"] | Product) -> Callable[[], object]:
         if name == "read":
             memory = map_huge_pages(self._read_bytes)[: self._read_bytes]
-            return memory.view(torch.float32).fill_(1.0).sum
+            numbers = memory.view(torch.float32).fill_(1.0)
+            ways: list[Callable[[], object]] = [numbers.sum, lambda: torch.dot(numbers, numbers)]
+            return min(ways, key=lambda way: min(_seconds_of(way) for _ in range(REPEATS)))
         if name == "int8":
             return _int8_product(self._size)
         left, right = torch.rand(2, self._size, self._size)
