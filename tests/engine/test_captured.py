@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.errors import EngineError
 from quire.runner.captured import CapturedSteps
+from quire.runner.captured_forward import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, write_checkpoint
 from tests.waiting import WAIT_S
@@ -40,6 +42,10 @@ def runner_of(llm: LLM) -> Any:
 
 def captured_steps(llm: LLM) -> CapturedSteps:
     return runner_of(llm)._captured
+
+
+def captured_forward(llm: LLM) -> Any:
+    return runner_of(llm)._forward._model
 
 
 def generate(llm: LLM) -> list[RequestOutput]:
@@ -90,6 +96,8 @@ def test_captured_is_eager(
     assert_same(generate(captured), expected, exact=True)
     assert seen.items() <= captured_steps(captured)._steps.items()  # used again, not made anew
     assert not captured_steps(eager)._steps
+    assert captured_forward(captured)._calls is not None
+    assert captured_forward(eager)._calls is None
     if "num_kv_blocks" in more:
         assert captured.engine.client.stats().preempted_total > 0
 
@@ -107,6 +115,16 @@ class TorchAtTheEnd:
         return self._model.logits(hidden) + 1.0
 
 
+class TorchInTheForward(TorchAtTheEnd):
+    """A model that doubles its hidden states in torch."""
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        return self._model.forward(*inputs) * 2.0
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden)
+
+
 def test_a_model_that_computes_in_torch_stays_eager(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +139,65 @@ def test_a_model_that_computes_in_torch_stays_eager(
     assert [r.getMessage() for r in caplog.records if "captured" in r.getMessage()] == [
         "decode steps of this model are not captured: it computes aten.add.Tensor in torch"
     ]
+
+
+def test_a_forward_that_computes_in_torch_stays_eager(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when a replay of a prompt leaves out what is not a kernel."""
+    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    for engine in engines:
+        owner = captured_forward(engine)
+        monkeypatch.setattr(owner, "_model", TorchInTheForward(owner._model))
+        monkeypatch.setattr(captured_steps(engine), "_max_rows", 0)
+    with caplog.at_level(logging.INFO, "quire.runner"):
+        expected, got = (generate(engine) for engine in engines)
+    assert_same(got, expected, exact=True)
+    assert [r.getMessage() for r in caplog.records if "call by call" in r.getMessage()] == [
+        "steps of this model are computed call by call: it computes aten.mul.Tensor in torch"
+    ]
+
+
+def test_replays_that_fail_are_computed_anew_and_end(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    generate(engines[1])
+    calls = captured_forward(engines[1])._calls.calls
+
+    def fail() -> None:
+        raise EngineError("broken")
+
+    monkeypatch.setattr(calls, "run", fail)
+    expected = generate(engines[0])
+    with caplog.at_level(logging.WARNING, "quire.runner"):
+        for _ in range(4):
+            assert_same(generate(engines[1]), expected, exact=True)
+    assert caplog.text.count("a captured step failed") == MAX_FAILURES
+
+
+def test_a_bad_prompt_fails_alone_and_ends_no_replays(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when the fault of a row is taken for one of the replay."""
+    engines.append(LLM(None, **SETTINGS, enable_prefix_caching=False))
+    prompts: Sequence[list[int]] = workload(4)
+    greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    expected = engines[0].generate(prompts, greedy)
+    rows = runner_of(engines[0])._rows
+    enter = type(rows)._enter
+
+    def spoil(row: Any) -> None:
+        enter(rows, row)
+        if row.num_prompt_tokens == len(prompts[2]):
+            rows.token_ids[row.slot, 1] = 10**6  # outside the embedding
+
+    monkeypatch.setattr(rows, "_enter", spoil)
+    outputs = engines[0].generate(prompts, greedy)
+    assert [output.error is None for output in outputs] == [True, True, False, True]
+    for index in (0, 1, 3):
+        assert outputs[index].outputs[0].token_ids == expected[index].outputs[0].token_ids
+    assert captured_forward(engines[0])._num_failed == 0
 
 
 def test_a_failing_kernel_fails_its_row_alone(

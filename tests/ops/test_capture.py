@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, REFERENCE, OpSet, Team, build_op_set
-from quire.ops.capture import CaptureArena, capture
+from quire.ops.capture import CaptureArena, capture, capture_sizes
 from quire.ops.replay import NotCapturableError
 from quire.platform import detect_platform
 
@@ -95,6 +95,80 @@ def test_a_failing_call_is_named() -> None:
         captured.replay()
     ids[0] = 7
     assert torch.equal(captured.replay(), block.matrix(block.matrix.rows(ids)))
+
+
+class Sized:
+    """Norms and a product of the first rows of one input, and norms of the first ones of another
+    that are added up in it."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(9, 64, generator=generator)
+        self.y = torch.randn(5, 64, generator=generator)
+        self.weight = torch.randn(64, generator=generator)
+        self.matrix = OPS.linear(torch.randn(96, 64, generator=generator))
+
+    def __call__(self, num_x: int, num_y: int) -> torch.Tensor:
+        x, y = self.x[:num_x], self.y[:num_y]
+        normed = OPS.rms_norm(x.view(num_x, 2, 32), self.weight[:32], 1e-6).flatten(1)
+        OPS.add(y, OPS.rms_norm(y, self.weight, 1e-6))
+        normed, _ = OPS.add_rms_norm(normed, x, self.weight, 1e-6)
+        return self.matrix(OPS.activation(normed, "gelu"))
+
+
+LARGEST = ((9, 5), (2, 1), (1, 1))
+
+
+@needs_kernels
+def test_one_capture_serves_all_sizes() -> None:
+    """Turns red when a number that follows a size stays, or follows the other size; and when what
+    is recorded is computed."""
+    compute, arena = Sized(), CaptureArena(1 << 16)
+    before = arena.empty(torch.empty(1 << 15, dtype=torch.uint8, device="meta")).fill_(7)
+    whole = before[:]
+    del before
+    captured = capture_sizes(TEAM, arena, compute, LARGEST)
+    assert bool((whole == 7).all())
+    assert len(captured.calls) == 6
+    for num_x in (9, 1, 4, 8):
+        for num_y in (1, 5, 3):
+            compute.x.neg_().add_(0.5)
+            expected = compute(num_x, num_y)
+            assert torch.equal(captured.replay(num_x, num_y)[:num_x], expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (lambda s, x, y: s(x, y) if x > 1 else s.matrix(s.x[:1]), "other kernels"),
+        (lambda s, x, y: s.matrix(s.x[: min(x, 5)]), "no multiple of a size"),
+        (lambda s, x, y: s.matrix(s.x[9 - x :]), "no multiple of a size"),
+        (lambda s, x, y: s.matrix(OPS.rms_norm(s.x[:5], s.weight, 0.1 * y)), "no multiple"),
+        (lambda s, x, y: (torch.empty(10 // x), s(x, y))[1], "other buffers"),
+        (lambda s, x, y: (torch.empty(3) if x > 1 else None, s(x, y))[1], "other buffers"),
+        (lambda s, x, y: s(x, y)[x - 1 :], "lies elsewhere"),
+        (lambda s, x, y: s(x, y) * 2.0, "aten.mul"),
+    ],
+)
+def test_what_does_not_follow_the_sizes_is_refused(compute: object, reason: str) -> None:
+    sized = Sized()
+    with pytest.raises(NotCapturableError, match=reason):
+        capture_sizes(
+            TEAM,
+            CaptureArena(1 << 16),
+            lambda x, y: compute(sized, x, y),  # type: ignore[operator]
+            LARGEST,
+        )
+    assert TEAM.recorded is None
+    assert TEAM.computes
+
+
+@needs_kernels
+def test_sizes_that_cannot_be_told_apart_are_refused() -> None:
+    sized = Sized()
+    with pytest.raises(NotCapturableError, match="no multiple of a size"):
+        capture_sizes(TEAM, CaptureArena(1 << 16), sized, ((4, 4), (1, 1)))
 
 
 def test_references_are_refused() -> None:

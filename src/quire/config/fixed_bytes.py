@@ -49,7 +49,9 @@ def host_fixed(
 ) -> FixedOf:
     """Of an engine on a CPU, where all is in one memory. captures: whether steps are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
-    activations = activation_bytes(spec, max_num_batched_tokens) + capture_bytes(spec, captured)
+    tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
+    activations = activation_bytes(spec, max_num_batched_tokens)
+    activations += capture_bytes(spec, captured, tokens)
     logits = logits_bytes(spec, max_num_seqs)
 
     def fixed(context: int) -> FixedBytes:
@@ -59,7 +61,7 @@ def host_fixed(
             runtime=RUNTIME_BYTES,
             activations=activations,
             logits=logits,
-            tables=tables + capture_table_bytes(layout, captured, context),
+            tables=tables + capture_table_bytes(layout, rows, context),
             swap=num_host_blocks * layout.page_bytes,
         )
 

@@ -203,7 +203,7 @@ class EngineSettings:
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
     enforce_eager: bool = _setting(
-        False, "capture no decode steps: each kernel is called from Python, as a debugger wants it"
+        False, "capture no steps: each kernel is called from Python, as a debugger wants it"
     )
     batch_invariant: bool = _setting(
         False,

@@ -5,24 +5,37 @@ While a computation is captured, it runs, and the kernel calls of its team are r
 addresses, so each must mean the same in a replay: inputs have to lie where they lay, and what the
 computation allocates comes from an arena whose bytes stay. A torch operation that computes would
 run now but not in a replay; it is refused.
+
+`capture_sizes` serves a computation of any size, such as of so many tokens: it is recorded for
+three sizes, without being run, and only the numbers that follow its sizes may differ.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.ops.huge_pages import map_huge_pages
 from quire.ops.native import replay_function
-from quire.ops.replay import NotCapturableError, ReplayList
+from quire.ops.replay import KernelCall, NotCapturableError, ReplayList
 from quire.ops.team import Team
 
-__all__ = ["ArenaFullError", "CaptureArena", "CapturedCalls", "NotCapturableError", "capture"]
+__all__ = [
+    "ArenaFullError",
+    "CaptureArena",
+    "CapturedCalls",
+    "NotCapturableError",
+    "SizedCalls",
+    "capture",
+    "capture_sizes",
+]
 
 _LINE = 64
 """Bytes of a cache line, where every buffer begins."""
@@ -41,8 +54,7 @@ class CaptureArena:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._memory = np.empty(capacity + _LINE, np.uint8)
-        self._memory = self._memory[-self._memory.ctypes.data % _LINE :][:capacity]
+        self._memory = map_huge_pages(capacity)[:capacity].numpy()
         self._in_use: dict[int, int] = {}  # bytes, by where they start
 
     def empty(self, like: torch.Tensor) -> torch.Tensor:
@@ -58,13 +70,22 @@ class CaptureArena:
         weakref.finalize(block, self._in_use.pop, start)
         return _tensor_over(block, like)
 
-    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` of this arena without a hold on its bytes: good until others use them."""
+    def start_of(self, tensor: torch.Tensor) -> int:
+        """Where the bytes of `tensor` start in this arena."""
         start = tensor.untyped_storage().data_ptr() - self._memory.ctypes.data
         if not 0 <= start < len(self._memory):
             raise NotCapturableError("what it gives lies outside the arena")
-        size = tensor.untyped_storage().nbytes()
-        return _tensor_over(self._memory[start : start + size], tensor)
+        return start
+
+    def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
+        """As `empty`, from `start` on and without a hold on the bytes: good until others use
+        them."""
+        size = like.untyped_storage().nbytes()
+        return _tensor_over(self._memory[start : start + size], like)
+
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` of this arena without a hold on its bytes: good until others use them."""
+        return self.at(self.start_of(tensor), tensor)
 
     def _gap(self, size: int) -> int:
         """Where the first gap of `size` bytes starts."""
@@ -104,22 +125,119 @@ def capture(team: Team, arena: CaptureArena, compute: Callable[[], torch.Tensor]
     Raises NotCapturableError with the reason if a replay would not do the same; what the
     computation has written until then stays written.
     """
-    with team.recording() as calls, _NothingButKernels(arena):
+    with team.recording() as calls, _NothingButKernels(arena.empty):
         result = compute()
+    return CapturedCalls(_replay_list(calls), arena.borrowed(result))
+
+
+def _replay_list(calls: Sequence[KernelCall]) -> ReplayList:
     if not calls:
         raise NotCapturableError("it calls no kernels")
-    replay = replay_function(calls[0].isa)
-    return CapturedCalls(ReplayList(replay, calls), arena.borrowed(result))
+    return ReplayList(replay_function(calls[0].isa), calls)
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCalls:
+    """Calls of which some words follow the sizes of a computation: `words[index]` is
+    factor · sizes[size]. result: of the largest sizes, to be read as that of `CapturedCalls`."""
+
+    calls: ReplayList
+    result: torch.Tensor
+    index: npt.NDArray[np.int64]
+    factor: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+    def replay(self, *sizes: int) -> torch.Tensor:
+        """Compute for `sizes`, of which none may be larger than at the capture. Of the result only
+        what belongs to these sizes means anything. Raises EngineError if a kernel fails."""
+        self.calls.words[self.index] = self.factor * np.array(sizes, np.int64)[self.size]
+        self.calls.run()
+        return self.result
+
+
+def capture_sizes(
+    team: Team,
+    arena: CaptureArena,
+    compute: Callable[..., torch.Tensor],
+    recorded: Sequence[tuple[int, ...]],
+) -> SizedCalls:
+    """Record the kernels that `team` would compute in `compute(*sizes)`; none is run.
+
+    recorded: sizes to record, the largest first. They must tell every size, and every multiple of
+    it, from all others.
+
+    Raises NotCapturableError with the reason if a replay for some sizes would not do the same, as
+    far as these recordings show it.
+    """
+    places = _Places(arena)
+    recordings: list[list[KernelCall]] = []
+    results: list[torch.Tensor] = []
+    for sizes in recorded:
+        with team.recording(computes=False) as calls, _NothingButKernels(places.empty):
+            results.append(arena.borrowed(compute(*sizes)))
+        places.repeat()
+        recordings.append(calls)
+    follows = _what_follows(recordings, np.array(recorded))
+    if len({result.data_ptr() for result in results}) > 1:
+        raise NotCapturableError("its result lies elsewhere for other sizes")
+    return SizedCalls(_replay_list(recordings[0]), results[0], *follows)
+
+
+def _what_follows(
+    recordings: Sequence[Sequence[KernelCall]], sizes: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`index`, `factor` and `size` of `SizedCalls` for all words that differ between recordings of
+    sizes [recordings, S]."""
+    if len({tuple(call.kernel for call in calls) for calls in recordings}) > 1:
+        raise NotCapturableError("it calls other kernels for other sizes")
+    words = np.array(
+        [
+            np.frombuffer(b"".join(call.arguments for call in calls), np.int64)
+            for calls in recordings
+        ]
+    )
+    index = np.flatnonzero((words != words[0]).any(axis=0))
+    differing = words[:, index]  # [recordings, words]
+    factors = differing[0] // sizes[0][:, None]  # [S, words]
+    follows = (factors[None] * sizes[:, :, None] == differing[:, None]).all(axis=0)
+    if not (follows.sum(axis=0) == 1).all():
+        raise NotCapturableError("an argument of its kernels is no multiple of a size")
+    size = follows.argmax(axis=0)
+    return index, factors[size, np.arange(len(index))], size
+
+
+class _Places:
+    """Where the buffers of one recording lie, so that those after it have theirs there as well."""
+
+    def __init__(self, arena: CaptureArena) -> None:
+        self._arena = arena
+        self._taken: list[tuple[int, int]] = []  # start and bytes, in the order of asking
+        self._again: Iterator[tuple[int, int]] | None = None
+
+    def repeat(self) -> None:
+        self._again = iter(self._taken)
+
+    def empty(self, like: torch.Tensor) -> torch.Tensor:
+        size = like.untyped_storage().nbytes()
+        if self._again is None:
+            tensor = self._arena.empty(like)
+            self._taken.append((self._arena.start_of(tensor), size))
+            return tensor
+        start, room = next(self._again, (0, -1))
+        if size > room:
+            raise NotCapturableError("it takes other buffers for other sizes")
+        return self._arena.at(start, like)
 
 
 class _NothingButKernels(TorchDispatchMode):
-    """Allocates in the arena, lets through what only looks at memory, and refuses all else."""
+    """Has `empty` allocate, lets through what only looks at memory, and refuses all else."""
 
     _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 
-    def __init__(self, arena: CaptureArena) -> None:
+    def __init__(self, empty: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """empty: makes a tensor like one on the meta device."""
         super().__init__()
-        self._arena = arena
+        self._empty = empty
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,7 +254,7 @@ class _NothingButKernels(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "aten" and func.overloadpacket.__name__ in self._ALLOCATIONS:
-            return self._arena.empty(func(*args, **{**kwargs, "device": "meta"}))
+            return self._empty(func(*args, **{**kwargs, "device": "meta"}))
         writes = func._schema.is_mutable  # noqa: SLF001  torch has no other name for it
         result = None if writes else func(*args, **kwargs)
         if not _is_view(result, args):

@@ -106,11 +106,13 @@ class NativeLibrary:
 
     def call(self, name: str, *arguments: object) -> None:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
+        if self._team.recorded is not None:
+            self._team.recorded.append(self._record(name, arguments))
+            if not self._team.computes:
+                return
         code = self._functions[name](*arguments, self._team_handle)
         if code != 0:
             raise kernel_error(self.isa, name, code)
-        if self._team.recorded is not None:
-            self._team.recorded.append(self._record(name, arguments))
 
     def _record(self, name: str, arguments: tuple[object, ...]) -> KernelCall:
         try:

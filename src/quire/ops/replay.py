@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from quire.errors import EngineError
 
 __all__ = ["KernelCall", "NotCapturableError", "ReplayList", "kernel_error"]
@@ -39,12 +41,16 @@ class ReplayList:
     """The calls in their order, in memory that C++ reads."""
 
     def __init__(self, replay: Callable[..., int], calls: Sequence[KernelCall]) -> None:
-        """replay: `quire_replay` of any library."""
+        """replay: `quire_replay` of any library.
+
+        words: int64, all arguments of all calls, which are read when they are made.
+        """
         self._replay = replay
         self._names = [(call.isa, call.name) for call in calls]
-        self._arguments = ctypes.create_string_buffer(b"".join(call.arguments for call in calls))
+        packed = b"".join(call.arguments for call in calls)
+        self.words = np.frombuffer(packed, np.int64).copy()
         self._calls = (_Call * len(calls))()
-        address = ctypes.addressof(self._arguments)
+        address = self.words.ctypes.data
         for entry, call in zip(self._calls, calls, strict=True):
             entry.kernel, entry.arguments = call.kernel, address
             address += len(call.arguments)

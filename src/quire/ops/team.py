@@ -21,12 +21,14 @@ class Team:
     """num_threads: how many compute, the calling one included. Threads start with the first library
     that asks for them, and end with the team. A forked child has none of them and computes alone.
 
-    recorded: where kernels that the team computes are written down, None for nowhere.
+    recorded: where kernels that the team is asked for are written down, None for nowhere.
+    computes: whether they are computed as well.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.recorded: list[KernelCall] | None = None
+        self.computes = True
         self._handle: int | None = None
 
     def start(self, library: ctypes.CDLL) -> int | None:
@@ -46,13 +48,13 @@ class Team:
         return self._handle
 
     @contextmanager
-    def recording(self) -> Iterator[list[KernelCall]]:
-        """The kernels that the team computes meanwhile, of any library."""
-        self.recorded = calls = list[KernelCall]()
+    def recording(self, *, computes: bool = True) -> Iterator[list[KernelCall]]:
+        """The kernels that the team is asked for meanwhile, of any library."""
+        self.recorded, self.computes = (calls := list[KernelCall]()), computes
         try:
             yield calls
         finally:
-            self.recorded = None
+            self.recorded, self.computes = None, True
 
 
 ALONE = Team(1)

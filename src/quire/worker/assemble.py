@@ -13,6 +13,7 @@ from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.block_copies import DirectCopies
 from quire.runner.captured import CapturedSteps
+from quire.runner.captured_forward import CapturedForward
 from quire.runner.changes import PlanChanges
 from quire.runner.decode_inputs import DecodeInputs, RowTensors
 from quire.runner.forward import ForwardPass
@@ -49,24 +50,35 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     shared = (kv, loaded.attention.backend, windows, layout.block_size)
     inputs = InputBuilder(rows, *shared)
     max_captured = min(size.max_captured_rows, settings.max_num_seqs)
+    max_tokens = settings.max_num_batched_tokens if max_captured else 0
     slots = np.zeros(max_captured, np.int64)
+    arena = CaptureArena(
+        capture_bytes(loaded.spec, max_captured, max_tokens)
+        + capture_table_bytes(layout, max_captured, size.max_model_len)
+    )
     captured = CapturedSteps(
         loaded.model,
         DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
         slots,
         loaded.team,
-        CaptureArena(
-            capture_bytes(loaded.spec, max_captured)
-            + capture_table_bytes(layout, max_captured, size.max_model_len)
-        ),
+        arena,
+    )
+    forward = CapturedForward(
+        loaded.model,
+        kv,
+        loaded.attention.backend,
+        windows,
+        loaded.team,
+        arena,
+        max_tokens=max_tokens,
+        max_rows=settings.max_num_seqs,
+        max_blocks=rows.tables[0].shape[1],
     )
     runner = ModelRunner(
         rows,
         changes,
         captured,
-        ForwardPass(
-            loaded.model, rows, inputs.build, torch.from_numpy, changes.num_prompt_logprobs
-        ),
+        ForwardPass(forward, rows, inputs.build, torch.from_numpy, changes.num_prompt_logprobs),
         HostDraws(sampling, rows, ops.draw),
     )
     return Assembly(runner, kv.pages, host, nullcontext)

@@ -1,0 +1,125 @@
+"""Forwards of any tokens, captured once and then replayed by one call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
+from quire.errors import EngineError
+from quire.models import CausalLM
+from quire.ops.capture import CaptureArena, SizedCalls, capture_sizes
+from quire.ops.replay import NotCapturableError
+from quire.ops.team import Team
+
+__all__ = ["CapturedForward"]
+
+_log = logging.getLogger("quire.runner")
+
+MIN_TOKENS = 3
+"""Capacity from which the recorded sizes differ from each other."""
+
+MAX_FAILURES = 3
+"""Replays that fail before no more are tried."""
+
+
+class CapturedForward:
+    """A `Computes` that replays the model's forward for all steps of up to `max_tokens` tokens and
+    `max_rows` rows: what they are stands in buffers that stay, how many they are in the arguments.
+
+    A model that does more than call kernels is never captured, nor one that needs more than the
+    arena has. Then, and when a replay fails, the model computes call by call.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVPool,
+        backend: AttentionBackend,
+        windows: Sequence[int | None],
+        team: Team,
+        arena: CaptureArena,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_blocks: int,
+    ) -> None:
+        """windows: per layer group. team: that computes the model's kernels. max_tokens: 0 to
+        capture nothing. max_blocks: of a sequence."""
+        self._model = model
+        self._kv = kv
+        self._backend = backend
+        self._windows = tuple(windows)
+        self._team = team
+        self._arena = arena
+        self._max_tokens = max_tokens if max_tokens >= MIN_TOKENS else 0
+        self._max_rows = max_rows
+        self._num_failed = 0
+        self._calls: SizedCalls | None = None
+        tokens, rows, blocks = (
+            n if self._max_tokens else 0 for n in (max_tokens, max_rows, max_blocks)
+        )
+        self._token_ids = torch.zeros(tokens, dtype=torch.int32)
+        self._positions = torch.zeros(tokens, dtype=torch.int64)
+        self._starts = torch.zeros(rows + 1, dtype=torch.int32)
+        self._seq_lens = torch.zeros(rows, dtype=torch.int32)
+        self._tables = [torch.zeros((rows, blocks), dtype=torch.int32) for _ in windows]
+        self._slots = [torch.zeros(tokens, dtype=torch.int64) for _ in windows]
+        self.logits = model.logits
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """As `CausalLM.forward`; hidden [T, E] is to be read before anything else is captured or
+        replayed in the arena."""
+        num_tokens, num_rows = len(token_ids), len(step.seq_lens)
+        if num_tokens <= self._max_tokens and num_rows <= self._max_rows:
+            try:
+                if self._calls is None:
+                    self._calls = self._capture()
+                self._fill(token_ids, positions, step)
+                return self._calls.replay(num_tokens, num_rows)[:num_tokens]
+            except NotCapturableError as error:
+                _log.info("steps of this model are computed call by call: %s", error)
+                self._max_tokens = 0
+            except EngineError:
+                hidden = self._model.forward(token_ids, positions, step)  # fails if rows are bad
+                self._note_failure()
+                return hidden
+        return self._model.forward(token_ids, positions, step)
+
+    def _note_failure(self) -> None:
+        self._num_failed += 1
+        _log.warning("a captured step failed and is computed anew", exc_info=True)
+        if self._num_failed >= MAX_FAILURES:
+            _log.warning("steps are not replayed any more: %d failed", self._num_failed)
+            self._max_tokens = 0
+
+    def _fill(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> None:
+        num_tokens, num_rows = len(token_ids), len(step.seq_lens)
+        self._token_ids[:num_tokens] = token_ids
+        self._positions[:num_tokens] = positions
+        self._starts[: num_rows + 1] = step.query_start_loc
+        self._seq_lens[:num_rows] = step.seq_lens
+        for table, slots, group in zip(self._tables, self._slots, step.groups, strict=True):
+            table[:num_rows, : group.block_table.shape[1]] = group.block_table
+            slots[:num_tokens] = group.slot_mapping
+
+    def _capture(self) -> SizedCalls:
+        """Two tokens of one row tell a number of tokens from one of rows; one token is recorded
+        since layers might take another way for it."""
+        recorded = ((self._max_tokens, self._max_rows), (2, 1), (1, 1))
+        return capture_sizes(self._team, self._arena, self._compute, recorded)
+
+    def _compute(self, num_tokens: int, num_rows: int) -> torch.Tensor:
+        starts, seq_lens = self._starts[: num_rows + 1], self._seq_lens[:num_rows]
+        groups: list[GroupInputs] = []
+        for whole, slots, window in zip(self._tables, self._slots, self._windows, strict=True):
+            table = whole[:num_rows]
+            plan = self._backend.plan(starts, seq_lens, table, window)
+            groups.append(GroupInputs(table, slots[:num_tokens], window, plan))
+        longest = self._tables[0].shape[1]
+        step = StepInputs(starts, seq_lens, num_tokens, longest, tuple(groups), self._kv)
+        return self._model.forward(self._token_ids[:num_tokens], self._positions[:num_tokens], step)
