@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from quire.ops.linear_int4 import cpu as linear_int4
 from quire.ops.linear_int4.inputs import int4_weight
 from quire.ops.linear_int8 import cpu as linear_int8
 from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.paged_attention import cpu as paged_attention
 from quire.ops.team import ALONE
 from quire.platform import detect_platform
 
 __all__ = [
     "AMX",
+    "TILE_ATTENTION",
     "TILE_OPS",
     "Arguments",
     "build_emulator",
@@ -35,8 +38,14 @@ __all__ = [
     "tiles_unavailable",
 ]
 
-BINDINGS = {"linear": linear.bind, "linear_int8": linear_int8.bind, "linear_int4": linear_int4.bind}
-TILE_OPS = tuple(ALL_OPS[name] for name in BINDINGS)
+LINEAR_BINDINGS = {
+    "linear": linear.bind,
+    "linear_int8": linear_int8.bind,
+    "linear_int4": linear_int4.bind,
+}
+BINDINGS = {**LINEAR_BINDINGS, "paged_attention": paged_attention.bind}
+TILE_OPS = tuple(ALL_OPS[name] for name in LINEAR_BINDINGS)
+TILE_ATTENTION = ALL_OPS["paged_attention"]
 Arguments = tuple[torch.Tensor | None, ...]
 AMX = next(isa for isa in ISAS if isa.name == "amx")
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -65,7 +74,10 @@ def has_tiles() -> bool:
 
 def tile_provider(op: Op, library: Path = library_path(AMX)) -> Provider:  # noqa: B008  a constant
     """The provider on tiles, without the question whether the processor has them."""
-    return Provider("cpu_amx", lambda platform: None, partial(_load, BINDINGS[op.name], library))
+    provider = op.provider("cpu_amx")
+    assert provider is not None
+    load = partial(_load, BINDINGS[op.name], library)
+    return replace(provider, unavailable=lambda platform: None, load=load)
 
 
 def tile_weights(op: Op, generator: torch.Generator, outputs: int, depth: int) -> Arguments:

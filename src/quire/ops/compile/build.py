@@ -107,7 +107,7 @@ _AMX = Isa(
     ("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     ("amx_tile", "amx_bf16", "amx_int8"),
     extends=_AVX512_BF16,
-    units=("linear_bf16", "linear_int8", "linear_int4", "processor"),
+    units=("linear_bf16", "linear_int8", "linear_int4", "paged_attention", "processor"),
 )
 
 # Best first. A later set (NEON) is a row here and, for another width, a section in simd.h.

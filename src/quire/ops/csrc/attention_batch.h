@@ -26,8 +26,10 @@ struct Batch {
   int num_rows, num_heads, num_kv_heads, head_dim, width, group;
   float scale;
   int64_t window;
+  int most_rows = kMaxTileRows;  // of a tile with more than one token
+  int num_states = 0;            // of the largest piece of work
 
-  int tile_tokens() const { return std::max(1, kMaxTileRows / group); }
+  int tile_tokens() const { return std::max(1, most_rows / group); }
   int tile_rows() const { return tile_tokens() * group; }
   // 16 bits are enough for the queries.
   bool integers() const {
@@ -42,12 +44,23 @@ struct Work {
   int kv_head, num_kv_heads;
 };
 
-inline int64_t state_size(const Batch& b) { return int64_t{b.tile_rows()} * (b.width + 2); }
+// Calls f(offset of the query row's first element in q or out, its row in the tile's state).
+template <class F>
+void each_query_row(const Batch& b, const Work& work, int64_t stride, F&& f) {
+  const int64_t first = b.query_start_loc[work.row] + work.token;
+  int row = 0;
+  for (int head = work.kv_head; head < work.kv_head + work.num_kv_heads; ++head)
+    for (int t = 0; t < work.num_tokens; ++t)
+      for (int g = 0; g < b.group; ++g)
+        f((first + t) * stride + int64_t{head * b.group + g} * b.head_dim, row++);
+}
 
-inline State carve_state(const Batch& b, float*& at) {
-  State state{at, at + int64_t{b.tile_rows()} * b.width, nullptr};
-  state.sum = state.max + b.tile_rows();
-  at += state_size(b);
+inline int64_t state_size(int64_t num_states, int width) { return num_states * (width + 2); }
+
+inline State carve_state(int64_t num_states, int width, float*& at) {
+  State state{at, at + num_states * width, nullptr};
+  state.sum = state.max + num_states;
+  at += state_size(num_states, width);
   return state;
 }
 
@@ -76,16 +89,16 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
 
 inline int64_t scratch_size(const Batch& b) {
   return int64_t{b.tile_rows()} * (b.width + kKeyBlock) + int64_t{kKeyBlock} * b.width +
-         2 * state_size(b) + scales_size(b) + integer_size(b);
+         scales_size(b) + integer_size(b);
 }
 
-inline Scratch carve(const Batch& b, float*& at) {
+inline Scratch carve(const Batch& b, float* at, const State& span) {
   Scratch s;
   s.q = at;
   s.scores = s.q + int64_t{b.tile_rows()} * b.width;
   s.wide = s.scores + int64_t{b.tile_rows()} * kKeyBlock;
   at = s.wide + int64_t{kKeyBlock} * b.width;
-  s.span = carve_state(b, at);
+  s.span = span;
   s.scales = reinterpret_cast<HeadScales*>(at);
   at += scales_size(b);
   s.integers = carve_integers(b, at);

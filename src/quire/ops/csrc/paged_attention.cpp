@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention_amx.h"
 #include "attention_batch.h"
 #include "attention_tile.h"
 #include "parallel.h"
@@ -20,17 +21,6 @@ struct WorkList;
 template <class Owner>
 float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
-}
-
-// Calls f(offset of the query row's first element in q or out, its row in the tile's state).
-template <class F>
-void each_query_row(const Batch& b, const Work& work, int64_t stride, F&& f) {
-  const int64_t first = b.query_start_loc[work.row] + work.token;
-  int row = 0;
-  for (int head = work.kv_head; head < work.kv_head + work.num_kv_heads; ++head)
-    for (int t = 0; t < work.num_tokens; ++t)
-      for (int g = 0; g < b.group; ++g)
-        f((first + t) * stride + int64_t{head * b.group + g} * b.head_dim, row++);
 }
 
 void load_queries(const Batch& b, const Work& work, float* q) {
@@ -64,55 +54,80 @@ void store_output(const Batch& b, const Work& work, const State& total) {
 int64_t first_span(const Tile& tile) { return tile.low(0) / kSpan; }
 int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpan; }
 
-// All spans of a tile, one after the other.
+// A piece of the work as run_tile and its like see it, on vectors. attention_amx.h has another one.
 template <class E>
-bool run_tile(const Batch& b, const Work& work) {
-  float* at = floats<TileScratch>(scratch_size(b));
-  if (at == nullptr) return false;
-  Scratch scratch = carve(b, at);
-  State total = carve_state(b, at);
-  const Tile tile = make_tile(b, work);
-  const Keys<E> keys = make_keys<E>(b, work);
-  load_queries(b, work, scratch.q);
-  if (tile.integers) round_queries(tile, scratch);
-  if (first_span(tile) == last_span(tile)) {
-    attend_span(tile, keys, first_span(tile), false, scratch);
-    store_output(b, work, scratch.span);
+class VectorPiece {
+ public:
+  static constexpr int kMostRows = kMaxTileRows;
+  static int64_t scratch_size(const Batch& b) { return attention::scratch_size(b); }
+
+  // Loads the queries. span: the state that attend() fills.
+  VectorPiece(const Batch& b, const Work& work, float* memory, const State& span)
+      : tile_(make_tile(b, work)),
+        keys_(make_keys<E>(b, work)),
+        scratch_(carve(b, memory, span)) {
+    load_queries(b, work, scratch_.q);
+    if (tile_.integers) round_queries(tile_, scratch_);
+  }
+
+  static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
+  void attend(int64_t span, bool continues, bool) {
+    attend_span(tile_, keys_, span, continues, scratch_);
+  }
+  // Returns whether that is the result: false asks for careful spans.
+  static bool store(const Batch& b, const Work& work, const State& total) {
+    store_output(b, work, total);
     return true;
   }
-  std::memset(total.sum, 0, sizeof(float) * tile.num_states());
-  std::memset(total.acc, 0, sizeof(float) * tile.num_states() * tile.width);
-  for (int64_t span = first_span(tile); span <= last_span(tile); ++span) {
-    attend_span(tile, keys, span, span < last_span(tile), scratch);
-    merge(tile.num_states(), tile.width, scratch.span, total);
+
+ private:
+  const Tile tile_;
+  const Keys<E> keys_;
+  Scratch scratch_;
+};
+
+// All spans of a tile, one after the other.
+template <class Piece>
+bool attend_tile(const Batch& b, const Work& work, bool careful) {
+  float* at = floats<TileScratch>(Piece::scratch_size(b) + 2 * state_size(b.num_states, b.width));
+  if (at == nullptr) return false;
+  const State span = carve_state(b.num_states, b.width, at);
+  State total = carve_state(b.num_states, b.width, at);
+  Piece piece(b, work, at, span);
+  const Tile tile = make_tile(b, work);
+  const int states = Piece::states(b, work);
+  const bool one = first_span(tile) == last_span(tile);
+  if (!one) {
+    std::memset(total.sum, 0, sizeof(float) * states);
+    std::memset(total.acc, 0, sizeof(float) * states * b.width);
   }
-  store_output(b, work, total);
-  return true;
+  for (int64_t i = first_span(tile); i <= last_span(tile); ++i) {
+    piece.attend(i, i < last_span(tile), careful);
+    if (!one) merge(states, b.width, span, total);
+  }
+  return Piece::store(b, work, one ? span : total) || careful ||
+         attend_tile<Piece>(b, work, true);
 }
 
 // One span of a tile, into `part`.
-template <class E>
-bool run_span(const Batch& b, const Work& work, int64_t span, State part) {
-  float* at = floats<TileScratch>(scratch_size(b));
+template <class Piece>
+bool run_span(const Batch& b, const Work& work, int64_t span, const State& part) {
+  float* at = floats<TileScratch>(Piece::scratch_size(b));
   if (at == nullptr) return false;
-  Scratch scratch = carve(b, at);
-  scratch.span = part;
-  const Tile tile = make_tile(b, work);
-  load_queries(b, work, scratch.q);
-  if (tile.integers) round_queries(tile, scratch);
-  attend_span(tile, make_keys<E>(b, work), span, false, scratch);
+  Piece(b, work, at, part).attend(span, false, false);
   return true;
 }
 
 // Few tiles and long sequences: spans are tasks of their own, merged in order afterwards.
-template <class E>
+template <class Piece>
 bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
                Team* team) {
-  float* parts = floats<PartStates>(num_works * num_spans * state_size(b));
+  const int64_t size = state_size(b.num_states, b.width);
+  float* parts = floats<PartStates>(num_works * num_spans * size);
   if (parts == nullptr) return false;
   auto part_of = [&](int64_t index, int64_t offset) {
-    float* at = parts + (index * num_spans + offset) * state_size(b);
-    return carve_state(b, at);
+    float* at = parts + (index * num_spans + offset) * size;
+    return carve_state(b.num_states, b.width, at);
   };
   std::atomic<bool> ok{true};
   parallel_for(num_works * num_spans, 1, team, [&](int64_t task) {
@@ -120,14 +135,17 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
     const Tile tile = make_tile(b, works[index]);
     const int64_t span = first_span(tile) + offset;
     if (span > last_span(tile)) return;
-    if (!run_span<E>(b, works[index], span, part_of(index, offset))) ok = false;
+    if (!run_span<Piece>(b, works[index], span, part_of(index, offset))) ok = false;
   });
+  if (!ok) return false;
   parallel_for(num_works, 1, team, [&](int64_t index) {
     const Tile tile = make_tile(b, works[index]);
     State total = part_of(index, 0);
     for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
-      merge(tile.num_states(), tile.width, part_of(index, span - first_span(tile)), total);
-    store_output(b, works[index], total);
+      merge(Piece::states(b, works[index]), b.width, part_of(index, span - first_span(tile)),
+            total);
+    if (!Piece::store(b, works[index], total) && !attend_tile<Piece>(b, works[index], true))
+      ok = false;
   });
   return ok;
 }
@@ -139,7 +157,7 @@ int64_t cut_row(const Batch& b, int row, int heads, Work* works) {
   int64_t count = 0;
   for (int token = 0; token < queries; token += b.tile_tokens()) {
     const int tokens = std::min(b.tile_tokens(), queries - token);
-    const int fitting = std::max(1, b.tile_rows() / (tokens * b.group));
+    const int fitting = std::max(1, kMaxTileRows / (tokens * b.group));
     const int step = tokens * b.group < kCopyRows ? std::min(heads, fitting) : 1;
     for (int head = 0; head < b.num_kv_heads; head += step, ++count)
       if (works != nullptr)
@@ -167,12 +185,19 @@ int64_t most_spans(const Batch& b) {
 
 // Tasks per thread that are enough to balance; below it work is cut finer, which costs bandwidth.
 constexpr int kTasksPerThread = 2;
+// The same for tiles of more than kMaxTileRows rows.
+constexpr int kLargePerThread = 8;
 
-template <class E>
-bool run_batch(const Batch& b, Team* team) {
+template <class Piece>
+bool run_batch(const Batch& given, Team* team) {
   const int64_t enough = team_size(team) > 1 ? int64_t{kTasksPerThread} * team_size(team) : 1;
+  Batch b = given;
   int heads = b.num_kv_heads;
-  int64_t count = cut_rows(b, heads, nullptr);
+  int64_t count = 0;
+  for (b.most_rows = Piece::kMostRows;; b.most_rows /= 2) {
+    count = cut_rows(b, heads, nullptr);
+    if (b.most_rows <= kMaxTileRows || count >= int64_t{kLargePerThread} * team_size(team)) break;
+  }
   if (count == 0) return true;  // no row has a query
   const int64_t spans = count < enough ? most_spans(b) : 1;
   while (heads > 1 && count * spans < enough) {
@@ -184,19 +209,38 @@ bool run_batch(const Batch& b, Team* team) {
   if (memory == nullptr) return false;
   Work* works = reinterpret_cast<Work*>(memory);
   cut_rows(b, heads, works);
-  if (spans > 1) return run_split<E>(b, works, count, spans, team);
+  for (int64_t i = 0; i < count; ++i)
+    b.num_states = std::max(b.num_states, Piece::states(b, works[i]));
+  if (spans > 1) return run_split<Piece>(b, works, count, spans, team);
+  // The longest rows first; tiles of one head one after the other, since they read the same K and
+  // V, and of those the last first, which see most. Any order gives the same bits.
   auto cost = [&](const Work& work) {
-    const Tile tile = make_tile(b, work);
-    return (tile.position(tile.rows - 1) + 1 - tile.low(0)) * work.num_tokens * work.num_kv_heads;
+    const int64_t queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
+    const int64_t seen = b.window > 0 ? b.window + queries : b.seq_lens[work.row];
+    return queries * std::min<int64_t>(seen, b.seq_lens[work.row]);
   };
-  if (team_size(team) > 1)  // longest first; any order gives the same bits
-    std::sort(works, works + count,
-              [&](const Work& x, const Work& y) { return cost(x) > cost(y); });
+  std::sort(works, works + count, [&](const Work& x, const Work& y) {
+    if (x.row != y.row) {
+      const int64_t one = cost(x), other = cost(y);
+      return one != other ? one > other : x.row < y.row;
+    }
+    return x.kv_head != y.kv_head ? x.kv_head < y.kv_head : x.token > y.token;
+  });
   std::atomic<bool> ok{true};
   parallel_for(count, 1, team, [&](int64_t index) {
-    if (!run_tile<E>(b, works[index])) ok = false;
+    if (!attend_tile<Piece>(b, works[index], false)) ok = false;
   });
   return ok;
+}
+
+template <class E>
+bool run(const Batch& b, Team* team) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<E, bf16>) {
+    if (LanePiece::takes(b)) return run_batch<LanePiece>(b, team);
+  }
+#endif
+  return run_batch<VectorPiece<E>>(b, team);
 }
 
 }  // namespace
@@ -246,7 +290,7 @@ QUIRE_API int quire_paged_attention(
   bool ok = true;
   const int unknown = dispatch_cache(cache_dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    ok = run_batch<E>(batch, team);
+    ok = run<E>(batch, team);
   });
   return unknown ? 1 : ok ? 0 : 2;
 }
