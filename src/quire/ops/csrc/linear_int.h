@@ -75,6 +75,7 @@ float largest_magnitude(const E* x, int64_t depth) {
 struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
+  static constexpr bool kWholePanels = false;  // whether the format computes all tiles of a panel itself
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // The integers of kLanes lanes, as the quads that they are.
   static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
@@ -214,6 +215,21 @@ struct Block {
   // All tiles by one panel. A single tile reads it from memory and asks ahead; several find it in
   // the caches, so the last of them have time to fetch the next panel, each its part.
   void multiply_panel(int64_t index) const {
+    if constexpr (Format::kWholePanels) {
+      prefetch_scales(index);
+      const float* sums =
+          format.multiply_panel(index, num_tiles, [&](int64_t t) { return tile_rows(t); });
+      if (sums == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        put(t, index, sums + t * Format::kMaxRows * kWidth);
+      }
+    } else {
+      multiply_tiles_of(index);
+    }
+  }
+
+ private:
+  void multiply_tiles_of(int64_t index) const {
     const uint8_t* panel = format.open(index);
     if (panel == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
@@ -235,11 +251,18 @@ struct Block {
 
   void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
-    _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);  // for the end of the tile
-    _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
+    prefetch_scales(index);
     const QuantizedRows rows = tile_rows(t);
     kTiles<Format>[rows.rows - 1](format, rows, panel, ahead, sums, index);
-    put_tile(call, rows, sums, index * kWidth, y + first_row(t) * call.outputs);
+    put(t, index, sums);
+  }
+
+  void prefetch_scales(int64_t index) const {  // for the end of a tile
+    _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);
+    _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
+  }
+  void put(int64_t t, int64_t index, const float* sums) const {
+    put_tile(call, tile_rows(t), sums, index * kWidth, y + first_row(t) * call.outputs);
   }
 };
 

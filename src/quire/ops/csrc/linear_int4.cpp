@@ -7,9 +7,9 @@
 // - zero times the sum of the integers.
 #include "ids.h"
 #include "linear_int4.h"
+#include "linear_int4_tiles.h"
 #include "linear_int4_wide.h"
 #include "replay.h"
-#include "tiles.h"
 
 namespace quire::linear_int {
 namespace {
@@ -75,81 +75,6 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
     each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
   }
 };
-
-#if defined(__AMX_INT8__)
-// The same in tile registers, whose lines are the quads of a group in 8 bits; a group of less than
-// a step is filled up with lines of zeros, which meet anything. Widening a group and fetching its
-// sums pay only for several rows at a time.
-template <bool kZeros>
-struct Int4Tiles : Int4Weights<kZeros> {
-  static constexpr int kQuadInputs = 1;
-  static constexpr int kMaxRows = kStepRows;
-  static constexpr int64_t kBlockRows = 8 * kMaxRows;
-  static constexpr int64_t kBeyond = kBeyondTile;
-  static constexpr int64_t kLeastRows = 13;  // two register tiles of Int4Format and more; not measured
-  static constexpr int64_t kMaxLines = 32;   // of a group
-  static Tiles enter(int64_t rows) { return Tiles(rows); }
-
-  int64_t step_quads = std::min<int64_t>(kStepLines, this->group_quads());
-
-  Int4Tiles(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
-      : Int4Weights<kZeros>{weight, zeros, group_size, groups,
-                            groups * std::max<int64_t>(kStepLines, group_size / 4)} {}
-
-  int64_t position(int64_t quad, int64_t r, int64_t rows) const {
-    return (quad / step_quads * rows + r) * kStepLines + quad % step_quads;
-  }
-
-  template <int R>
-  static void tile(const Int4Tiles& format, const QuantizedRows& x, const uint8_t* panel,
-                   Ahead ahead, float* out, int64_t index) {
-    alignas(64) uint8_t lines[kMaxLines * kLineBytes] = {};
-    alignas(64) int32_t products[kStepRows * kWidth];
-    const int64_t quads = format.group_quads(), count = std::max<int64_t>(kStepLines, quads);
-    const int64_t ahead_bytes = quads * ahead.step / count;
-    const int32_t* inputs = x.inputs;
-    std::fill_n(out, R * kWidth, 0.0f);
-    for (int64_t g = 0; g < format.groups; ++g) {
-      widen(panel, quads, lines);
-      multiply_tiles<Int8Products, (R > kTileRows)>(inputs, R, lines, count, ahead.start,
-                                                    ahead_bytes, products);
-      ahead.start += quads * ahead.step;
-      ahead.fetch_line();
-      format.template add_group<R>(products, x.sums + g * R, panel + quads * kQuadBytes, out, index,
-                                   g);
-      inputs += count * R;
-      panel += format.group_bytes();
-    }
-  }
-
- private:
-  static void widen(const uint8_t* panel, int64_t quads, uint8_t* lines) {
-    const vi mask = set1_int(0x0f0f0f0f);
-    for (int64_t q = 0; q < quads; ++q, lines += kLineBytes) {
-      const vi both = load_int(panel + q * kQuadBytes);
-      store_int(lines, and_int(both, mask));
-      store_int(lines + kTileBytes, and_int(shift_right_16bit(both, 4), mask));
-    }
-  }
-
-  // scales: float16, of the columns of the group.
-  template <int R>
-  void add_group(const int32_t* products, const int32_t* minus_sums, const uint8_t* scales,
-                 float* out, int64_t index, int64_t g) const {
-    const fp16* columns = reinterpret_cast<const fp16*>(scales);
-    const vf factors[2] = {load(columns), load(columns + kLanes)};
-    for (int r = 0; r < R; ++r) {
-      vi start[1][2];
-      this->template start_group<1>(start, minus_sums + r, index, g);
-      each_sum<1>([&](int, int half) {
-        float* total = out + place(r, half);
-        const vi sum = add_int(start[0][half], load_int(products + place(r, half)));
-        store(total, fma(to_float(sum), factors[half], load(total)));
-      });
-    }
-  }
-};
-#endif
 
 // Where the parts of a packed matrix are.
 struct Int4Layout {

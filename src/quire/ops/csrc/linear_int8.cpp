@@ -79,6 +79,7 @@ struct Int8Tiles : Int8Weights {
   static constexpr int64_t kBlockRows = 8 * kMaxRows;
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int kRowQuads = kTileBytes / 4;  // of a step
+  static constexpr bool kWholePanels = false;
   static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
