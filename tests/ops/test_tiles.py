@@ -195,6 +195,19 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             assert torch.equal(matrix(x[:rows]), together[:rows]), f"{rows} rows, {threads} threads"
 
 
+@pytest.mark.parametrize("op", [LINEAR, INT8], ids=lambda op: op.name)
+def test_outputs_that_go_past_the_caches_have_the_same_bits(tiles: ctypes.CDLL, op: Op) -> None:
+    """Turns red when 1 MiB of outputs is written elsewhere, without bias, or read too soon."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, depth = 2048, 32
+    bias = normal(generator, outputs)
+    x = normal(generator, 300, depth, dtype=torch.bfloat16)
+    arguments = (*tile_weights(op, generator, outputs, depth), bias.to(x.dtype))
+    for threads in (1, 3):
+        matrix = tile_provider(op).load(Team(threads))(*arguments)
+        assert torch.equal(matrix(x), torch.cat([matrix(part) for part in x.split(60)]))
+
+
 def test_blocks_of_long_rows_have_the_same_bits(tiles: ctypes.CDLL) -> None:
     """Turns red when a block of rows that fills the caches ends in the wrong place."""
     generator = torch.Generator().manual_seed(0)

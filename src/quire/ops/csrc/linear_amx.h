@@ -8,7 +8,7 @@
 #if defined(__AMX_BF16__)
 
 #include "linear_product.h"
-#include "tiles.h"
+#include "tile_loop.h"
 
 namespace quire::linear {
 
@@ -18,27 +18,58 @@ struct Bf16Tiles {
   static constexpr int kLine = kTileBytes / sizeof(bf16);
   static constexpr int kRows = kStepRows;
   static constexpr int64_t kBeyond = kBeyondTile;
-  static constexpr int64_t kAheadBytes = 2 * kStepLines * kLineBytes;  // not measured
+  static constexpr int64_t kBlockBytes = kTileBlockBytes;
+  static constexpr int64_t kAheadBytes = 8192;  // measured: 4,096 to 16,384 are alike
   static constexpr int panels_together(int) { return 1; }
-  static Tiles enter(int64_t rows) { return Tiles(rows); }
 
   static void put_line(const bf16* x, int n, bf16* line) { Bf16Dot::put_line(x, n, line); }
 
-  template <int R>
-  static void multiply(const bf16* x, const bf16* panel, int64_t pairs, Ahead<bf16> ahead,
-                       float* out) {
-    multiply_tiles<Bf16Products, (R > kTileRows)>(x, R, panel, pairs, ahead.start,
-                                                  ahead.step * sizeof(bf16), out);
+  template <class Y>
+  static auto loop(const Block<Bf16Tiles>& block, const bf16* x, Y* y);
+};
+template <>
+inline constexpr bool kLoops<Bf16Tiles> = true;
+
+template <class Y>
+struct Bf16Job {
+  using Products = Bf16Products;
+  const Block<Bf16Tiles>* block;
+  const bf16* x;
+  Y* y;
+  bool streams;
+
+  struct Target {
+    int64_t column;
+    Y* y;
+  };
+  TileRows tile(int64_t t) const { return {x + block->tile_offset(t), block->rows_of(t)}; }
+  const bf16* panel(int64_t index) const { return block->panel(index); }
+  int64_t lines() const { return pairs_of(block->problem.depth); }
+  Target target(int64_t t, int64_t index) const {
+    return {index * kWidth, y + t * block->height * block->problem.y_stride + index * kWidth};
+  }
+  QUIRE_INLINE void put(const Target& to, int r, const uint8_t* sums) const {
+    const Problem& problem = block->problem;
+    const auto* values = reinterpret_cast<const float*>(sums);
+    if (streams) {
+      vf pair[2] = {load(values), load(values + kLanes)};
+      if (problem.bias != nullptr) {
+        pair[0] = add(pair[0], load(problem.bias + to.column));
+        pair[1] = add(pair[1], load(problem.bias + to.column + kLanes));
+      }
+      stream_pair(to.y + r * problem.y_stride, pair[0], pair[1]);
+    } else {
+      put_columns(problem, values, to.column, to.y - to.column + r * problem.y_stride);
+    }
   }
 };
 
-template <std::size_t... I>
-constexpr TileKernels<Bf16Tiles> amx_kernels(std::index_sequence<I...>) {
-  return {{Bf16Tiles::multiply<I + 1>...}, {}};
+template <class Y>
+auto Bf16Tiles::loop(const Block<Bf16Tiles>& block, const bf16* x, Y* y) {
+  return TileLoop<Bf16Job<Y>>(
+      {&block, x, y, pays_to_stream(y, block.problem.rows, block.problem.outputs)}, block.height,
+      kAheadBytes);
 }
-template <>
-inline constexpr TileKernels<Bf16Tiles> kKernels<Bf16Tiles> =
-    amx_kernels(std::make_index_sequence<kStepRows>());
 
 }  // namespace quire::linear
 

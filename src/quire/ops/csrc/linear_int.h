@@ -55,6 +55,17 @@ QUIRE_INLINE void put(E* y, vf value, int64_t n) {
   }
 }
 
+// At most n elements of a panel's columns.
+template <class E>
+QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
+  if (n >= kWidth) {
+    store_pair(y, low, high);
+  } else {
+    put(y, low, n);
+    put(y + kLanes, high, n - kLanes);
+  }
+}
+
 // The largest magnitude, infinity or NaN if the row has one: their bits are the largest.
 template <class E>
 float largest_magnitude(const E* x, int64_t depth) {
@@ -142,12 +153,7 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
         value[half] = add(value[half], load(call.bias + column + half * kLanes));
       }
     }
-    if (left >= kWidth) {
-      store_pair(y + column, value[0], value[1]);
-    } else {
-      put(y + column, value[0], left);
-      put(y + column + kLanes, value[1], left - kLanes);
-    }
+    put_pair(y + column, value[0], value[1], left);
   }
 }
 
@@ -185,7 +191,11 @@ constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequenc
 template <class Format>  // by rows - 1
 constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRows>());
 
-// Up to Format::kBlockRows rows, quantized in the least number of tiles, of nearly the same height.
+// Whether a format computes panels by a loop of its own, made by Format::loop(block).
+template <class Format>
+constexpr bool kLoops = false;
+
+// Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly the same height.
 template <class Format, class Y>
 struct Block {
   const Format& format;
@@ -193,11 +203,13 @@ struct Block {
   const QuantizedRows& x;
   Y* y;
   int64_t num_tiles, num_panels;
+  bool streams;  // outputs go past the caches
   mutable std::atomic<bool> out_of_memory{false};
 
   Block(const Format& format, const LinearCall& call, const QuantizedRows& x, Y* y)
       : format(format), call(call), x(x), y(y), num_panels(panels_of(call.outputs)) {
     num_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
+    streams = pays_to_stream(y, call.rows, call.outputs);
   }
 
   int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
@@ -271,16 +283,39 @@ template <class Format, class E, class Y>
 int multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
   const Block<Format, Y> block(format, call, rows, y);
-  parallel_for(call.rows, kWorkPerTask / (call.depth * 64 + 1) + 1, call.team, [&](int64_t r) {
+  parallel_for(call.rows, kWorkPerTask / (call.depth * 16 + 1) + 1, call.team, [&](int64_t r) {
     const int64_t t = block.tile_of(r);
     quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(t),
                  r - block.first_row(t));
   });
   const int64_t grain = kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1;
-  parallel_ranges(block.num_panels, grain, call.team,
-                  [&](int64_t index) { block.multiply_panel(index); },
-                  [&] { return format.enter(block.height()); });
+  const auto enter = [&](int64_t) {
+    if constexpr (kLoops<Format>) {
+      return format.loop(block);
+    } else {
+      return format.enter(block.height());
+    }
+  };
+  const auto multiply_panel = [&](int64_t index, [[maybe_unused]] auto& entered) {
+    if constexpr (kLoops<Format>) {
+      entered.multiply(index, 0, block.num_tiles);
+    } else {
+      block.multiply_panel(index);
+    }
+  };
+  parallel_ranges_of(block.num_panels, grain, call.team, multiply_panel, enter);
   return block.out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
+}
+
+// Rows of a block: so many that they stay in the caches while all weights pass.
+template <class Format>
+int64_t block_rows_of(const Format& format) {
+  if constexpr (kLoops<Format>) {
+    const int64_t fitting = Format::kBlockBytes / (4 * format.inputs_per_row + 1);
+    return std::max<int64_t>(4 * Format::kMaxRows, fitting);
+  } else {
+    return Format::kBlockRows;
+  }
 }
 
 // x: rows with a stride; y: contiguous.
@@ -288,7 +323,8 @@ template <class Format, class E, class Y>
 int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t rows = call.rows;
   if (rows == 0) return 0;
-  const int64_t blocks = (rows + Format::kBlockRows - 1) / Format::kBlockRows;
+  const int64_t most = block_rows_of(format);
+  const int64_t blocks = (rows + most - 1) / most;
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   struct Quantized;
   int32_t* inputs = static_cast<int32_t*>(thread_scratch<Quantized>(

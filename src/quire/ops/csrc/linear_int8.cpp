@@ -6,7 +6,7 @@
 #include "ids.h"
 #include "linear_int.h"
 #include "replay.h"
-#include "tiles.h"
+#include "tile_loop.h"
 
 namespace quire::linear_int {
 namespace {
@@ -76,41 +76,83 @@ struct Int8Format : Int8Weights, Vectors {
 struct Int8Tiles : Int8Weights {
   static constexpr int kQuadInputs = 1;
   static constexpr int kMaxRows = kStepRows;
-  static constexpr int64_t kBlockRows = 8 * kMaxRows;
+  static constexpr int64_t kBlockBytes = kTileBlockBytes;
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int kRowQuads = kTileBytes / 4;  // of a step
-  static constexpr bool kWholePanels = false;
   static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
   }
-  static Tiles enter(int64_t rows) { return Tiles(rows); }
 
   Int8Tiles(const uint8_t* weight, int64_t quads)
       : Int8Weights(weight, quads, (quads + kRowQuads - 1) / kRowQuads * kRowQuads) {}
 
-  template <int R>
-  static void tile(const Int8Tiles& format, const QuantizedRows& x, const uint8_t* panel,
-                   Ahead ahead, float* out, int64_t) {
-    alignas(64) int32_t sums[kStepRows * kWidth];
-    multiply_tiles<Int8Products, (R > kTileRows)>(x.inputs, R, panel, format.quads,
-                                                  ahead.start, kLineBytes / kCacheLine * ahead.step,
-                                                  sums);
-    for (int r = 0; r < R; ++r) {
-      const vi start = set1_int(x.sums[r]);
-      for (int half = 0; half < 2; ++half) {
-        const vi products = load_int(sums + place(r, half));
-        store(out + place(r, half), to_float(add_int(start, products)));
-      }
+  template <class Y>
+  auto loop(const Block<Int8Tiles, Y>& block) const;
+};
+
+// What its loop (tile_loop.h) needs to know of a block.
+template <class Y>
+struct Int8Job {
+  using Products = Int8Products;
+  const Block<Int8Tiles, Y>* block;
+
+  struct Target {
+    const float* scale;    // of the columns
+    const float* bias;
+    const int32_t* sums;   // of the rows
+    const float* scales;
+    Y* y;
+    int64_t columns;
+  };
+  TileRows tile(int64_t t) const {
+    const QuantizedRows rows = block->tile_rows(t);
+    return {rows.inputs, static_cast<int>(rows.rows)};
+  }
+  const uint8_t* panel(int64_t index) const { return block->format.panel(index); }
+  int64_t lines() const { return block->format.quads; }
+  Target target(int64_t t, int64_t index) const {
+    const LinearCall& call = block->call;
+    const QuantizedRows rows = block->tile_rows(t);
+    const int64_t column = index * kWidth;
+    const float* bias = call.bias == nullptr ? nullptr : call.bias + column;
+    Y* y = block->y + block->first_row(t) * call.outputs + column;
+    return {call.scale + column, bias, rows.sums, rows.scales, y, call.outputs - column};
+  }
+  QUIRE_INLINE void put(const Target& to, int r, const uint8_t* sums) const {
+    Y* y = to.y + r * block->call.outputs;
+    const vi start = set1_int(to.sums[r]);
+    const vf row_scale = set1(to.scales[r]);
+    vf value[2];
+    for (int half = 0; half < 2; ++half) {
+      const vf sum = to_float(add_int(start, load_int(sums + half * kTileBytes)));
+      value[half] = mul(mul(sum, row_scale), load(to.scale + half * kLanes));
+      if (to.bias != nullptr) value[half] = add(value[half], load(to.bias + half * kLanes));
+    }
+    if (block->streams) {
+      stream_pair(y, value[0], value[1]);
+    } else {
+      put_pair(y, value[0], value[1], to.columns);
     }
   }
 };
+
+template <class Y>
+auto Int8Tiles::loop(const Block<Int8Tiles, Y>& block) const {
+  return TileLoop<Int8Job<Y>>({&block}, block.height(),
+                              are_few<Int8Tiles>(block.call.rows) ? kAheadOfFewRows : kAheadOfRows);
+}
+
 using Int8 = Int8Tiles;
 #else
 using Int8 = Int8Format;
 #endif
 
 }  // namespace
+#if defined(__AMX_INT8__)
+template <>
+constexpr bool kLoops<Int8Tiles> = true;
+#endif
 }  // namespace quire::linear_int
 
 // weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4].

@@ -11,8 +11,10 @@
 
 namespace quire::linear {
 
-// Of gathered rows, so many that they stay in the caches while all weights pass.
-constexpr int64_t kBlockBytes = 3 << 20;
+// Whether an arithmetic computes panels by a loop of its own, made by A::loop(block, x, y).
+template <class A>
+constexpr bool kLoops = false;
+
 template <class A>
 constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 // So little of gathered rows every thread copies for itself, which takes less time than to wait for
@@ -170,28 +172,41 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const int64_t groups = (block.num_panels + size.panels - 1) / size.panels;
   const int64_t parts = (block.num_tiles + size.tiles - 1) / size.tiles;
   const int64_t work = size.panels * kWidth * size.tiles * block.height * problem.depth;
-  struct Worker {
-    decltype(A::enter(0)) entered;
-    const typename A::X* x;
-  };
-  const auto enter = [&](int64_t task) {
-    return Worker{A::enter(block.height), rows(block.panel(task % groups * size.panels))};
-  };
-  const auto compute = [&](int64_t task, const Worker& worker) {
-    if (worker.x == nullptr) return;
-    const int64_t panel = task % groups * size.panels;
-    const int64_t end = std::min(block.num_panels, panel + size.panels);
-    if (size.panels > 1 && end - panel == size.panels) {
-      return block.multiply(worker.x, 0, panel, size.panels, block.further(panel), y);
-    }
-    const int64_t first = task / groups * size.tiles;
-    const int64_t last = std::min(block.num_tiles, first + size.tiles);
-    for (int64_t p = panel; p < end; ++p) {
-      block.multiply_panel(worker.x, p, first, last, std::min(p + 1, block.num_panels - 1), y);
-    }
-  };
   const int64_t grain = kWorkPerTask / (work + 1) + 1;
-  parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
+  const auto rows_for = [&](int64_t task) { return rows(block.panel(task % groups * size.panels)); };
+  const auto tiles_of = [&](int64_t task) {
+    const int64_t first = task / groups * size.tiles;
+    return std::pair(first, std::min(block.num_tiles, first + size.tiles));
+  };
+  if constexpr (kLoops<A>) {
+    struct Worker {
+      const typename A::X* x;
+      decltype(A::loop(block, x, y)) loop;
+    };
+    const auto enter = [&](int64_t task) {
+      const auto* x = rows_for(task);
+      return Worker{x, A::loop(block, x, y)};
+    };
+    const auto compute = [&](int64_t task, Worker& worker) {
+      const auto [first, last] = tiles_of(task);
+      if (worker.x != nullptr) worker.loop.multiply(task % groups, first, last);
+    };
+    return parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
+  } else {
+    const auto compute = [&](int64_t task, const typename A::X* x) {
+      if (x == nullptr) return;
+      const int64_t panel = task % groups * size.panels;
+      const int64_t end = std::min(block.num_panels, panel + size.panels);
+      if (size.panels > 1 && end - panel == size.panels) {
+        return block.multiply(x, 0, panel, size.panels, block.further(panel), y);
+      }
+      const auto [first, last] = tiles_of(task);
+      for (int64_t p = panel; p < end; ++p) {
+        block.multiply_panel(x, p, first, last, std::min(p + 1, block.num_panels - 1), y);
+      }
+    };
+    parallel_ranges_of(groups * parts, grain, problem.team, compute, rows_for);
+  }
 }
 
 // 0, or 2 without memory for scratch.
@@ -215,8 +230,10 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
     multiply_block(block, own_rows, y);
     return failed.load(std::memory_order_relaxed) ? 2 : 0;
   }
-  const int64_t fitting = kBlockBytes / (row_bytes + 1) / A::kRows * A::kRows;
-  const int64_t most = std::min(problem.rows, std::max(kLeastBlockRows<A>, fitting));
+  const int64_t fitting = std::max(kLeastBlockRows<A>, A::kBlockBytes / (row_bytes + 1));
+  const int64_t blocks = (problem.rows + fitting - 1) / fitting;
+  const int64_t even = (problem.rows + blocks - 1) / blocks;  // the last one not much smaller
+  const int64_t most = std::min(problem.rows, (even + A::kRows - 1) / A::kRows * A::kRows);
   X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes + A::kBeyond));
   if (gathered == nullptr) return 2;
   for (int64_t first = 0; first < problem.rows; first += most) {

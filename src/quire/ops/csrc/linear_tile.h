@@ -21,6 +21,8 @@ constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 struct Vectors {
   static constexpr int kRows = kVectorRows;  // of a tile, at most
   static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
+  // Of gathered rows, so many that they stay in the caches while all weights pass.
+  static constexpr int64_t kBlockBytes = 3 << 20;
   // How far a tile that reads weights from memory asks ahead (measured: 2,048 to 8,192 are alike,
   // 512 takes a fifth longer at 12 rows).
   static constexpr int64_t kAheadBytes = 4096;
@@ -29,8 +31,6 @@ struct Vectors {
   static constexpr int panels_together(int rows) {
     return 4 * rows <= kRows ? 4 : 2 * rows <= kRows ? 2 : 1;
   }
-  // Lives in a thread while it computes tiles of at most `rows` rows.
-  static int enter(int64_t) { return 0; }
 };
 
 // x and weights as float32, by fma: k even, then k odd.

@@ -76,11 +76,4 @@ void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Ente
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
-// What enter() returns lives in each thread while it works.
-template <class F, class Enter>
-void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
-  parallel_ranges_of(
-      count, grain, team, [&](int64_t i, auto&) { body(i); }, [&](int64_t) { return enter(); });
-}
-
 }  // namespace quire

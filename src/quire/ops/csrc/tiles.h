@@ -69,8 +69,8 @@ struct Bf16Products {
     _tile_dpbf16ps(1, 4, 7);
   }
   QUIRE_INLINE static void add_lower() {
-    _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(2, 5, 6);
   }
 };
 #endif
@@ -81,8 +81,8 @@ struct Int8Products {  // signed x, unsigned weights
     _tile_dpbsud(1, 4, 7);
   }
   QUIRE_INLINE static void add_lower() {
-    _tile_dpbsud(2, 5, 6);
     _tile_dpbsud(3, 5, 7);
+    _tile_dpbsud(2, 5, 6);
   }
 };
 #endif
