@@ -42,11 +42,10 @@ def _activation_and_mul_kernel(x_ptr, out_ptr, width, KIND: tl.constexpr, BLOCK:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    dtype = out_ptr.dtype.element_ty
     gate = tl.load(x_ptr + 2 * row * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
-    out = _activated(gate, KIND).to(dtype).to(tl.float32) * up
-    tl.store(out_ptr + row * width + column, out.to(dtype), mask=inside)
+    out = _activated(gate, KIND) * up
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
