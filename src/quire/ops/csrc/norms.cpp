@@ -27,20 +27,12 @@ struct NormCall {
   Team* team;
 };
 
-// norm(row, its result) for every row of x, or of x + residual, which is then written to total.
-template <class E, class F>
+// norm(o, i, row) for every row; `row` counts them.
+template <class F>
 void each_row(const NormCall& call, F&& norm) {
-  const int64_t width = call.width, grain = kElementsPerTask / (width + 1) + 1;
-  parallel_for(call.outer * call.inner, grain, call.team, [&](int64_t row) {
-    const int64_t o = row / call.inner, i = row % call.inner;
-    const E* source = call.x.at<E>(o, i);
-    if (call.residual.first != nullptr) {
-      E* total = static_cast<E*>(call.total) + row * width;
-      add_rows(source, call.residual.at<E>(o, i), total, 0, width);
-      source = total;
-    }
-    norm(source, static_cast<E*>(call.out) + row * width);
-  });
+  const int64_t grain = kElementsPerTask / (call.width + 1) + 1;
+  parallel_for(call.outer * call.inner, grain, call.team,
+               [&](int64_t row) { norm(row / call.inner, row % call.inner, row); });
 }
 
 }  // namespace
@@ -57,8 +49,22 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
                       out, total, outer, inner, width, team};
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    each_row<E>(call, [&](const E* row, E* normed) {
-      normalise(row, static_cast<const E*>(weight), normed, width, eps);
+    each_row(call, [&](int64_t o, int64_t i, int64_t row) {
+      const E* row_x = call.x.at<E>(o, i);
+      float scale;
+      if (residual == nullptr) {
+        scale = rms_scale(row_x, width, eps);
+      } else {
+        const E* other = call.residual.at<E>(o, i);
+        E* sum = static_cast<E*>(total) + row * width;
+        scale = rms_scale(width, eps, [&](int64_t at, auto size) {
+          put_sum(row_x + at, other + at, sum + at, size);
+          return get(sum + at, size);
+        });
+        row_x = sum;
+      }
+      normalise(row_x, static_cast<const E*>(weight), set1(scale),
+                static_cast<E*>(out) + row * width, width);
     });
   });
 }
@@ -75,9 +81,18 @@ QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
                       out, total, outer, inner, width, team};
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    each_row<E>(call, [&](const E* row, E* normed) {
-      layer_normalise(row, static_cast<const E*>(weight), static_cast<const E*>(bias), normed,
-                      width, eps);
+    each_row(call, [&](int64_t o, int64_t i, int64_t row) {
+      const E* row_x = call.x.at<E>(o, i);
+      if (residual != nullptr) {
+        const E* other = call.residual.at<E>(o, i);
+        E* sum = static_cast<E*>(total) + row * width;
+        each_two(0, width, [&](int64_t at, auto size) {
+          put_sum(row_x + at, other + at, sum + at, size);
+        });
+        row_x = sum;
+      }
+      layer_normalise(row_x, static_cast<const E*>(weight), static_cast<const E*>(bias),
+                      static_cast<E*>(out) + row * width, width, eps);
     });
   });
 }

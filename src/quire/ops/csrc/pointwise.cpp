@@ -21,6 +21,19 @@ void each_piece(int64_t rows, int64_t width, Team* team, F&& f) {
   });
 }
 
+// The lines that are needed soon: a processor's own prefetching begins anew in every row and page.
+constexpr int64_t kBytesAhead = 2048;
+QUIRE_INLINE const char* ahead(const void* p) { return static_cast<const char*>(p) + kBytesAhead; }
+
+template <class F>
+QUIRE_INLINE vf on_each(F&& f, vf x) {
+  return f(x);
+}
+template <class F>
+QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
+  return {f(x.a), f(x.b)};
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -31,8 +44,10 @@ QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, 
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     each_piece(1, count, team, [&](int64_t, int64_t first, int64_t last) {
-      add_rows(static_cast<const E*>(x), static_cast<const E*>(y), static_cast<E*>(out), first,
-               last);
+      each_two(first, last, [&](int64_t i, auto size) {
+        put_sum(static_cast<const E*>(x) + i, static_cast<const E*>(y) + i,
+                static_cast<E*>(out) + i, size);
+      });
     });
   });
 }
@@ -47,16 +62,15 @@ QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t 
     each_piece(1, count, team, [&](int64_t, int64_t first, int64_t last) {
       const E* from = static_cast<const E*>(x);
       E* to = static_cast<E*>(out);
-      each_vector(first, last, [&](int64_t i, auto size) {
-        put(to + i, activation(get(from + i, size)), size);
+      each_two(first, last, [&](int64_t i, auto size) {
+        put(to + i, on_each(activation, get(from + i, size)), size);
       });
     });
   });
 }
 QUIRE_REPLAYABLE(quire_activation)
 
-// x: rows of 2 · width, stride in elements; out: contiguous rows of width > 0. The activation of the
-// first half is rounded to the element type before the product.
+// x: rows of 2 · width, stride in elements; out: contiguous rows of width > 0.
 QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
                                        int64_t width, int32_t kind, int32_t dtype,
                                        quire::Team* team) {
@@ -67,9 +81,11 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
       const E* gate = static_cast<const E*>(x) + row * stride;
       const E* up = gate + width;
       E* y = static_cast<E*>(out) + row * width;
-      each_vector(first, last, [&](int64_t i, auto size) {
-        const vf active = rounded<E>(activation(get(gate + i, size)));
-        put(y + i, mul(active, get(up + i, size)), size);
+      each_two(first, last, [&](int64_t i, auto size) {
+        __builtin_prefetch(ahead(gate + i));
+        __builtin_prefetch(ahead(up + i));
+        __builtin_prefetch(ahead(y + i), 1);
+        put(y + i, mul(on_each(activation, get(gate + i, size)), get(up + i, size)), size);
       });
     });
   });

@@ -13,38 +13,72 @@ namespace {
 constexpr int64_t kElementsPerTask = 8 * 1024;
 constexpr int64_t kHeads = 8;
 
+// What the rotation of a token needs: dim i of the first 2 · half turns with i + half.
+struct Turn {
+  const float *cos, *sin;
+  int64_t half;
+};
+
+// cos or sin in the order of lanes that elements of E have.
+template <class E>
+QUIRE_INLINE vf2 get_angle(const float* p, Two) {
+  return load_both_as(static_cast<const E*>(nullptr), p);
+}
+template <class E, class Size>
+QUIRE_INLINE vf get_angle(const float* p, Size size) {
+  return get(p, size);
+}
+
+// Rotates the heads, in place. value(i, size)(h): the elements of head h from i on, which is all
+// that is read of x. Heads share what is loaded for i.
+template <class E, class F>
+QUIRE_INLINE void rotate(E* x, int64_t heads, int64_t head_dim, const Turn& turn, F&& value) {
+  each_two(0, turn.half, [&](int64_t i, auto size) {
+    const auto c = get_angle<E>(turn.cos + i, size), s = get_angle<E>(turn.sin + i, size);
+    const auto low = value(i, size), high = value(turn.half + i, size);
+    for (int64_t h = 0; h < heads; ++h) {
+      E* at = x + h * head_dim + i;
+      const auto a = low(h), b = high(h);
+      put(at, sub(mul(a, c), mul(b, s)), size);
+      put(at + turn.half, add(mul(b, c), mul(a, s)), size);
+    }
+  });
+}
+
 // Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it is
 // rotated, as when both are operations of their own. All scales come first: one takes far longer
 // than it takes to begin the next.
 template <class E>
 QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
-                                  const float* cos, const float* sin, int64_t half) {
+                                  const Turn& turn) {
   float scales[kHeads];
   for (int64_t h = 0; h < heads; ++h) scales[h] = rms_scale(x + h * head_dim, head_dim, eps);
-  for (int64_t h = 0; h < heads; ++h, x += head_dim) {
-    const vf scale = set1(scales[h]);
-    rotate_halves(x, cos, sin, half, [&](int64_t i, auto size) {
-      return rounded<E>(normed(x + i, weight + i, scale, size));
-    });
-    each_vector(2 * half, head_dim, [&](int64_t i, auto size) {
-      put(x + i, normed(x + i, weight + i, scale, size), size);
-    });
-  }
+  const auto value = [&](int64_t i, auto size) {
+    return [=, &scales, w = get(weight + i, size)](int64_t h) {
+      return normed<E>(get(x + h * head_dim + i, size), w, set1(scales[h]));
+    };
+  };
+  rotate(x, heads, head_dim, turn, [&](int64_t i, auto size) {
+    return [norm = value(i, size)](int64_t h) { return rounded<E>(norm(h)); };
+  });
+  each_two(2 * turn.half, head_dim, [&](int64_t i, auto size) {
+    const auto norm = value(i, size);
+    for (int64_t h = 0; h < heads; ++h) put(x + h * head_dim + i, norm(h), size);
+  });
 }
 
 // weight null: no norms.
 template <class E>
 QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
-                                const float* cos, const float* sin, int64_t half) {
+                                const Turn& turn) {
   if (weight == nullptr) {
-    for (int64_t h = 0; h < heads; ++h, x += head_dim) {
-      rotate_halves(x, cos, sin, half, [&](int64_t i, auto size) { return get(x + i, size); });
-    }
+    rotate(x, heads, head_dim, turn, [&](int64_t i, auto size) {
+      return [=](int64_t h) { return get(x + h * head_dim + i, size); };
+    });
     return;
   }
   for (int64_t h = 0; h < heads; h += kHeads) {
-    norm_and_rotate(x + h * head_dim, std::min(kHeads, heads - h), head_dim, weight, eps, cos, sin,
-                    half);
+    norm_and_rotate(x + h * head_dim, std::min(kHeads, heads - h), head_dim, weight, eps, turn);
   }
 }
 
@@ -77,10 +111,9 @@ QUIRE_API int quire_rope_and_write_kv(
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
         await_token<To>(pages, slots[t], kv_heads * head_dim);
-        prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, cos + at,
-                      sin + at, half);
-        prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, cos + at,
-                      sin + at, half);
+        const Turn turn{cos + at, sin + at, half};
+        prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
+        prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);
         write_token<To>(pages, slots[t], k, k + kv_heads * head_dim, kv_heads, head_dim);
       });
     });

@@ -38,6 +38,11 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kLanes = 16;
 using vf = __m512;
 using vmask = __mmask16;
+// 2 kLanes elements of a row: of bf16 the even ones and the odd ones, since so they widen at once; of
+// other types the first ones and the last.
+struct vf2 {
+  vf a, b;
+};
 
 QUIRE_INLINE vf zero() { return _mm512_setzero_ps(); }
 QUIRE_INLINE vf set1(float x) { return _mm512_set1_ps(x); }
@@ -51,8 +56,9 @@ QUIRE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when eithe
 QUIRE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-QUIRE_INLINE vf round_to_int(vf x) {
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// x less the nearest integer; 0 of an infinite x.
+QUIRE_INLINE vf fraction(vf x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 QUIRE_INLINE vf scale_by_power(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 QUIRE_INLINE vmask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -78,6 +84,13 @@ QUIRE_INLINE vf upper_halves(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p),
                                               _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
+// The even and the odd ones of 2 kLanes floats.
+QUIRE_INLINE vf2 even_and_odd(const float* p) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const vf first = load(p), last = load(p + kLanes);
+  return {_mm512_permutex2var_ps(first, even, last), _mm512_permutex2var_ps(first, odd, last)};
+}
 QUIRE_INLINE vf load(const fp16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -88,6 +101,27 @@ QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
 }
 QUIRE_INLINE vf round_to(const bf16*, vf x) { return widen(narrowed(x)); }
+// The bf16 of x.a in the lower 16 words, those of x.b in the upper.
+QUIRE_INLINE __m512i narrowed(vf2 x) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.b, x.a));
+}
+QUIRE_INLINE vf2 round_to(const bf16*, vf2 x) {
+  const __m512i words = narrowed(x);
+  const __m512i into_upper_halves = _mm512_set_epi32(
+      0xf0000, 0xe0000, 0xd0000, 0xc0000, 0xb0000, 0xa0000, 0x90000, 0x80000,  //
+      0x70000, 0x60000, 0x50000, 0x40000, 0x30000, 0x20000, 0x10000, 0);
+  const __m512i next = _mm512_set1_epi32(0x100000);
+  constexpr __mmask32 kUpper = 0xaaaaaaaa;
+  return {_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kUpper, into_upper_halves, words)),
+          _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(
+              kUpper, _mm512_add_epi32(into_upper_halves, next), words))};
+}
+QUIRE_INLINE void store_both(bf16* p, vf2 x) {
+  const __m512i in_turn = _mm512_set_epi32(
+      0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,  //
+      0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(in_turn, narrowed(x)));
+}
 #else
 // The upper 16 bits of each lane: x rounded to the nearest bf16, ties to even. NaN stays NaN.
 QUIRE_INLINE __m512i bf16_bits(vf x) {
@@ -109,6 +143,10 @@ QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
 QUIRE_INLINE vf round_to(const bf16*, vf x) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(bf16_bits(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+QUIRE_INLINE void store_both(bf16* p, vf2 x) {
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(bf16_bits(x.a), 16),
+                                                 bf16_bits(x.b)));
 }
 #endif
 QUIRE_INLINE void store(bf16* p, vf x) {
@@ -163,6 +201,9 @@ QUIRE_INLINE vf sums(const vf (&x)[16]) {
 constexpr int kLanes = 8;
 using vf = __m256;
 using vmask = __m256;
+struct vf2 {
+  vf a, b;
+};
 
 QUIRE_INLINE vf zero() { return _mm256_setzero_ps(); }
 QUIRE_INLINE vf set1(float x) { return _mm256_set1_ps(x); }
@@ -206,6 +247,14 @@ QUIRE_INLINE vf upper_halves(const bf16* p) {
   return _mm256_castsi256_ps(
       _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
+QUIRE_INLINE vf2 even_and_odd(const float* p) {
+  const vf first = load(p), last = load(p + kLanes);
+  const auto in_order = [](vf x) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+  };
+  return {in_order(_mm256_shuffle_ps(first, last, 0x88)),
+          in_order(_mm256_shuffle_ps(first, last, 0xdd))};
+}
 QUIRE_INLINE vf load(const fp16* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -224,6 +273,11 @@ QUIRE_INLINE void store(bf16* p, vf x) {
 QUIRE_INLINE vf round_to(const bf16*, vf x) {
   return _mm256_castsi256_ps(
       _mm256_and_si256(bf16_bits(x), _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+QUIRE_INLINE void store_both(bf16* p, vf2 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_blend_epi16(_mm256_srli_epi32(bf16_bits(x.a), 16), bf16_bits(x.b),
+                                         0xaa));
 }
 QUIRE_INLINE vf round_to(const fp16*, vf x) {
   return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -291,33 +345,75 @@ QUIRE_INLINE void store_pair(E* p, vf x, vf y) {
 // x rounded to the element type and widened again.
 QUIRE_INLINE vf round_to(const float*, vf x) { return x; }
 template <class E>
-QUIRE_INLINE vf rounded(vf x) {
+QUIRE_INLINE vf2 round_to(const E* type, vf2 x) {
+  return {round_to(type, x.a), round_to(type, x.b)};
+}
+template <class E, class V>
+QUIRE_INLINE V rounded(V x) {
   return round_to(static_cast<const E*>(nullptr), x);
 }
 
-// 2^x for x in [-126, 127.5): 2^n times a polynomial for 2^f, |f| <= 1/2: 1 + f q(f) with the
-// smallest relative error, 2e-9 before its coefficients are rounded. exp2_bounded(0) is exactly 1.
-QUIRE_INLINE vf exp2_bounded(vf x) {
-  const vf n = round_to_int(x);
-  const vf f = sub(x, n);
+QUIRE_INLINE vf2 load_both(const bf16* p) { return {lower_halves(p), upper_halves(p)}; }
+template <class E>
+QUIRE_INLINE vf2 load_both(const E* p) {
+  return {load(p), load(p + kLanes)};
+}
+template <class E>
+QUIRE_INLINE void store_both(E* p, vf2 x) {
+  store_pair(p, x.a, x.b);
+}
+// Floats in the order of lanes that elements of E have.
+template <class E>
+QUIRE_INLINE vf2 load_both_as(const E*, const float* p) {
+  return load_both(p);
+}
+QUIRE_INLINE vf2 load_both_as(const bf16*, const float* p) { return even_and_odd(p); }
+
+QUIRE_INLINE vf2 add(vf2 x, vf2 y) { return {add(x.a, y.a), add(x.b, y.b)}; }
+QUIRE_INLINE vf2 sub(vf2 x, vf2 y) { return {sub(x.a, y.a), sub(x.b, y.b)}; }
+QUIRE_INLINE vf2 sub(vf2 x, vf y) { return {sub(x.a, y), sub(x.b, y)}; }
+QUIRE_INLINE vf2 mul(vf2 x, vf2 y) { return {mul(x.a, y.a), mul(x.b, y.b)}; }
+QUIRE_INLINE vf2 mul(vf2 x, vf y) { return {mul(x.a, y), mul(x.b, y)}; }
+QUIRE_INLINE vf2 fma(vf2 x, vf2 y, vf2 z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
+
+// 2^f for |f| <= 1/2: 1 + f q(f) with the smallest relative error, 2e-9 before its coefficients are
+// rounded. Of 0 it is exactly 1.
+QUIRE_INLINE vf exp2_polynomial(vf f) {
   vf p = set1(1.5353362e-4f);
   p = fma(p, f, set1(1.3398875e-3f));
   p = fma(p, f, set1(9.6184369e-3f));
   p = fma(p, f, set1(5.5503324e-2f));
   p = fma(p, f, set1(2.4022648e-1f));
   p = fma(p, f, set1(6.9314718e-1f));
-  p = fma(p, f, set1(1.0f));
-  return scale_by_power(p, n);
+  return fma(p, f, set1(1.0f));
 }
+#if defined(__AVX512F__)
 // 2^x for x <= 0; below 2^-126 the result is 0. NaN stays NaN.
+QUIRE_INLINE vf exp2_negative(vf x) {
+  const vf f = fraction(x);
+  const vmask normal = _mm512_cmp_ps_mask(x, set1(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(normal, exp2_polynomial(f), sub(x, f));
+}
+// 2^x; where that is no float, 0 or infinity. NaN stays NaN.
+QUIRE_INLINE vf exp2_saturating(vf x) {
+  const vf f = fraction(x);
+  return scale_by_power(exp2_polynomial(f), sub(x, f));
+}
+#else
+// 2^x for x in [-126, 127.5).
+QUIRE_INLINE vf exp2_bounded(vf x) {
+  const vf n = round_to_int(x);
+  return scale_by_power(exp2_polynomial(sub(x, n)), n);
+}
 QUIRE_INLINE vf exp2_negative(vf x) {
   const vmask tiny = less(x, set1(-126.0f));
   return select(tiny, zero(), exp2_bounded(select(tiny, zero(), x)));
 }
-// 2^x, saturating at 2^±126. NaN stays NaN.
+// Saturates at 2^±126.
 QUIRE_INLINE vf exp2_saturating(vf x) {
   return exp2_bounded(max(set1(-126.0f), min(set1(126.0f), x)));
 }
+#endif
 
 // Calls f with a null pointer of the element type.
 template <class F>
