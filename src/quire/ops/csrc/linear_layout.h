@@ -59,7 +59,11 @@ template <class W>
 void unpack_row(const W* packed, int64_t depth, int64_t index, W* row) {
   const W* panel = packed + index / kWidth * panel_elements(depth);
   const int column = static_cast<int>(index % kWidth);
-  for (int64_t k = 0; k < depth; ++k) row[k] = panel[position<W>(k, column)];
+  int64_t k = 0;
+  if constexpr (std::is_same_v<W, bf16>) {  // a pair in one load: each lies in a line of its own
+    for (; k + 2 <= depth; k += 2) std::memcpy(row + k, panel + position<W>(k, column), 4);
+  }
+  for (; k < depth; ++k) row[k] = panel[position<W>(k, column)];
 }
 
 }  // namespace quire::linear
