@@ -86,6 +86,22 @@ def test_large_models_take_shorter_steps() -> None:
     assert large.settings.max_num_batched_tokens == 256
 
 
+def test_tile_registers_take_longer_steps() -> None:
+    """As they compute several times as fast; only in formats that they take."""
+
+    def step_tokens(dtype: str, quantization: str | None, *features: str) -> int:
+        spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
+        settings = EngineSettings(dtype=dtype, quantization=quantization)
+        platform = make_platform(features=features)
+        return resolve(settings, spec, None, platform).settings.max_num_batched_tokens
+
+    amx = ("amx_tile", "amx_bf16", "amx_int8")
+    assert step_tokens("bfloat16", None, *amx) == 512
+    assert step_tokens("bfloat16", None, "avx512f") == 256
+    assert step_tokens("float32", None, *amx) == 256
+    assert step_tokens("float32", "int8", *amx) == 512
+
+
 def test_context_is_shortened_with_a_reason_when_it_does_not_fit() -> None:
     """The peer refuses to start; here it starts within the memory."""
     spec = make_spec(max_context=10**6)

@@ -15,8 +15,15 @@ SEQS_PER_CORE = 32
 MIN_SEQS, MAX_SEQS = 16, 256
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
 
+STEP_SECONDS = 0.4
+"""What a step of prompts takes on a CPU at most, unless `MIN_STEP_TOKENS` take longer: running
+sequences wait for it."""
+
 CORE_FLOPS = 80e9
 """Order of what one core reaches in a matrix product, multiplications and additions per second."""
+
+TILE_FLOPS = 1e12
+"""The same of a core with tile registers (AMX), for formats that they take."""
 
 LARGE_GPU_BYTES = 70 * 2**30
 """Of the memory of GPUs for servers, whose bandwidth and arithmetic ask for larger batches."""
@@ -99,20 +106,32 @@ def choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]
 def choose_step_tokens(
     settings: EngineSettings, spec: ModelSpec, platform: Platform, max_num_seqs: int
 ) -> tuple[int, str]:
-    """max_num_batched_tokens and why: on a CPU the power of two that takes it about a second, so
-    that a long prompt does not keep the other requests waiting for long."""
+    """max_num_batched_tokens and why: on a CPU the power of two that takes it about `STEP_SECONDS`,
+    so that a long prompt does not keep the other requests waiting for long."""
     if settings.max_num_batched_tokens is not None:
         return settings.max_num_batched_tokens, "as asked"
+    reason = "short steps, so that a long prompt holds nobody up"
     if platform.device == "cuda":
         tokens = LARGE_GPU_STEP_TOKENS if _is_large(platform.gpu) else GPU_STEP_TOKENS
     else:
-        per_second = platform.cpu.num_cores * CORE_FLOPS / (2 * spec.num_parameters)
+        tiles = _computes_in_tiles(settings, spec, platform)
+        flops = platform.cpu.num_cores * (TILE_FLOPS if tiles else CORE_FLOPS)
+        most = STEP_SECONDS * flops / (2 * spec.num_parameters)
         tokens = MIN_STEP_TOKENS
-        while tokens < MAX_STEP_TOKENS and tokens * 2 <= per_second:
+        while tokens < MAX_STEP_TOKENS and tokens * 2 <= most:
             tokens *= 2
+        if tiles:
+            reason += "; AMX is fast"
     if tokens < max_num_seqs:
         return max_num_seqs, "one for each of max_num_seqs"
-    return tokens, "short steps, so that a long prompt holds nobody up"
+    return tokens, reason
+
+
+def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> bool:
+    """Whether the kernels of AMX take the model's matrices (`quire.ops`)."""
+    if settings.quantization is None and spec.dtype != "bfloat16":
+        return False
+    return platform.cpu.has("amx_tile", "amx_bf16", "amx_int8")
 
 
 def _is_large(gpu: GpuFacts | None) -> bool:
