@@ -93,8 +93,9 @@ class Lines {
                         one ? count * bytes : bytes};
   }
   QUIRE_INLINE void fetch(int lines) {
+    if (at_ == last_) return;
     const int64_t wanted = int64_t{lines} * kLine;
-    if (at_ < last_ && done_ + wanted < pieces_[at_].bytes) {
+    if (done_ + wanted < pieces_[at_].bytes) {
       const char* from = pieces_[at_].row + done_;
       done_ += wanted;
       for (const char* end = from + wanted; from < end; from += kLine) ask(from);
@@ -126,7 +127,7 @@ class Lines {
     }
   }
 
-  Piece pieces_[4];
+  Piece pieces_[2 * kKeyTiles];
   int at_ = 0, last_ = 0;
   int64_t done_ = 0;
 };
@@ -202,10 +203,10 @@ inline void score_some(const ScoreTile* tiles, int count, int64_t stride, int ro
 }
 
 // acc [lanes of a unit, width] += weights · values over kSteps times kPairTokens tokens, for
-// 32 · kPairs dims. fresh: acc is taken for zeros.
+// 32 · kPairs dims. fresh: acc is taken for zeros. lines: to fetch for each kLanes dims.
 template <int kSteps, int kPairs>
 QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* acc, int64_t width,
-                             bool fresh) {
+                             bool fresh, Lines* ahead, int lines) {
   const int64_t row_bytes = width * sizeof(float);
   if (fresh) {
     _tile_zero(0);
@@ -224,13 +225,17 @@ QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* a
   }
   _tile_loadd(6, values, kTileBytes);
   _tile_dpbf16ps(0, 4, 6);
+  ahead->fetch(lines);
   _tile_loadd(7, values + kTileElements, kTileBytes);
   _tile_dpbf16ps(1, 4, 7);
+  ahead->fetch(lines);
   if constexpr (kPairs > 1) {
     _tile_loadd(6, values + 2 * kTileElements, kTileBytes);
     _tile_dpbf16ps(2, 4, 6);
+    ahead->fetch(lines);
     _tile_loadd(7, values + 3 * kTileElements, kTileBytes);
     _tile_dpbf16ps(3, 4, 7);
+    ahead->fetch(lines);
   }
   if constexpr (kSteps > 1) {
     values += step_elements;
@@ -255,16 +260,18 @@ QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* a
 
 template <int kSteps>
 inline void weigh_tiles(const bf16* weights, const bf16* values, int head_dim, float* acc,
-                        bool fresh) {
+                        bool fresh, Lines* ahead, int lines) {
   order_memory();
   _tile_loadd(4, weights, kTileBytes);
   if constexpr (kSteps > 1) _tile_loadd(5, weights + kTileElements, kTileBytes);
   const int64_t step_elements = int64_t{kPairTokens} * head_dim;
   int d = 0;
   for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
-    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh);
+    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh, ahead,
+                          lines);
   if (d < head_dim)
-    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh);
+    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh, ahead,
+                          lines);
   order_memory();
 }
 
@@ -350,10 +357,12 @@ struct LaneKeys {
 
 // Scores [kKeyBlock, lanes] become weights 2^(score - max), [lanes, pairs of tokens], for the tiles
 // of pairs from <= tile < to; no lane sees others. kMasked: some lanes do not see all. factors: what
-// the lanes' acc is to shrink by. Returns the lanes for which that is not 1.
+// the lanes' acc is to shrink by. lines: to fetch for 8 tokens. Returns the lanes for which that is
+// not 1.
 template <bool kMasked>
 inline vmask soften_lanes(const float* scores, vf scale, const LaneKeys& keys, int from, int to,
-                          float* maxima, float* sums, bf16* weights, float* factors) {
+                          float* maxima, float* sums, bf16* weights, float* factors, Lines* ahead,
+                          int lines) {
   const vf lowest = set1(kNegativeInfinity);
   vf tops[4] = {lowest, lowest, lowest, lowest};
   for (int t = from * kPairTokens; t < to * kPairTokens; t += 4) {
@@ -380,6 +389,7 @@ inline vmask soften_lanes(const float* scores, vf scale, const LaneKeys& keys, i
       return kMasked ? select(keys.sees(key), x, zero()) : x;
     };
     for (int first = 0; first < kTileTokens; first += 4) {
+      ahead->fetch(lines);
       QUIRE_UNROLL
       for (int k = 0; k < 4; ++k) {
         const int i = first + k;
@@ -463,6 +473,15 @@ class LanePiece {
     return lane_layout(work.num_tokens * b.group, work.num_kv_heads).blocks() * kBlockLanes;
   }
 
+  // The work that this thread is likely to do next: its first keys are fetched at the end of this.
+  void follow(const Work& work) {
+    if (lanes_.wide()) return;  // bound by arithmetic
+    const Tile tile = make_tile(b_, work);
+    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    following_ = locate(make_keys<bf16>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
+    follows_ = true;
+  }
+
   // careful: V of tokens that are not finite meets only the queries that see them.
   void attend(int64_t span, bool continues, bool careful) {
     const int states = lanes_.blocks() * kBlockLanes;
@@ -480,13 +499,15 @@ class LanePiece {
     if (lanes_.wide()) registers.for_scores();
     KeyTiles tiles[2];
     int at = 0;
-    if (low < high) tiles[at] = locate(low / kKeyBlock * kKeyBlock, low, end);
+    if (low < high) tiles[at] = locate(keys_, low / kKeyBlock * kKeyBlock, low, end);
     for (int64_t block = low / kKeyBlock * kKeyBlock; block < high; block += kKeyBlock, at ^= 1) {
       const int64_t following = block + kKeyBlock;
-      KeyTiles* next = nullptr;
+      const KeyTiles* next = nullptr;
       if (following < (continues ? end : high)) {
+        tiles[at ^ 1] = locate(keys_, following, low, end);
         next = &tiles[at ^ 1];
-        *next = locate(following, low, end);
+      } else if (follows_ && !continues) {
+        next = &following_;
       }
       gather(tiles[at]);
       if (lanes_.wide()) {
@@ -566,19 +587,19 @@ class LanePiece {
       }
   }
 
-  KeyTiles locate(int64_t block, int64_t low, int64_t end) const {
+  KeyTiles locate(const Keys<bf16>& keys, int64_t block, int64_t low, int64_t end) const {
     KeyTiles found;
     found.block = block;
     found.from = static_cast<int>(std::max(low, block) - block);
     found.to = static_cast<int>(std::min(end, block + kKeyBlock) - block);
-    found.stride = keys_.token_stride;
+    found.stride = keys.token_stride;
     if (b_.block_size % kTileTokens != 0) return found;  // gather() finds them
     for (int i = found.first_tile(); i < found.end_tile(); ++i) {
       const int64_t token = block + i * kTileTokens;
-      const int64_t at = keys_.table[token / keys_.block_size] * keys_.block_stride +
-                         token % keys_.block_size * keys_.token_stride;
-      found.k[i] = keys_.k + at;
-      found.v[i] = keys_.v + at;
+      const int64_t at = keys.table[token / keys.block_size] * keys.block_stride +
+                         token % keys.block_size * keys.token_stride;
+      found.k[i] = keys.k + at;
+      found.v[i] = keys.v + at;
     }
     return found;
   }
@@ -657,7 +678,7 @@ class LanePiece {
   }
 
   // Softmax of one block of lanes, and what becomes of its acc.
-  void soften(const KeyTiles& tiles, int block) {
+  void soften(const KeyTiles& tiles, int block, Lines* ahead, int lines) {
     const int state = block * kBlockLanes;
     const __m512i first = _mm512_loadu_si512(first_ + state);
     const __m512i last = _mm512_loadu_si512(last_ + state);
@@ -675,7 +696,7 @@ class LanePiece {
     auto run = [&](auto masked) {
       return soften_lanes<masked>(scores_ + state * kKeyBlock, scale, keys, tiles.first_pair(),
                                   tiles.end_pair(), span_.max + state, span_.sum + state,
-                                  weights_ + state * kKeyBlock, factors);
+                                  weights_ + state * kKeyBlock, factors, ahead, lines);
     };
     vmask shrinks = all ? run(std::false_type()) : run(std::true_type());
     for (; shrinks != 0; shrinks = shrinks & (shrinks - 1)) {
@@ -711,14 +732,14 @@ class LanePiece {
                            scores_ + row * kKeyBlock + i * kTileTokens * kLanes};
       score_some<true>(scored, count, b_.head_dim, kBlockLanes, b_.head_dim / kTileDims, &ahead,
                        0);
-      soften(own, block);
+      soften(own, block, &ahead, 0);
       const int first = own.first_pair();
       const bf16* weights = weights_ + row * kKeyBlock + first * kTileElements;
       const bf16* values = values_ + first * pair_elements;
       if (own.end_pair() - first == 2) {
-        weigh_tiles<2>(weights, values, b_.head_dim, acc(row), !seen_[block]);
+        weigh_tiles<2>(weights, values, b_.head_dim, acc(row), !seen_[block], &ahead, 0);
       } else {
-        weigh_tiles<1>(weights, values, b_.head_dim, acc(row), !seen_[block]);
+        weigh_tiles<1>(weights, values, b_.head_dim, acc(row), !seen_[block], &ahead, 0);
       }
       seen_[block] = true;
       break_lanes(tiles, block, broken);
@@ -737,18 +758,21 @@ class LanePiece {
   }
 
   // One key block of few rows of several heads, which is bound by memory: tokens in their order, and
-  // the heads of each in turn. What is two tiles of tokens ahead is fetched meanwhile.
+  // the heads of each in turn. What is about two tiles of tokens ahead is fetched meanwhile, evenly
+  // over time: a core has few requests to memory under way, and must not be without any. While V is
+  // packed, which reads the second-level cache itself, it asks for less.
   void attend_heads(const KeyTiles& tiles, const KeyTiles* next, bool careful,
                     LaneTiles& registers) {
+    constexpr int kDistance = 2, kScoreLines = 14;  // of the 16 that a product reads
     const int heads = lanes_.heads, steps = b_.head_dim / kTileDims;
+    const int soft_lines = lanes_.units() * steps / lanes_.blocks();
+    const int pack_lines = b_.head_dim / 64, weigh_lines = 12;
+    Lines ahead;
+    for (int i = kDistance; i < kKeyTiles; ++i) expect(tiles, tiles.k, i, ahead);
+    for (int i = 0; i < kKeyTiles; ++i) expect(tiles, tiles.v, i, ahead);
+    for (int i = 0; i < kDistance && next != nullptr; ++i) expect(*next, next->k, i, ahead);
     registers.for_scores();
     for (int i = tiles.first_tile(); i < tiles.end_tile(); ++i) {
-      Lines ahead;
-      if (i + 2 < kKeyTiles) {
-        expect(tiles, tiles.k, i + 2, ahead);
-      } else {
-        expect(tiles, tiles.v, i + 2 - kKeyTiles, ahead);
-      }
       ScoreTile scored[4];
       int count = 0;
       for (int unit = 0; unit < lanes_.units(); ++unit) {
@@ -758,32 +782,22 @@ class LanePiece {
                            scores_ + (block * kKeyBlock + i * kTileTokens) * kLanes +
                                lane % kBlockLanes};
         if (count < 4 && unit + 1 < lanes_.units()) continue;
-        score_some<false>(scored, count, tiles.stride, lanes_.rows, steps, &ahead, kTileTokens);
+        score_some<false>(scored, count, tiles.stride, lanes_.rows, steps, &ahead, kScoreLines);
         count = 0;
       }
     }
-    for (int block = 0; block < lanes_.blocks(); ++block) soften(tiles, block);
+    for (int block = 0; block < lanes_.blocks(); ++block) soften(tiles, block, &ahead, soft_lines);
     registers.for_outputs();
-    const int64_t pair_elements = int64_t{kPairTokens} * b_.head_dim;
     uint64_t broken = 0;
     for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair) {
-      Lines ahead;
-      for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
-        if (i + 2 < kKeyTiles) {
-          expect(tiles, tiles.v, i + 2, ahead);
-        } else if (next != nullptr) {
-          expect(*next, next->k, i + 2 - kKeyTiles, ahead);
-        }
-      }
       for (int head = 0; head < heads; ++head) {
         if (careful) broken = broken_tokens(tiles, head);
-        bf16* const values = values_ + head % 2 * pair_elements;
-        pair_values(tiles, pair, head, broken, values, &ahead, 2 * b_.head_dim / kTileDims);
+        pair_values(tiles, pair, head, broken, values_, &ahead, pack_lines);
         for (int part = 0; part < lanes_.parts; ++part) {
           const int unit = head * lanes_.parts + part, lane = lanes_.lane(unit);
           const bf16* weights = weights_ + lane / kBlockLanes * kBlockLanes * kKeyBlock +
                                 pair * kTileElements + lane % kBlockLanes * kTileDims;
-          weigh_tiles<1>(weights, values, b_.head_dim, acc(lane), false);
+          weigh_tiles<1>(weights, values_, b_.head_dim, acc(lane), false, &ahead, weigh_lines);
           break_lanes(tiles, unit, broken);
         }
       }
@@ -798,11 +812,13 @@ class LanePiece {
   bf16* q_;        // [units, dims / 32, 16 pairs of dims, lanes of the unit, 2]
   float* scores_;  // [blocks, kKeyBlock, kBlockLanes]
   bf16* weights_;  // [blocks, kPairTiles, kBlockLanes, kPairTokens]
-  bf16* values_;   // [kPairTiles or heads in turn, dims / 16, kTileTokens, kLanes, 2]
+  bf16* values_;   // [kPairTiles, dims / 16, kTileTokens, kLanes, 2]; of few rows one at a time
   bf16* copy_;     // [kKeyBlock, head_dim]
   int32_t* first_;  // [states], keys that a lane sees
   int32_t* last_;
   bf16* gathered_;
+  KeyTiles following_;
+  bool follows_ = false;
   bool seen_[kMostBlocks];  // by block of lanes: acc holds something
 };
 

@@ -71,6 +71,7 @@ class VectorPiece {
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
+  void follow(const Work&) {}
   void attend(int64_t span, bool continues, bool) {
     attend_span(tile_, keys_, span, continues, scratch_);
   }
@@ -86,14 +87,15 @@ class VectorPiece {
   Scratch scratch_;
 };
 
-// All spans of a tile, one after the other.
+// All spans of a tile, one after the other. next: what the thread is likely to do then, or null.
 template <class Piece>
-bool attend_tile(const Batch& b, const Work& work, bool careful) {
+bool attend_tile(const Batch& b, const Work& work, const Work* next, bool careful) {
   float* at = floats<TileScratch>(Piece::scratch_size(b) + 2 * state_size(b.num_states, b.width));
   if (at == nullptr) return false;
   const State span = carve_state(b.num_states, b.width, at);
   State total = carve_state(b.num_states, b.width, at);
   Piece piece(b, work, at, span);
+  if (next != nullptr) piece.follow(*next);
   const Tile tile = make_tile(b, work);
   const int states = Piece::states(b, work);
   const bool one = first_span(tile) == last_span(tile);
@@ -106,7 +108,7 @@ bool attend_tile(const Batch& b, const Work& work, bool careful) {
     if (!one) merge(states, b.width, span, total);
   }
   return Piece::store(b, work, one ? span : total) || careful ||
-         attend_tile<Piece>(b, work, true);
+         attend_tile<Piece>(b, work, nullptr, true);
 }
 
 // One span of a tile, into `part`.
@@ -144,8 +146,8 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
     for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
       merge(Piece::states(b, works[index]), b.width, part_of(index, span - first_span(tile)),
             total);
-    if (!Piece::store(b, works[index], total) && !attend_tile<Piece>(b, works[index], true))
-      ok = false;
+    const bool finite = Piece::store(b, works[index], total);
+    if (!finite && !attend_tile<Piece>(b, works[index], nullptr, true)) ok = false;
   });
   return ok;
 }
@@ -228,7 +230,9 @@ bool run_batch(const Batch& given, Team* team) {
   });
   std::atomic<bool> ok{true};
   parallel_for(count, 1, team, [&](int64_t index) {
-    if (!attend_tile<Piece>(b, works[index], false)) ok = false;
+    const int64_t then = index + team_size(team);
+    const Work* next = then < count ? &works[then] : nullptr;
+    if (!attend_tile<Piece>(b, works[index], next, false)) ok = false;
   });
   return ok;
 }
