@@ -86,8 +86,10 @@ def test_large_models_take_shorter_steps() -> None:
     assert large.settings.max_num_batched_tokens == 256
 
 
-def test_tile_registers_take_longer_steps() -> None:
-    """As they compute several times as fast; only in formats that they take."""
+def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they compute several times as fast; only in formats that they take, and where kernels use
+    them."""
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
 
     def step_tokens(dtype: str, quantization: str | None, *features: str) -> int:
         spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
@@ -100,6 +102,9 @@ def test_tile_registers_take_longer_steps() -> None:
     assert step_tokens("bfloat16", None, "avx512f") == 256
     assert step_tokens("float32", None, *amx) == 256
     assert step_tokens("float32", "int8", *amx) == 512
+    for isa, tokens in (("amx", 512), ("avx512_bf16", 256), ("none", 256)):
+        monkeypatch.setenv("QUIRE_CPU_ISA", isa)
+        assert step_tokens("bfloat16", None, *amx) == tokens
 
 
 def test_context_is_shortened_with_a_reason_when_it_does_not_fit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.config import env
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
@@ -130,6 +131,8 @@ def choose_step_tokens(
 def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> bool:
     """Whether the kernels of AMX take the model's matrices (`quire.ops`)."""
     if settings.quantization is None and spec.dtype != "bfloat16":
+        return False
+    if env.cpu_isa() not in (None, "amx"):
         return False
     return platform.cpu.has("amx_tile", "amx_bf16", "amx_int8")
 
