@@ -138,7 +138,7 @@ def test_a_broken_token_stays_hidden_from_earlier_queries(
 ) -> None:
     """As the C++ kernels."""
     cpu.test_a_broken_token_stays_hidden_from_earlier_queries(
-        paged_attention, cache_dtype, window, bad
+        paged_attention, 40, cache_dtype, window, bad
     )
 
 
