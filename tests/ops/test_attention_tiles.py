@@ -7,9 +7,7 @@ test_paged_attention.py meet this kernel too.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +16,6 @@ from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments
 from tests.ops.tile_emulator import (
     TILE_ATTENTION,
-    build_emulator,
-    emulation,
     has_tiles,
     tile_provider,
     tiles_unavailable,
@@ -34,17 +30,6 @@ BF16 = torch.bfloat16
 
 if (_REASON := tiles_unavailable()) is not None:
     pytest.skip(_REASON, allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulator(tmp_path_factory.mktemp("emulator"))
-
-
-@pytest.fixture(scope="module")
-def tiles(emulator_library: Path) -> Iterator[ctypes.CDLL]:
-    with emulation(emulator_library) as emulator:
-        yield emulator
 
 
 def test_every_case_of_the_operation_equals_the_reference(tiles: ctypes.CDLL) -> None:

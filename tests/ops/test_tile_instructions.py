@@ -10,7 +10,6 @@ import ctypes
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.tile_emulator import build_emulator, emulation, has_tiles, tiles_unavailable
+from tests.ops.tile_emulator import has_tiles, tiles_unavailable
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
@@ -28,17 +27,6 @@ SMALLEST = Fraction(2) ** -126
 
 if (_REASON := tiles_unavailable()) is not None:
     pytest.skip(_REASON, allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulator(tmp_path_factory.mktemp("emulator"))
-
-
-@pytest.fixture(scope="module")
-def tiles(emulator_library: Path) -> Iterator[ctypes.CDLL]:
-    with emulation(emulator_library) as emulator:
-        yield emulator
 
 
 def configuration(rows: int, row_bytes: int, lines: int) -> bytearray:

@@ -7,8 +7,6 @@ that a processor with them runs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +16,6 @@ from tests.ops.tile_emulator import (
     AMX,
     TILE_OPS,
     Arguments,
-    build_emulator,
-    emulation,
     has_tiles,
     tile_provider,
     tile_weights,
@@ -43,17 +39,6 @@ pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machi
 PLATFORM = detect_platform()
 if (_REASON := tiles_unavailable()) is not None:
     pytest.skip(_REASON, allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulator(tmp_path_factory.mktemp("emulator"))
-
-
-@pytest.fixture(scope="module")
-def tiles(emulator_library: Path) -> Iterator[ctypes.CDLL]:
-    with emulation(emulator_library) as emulator:
-        yield emulator
 
 
 def test_the_library_is_compiled_where_the_compiler_knows_tiles() -> None:

@@ -42,7 +42,7 @@ inline LaneLayout lane_layout(int rows, int heads) {
 // Outputs: 0 … 3 sums [lanes, dims], 4 and 5 weights, 6 and 7 values.
 class LaneTiles {
  public:
-  explicit LaneTiles(int rows) : rows_(static_cast<uint8_t>(rows)) {}
+  explicit LaneTiles(int rows) : rows_(rows) {}
   ~LaneTiles() { _tile_release(); }
   LaneTiles(const LaneTiles&) = delete;
   LaneTiles& operator=(const LaneTiles&) = delete;
@@ -52,24 +52,14 @@ class LaneTiles {
 
  private:
   void configure(int sum_rows, int sum_bytes, int left_rows, int left_bytes, int right_bytes) {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    auto set = [&](int tile, int rows, int bytes) {
-      shapes.rows[tile] = static_cast<uint8_t>(rows);
-      shapes.row_bytes[tile] = static_cast<uint16_t>(bytes);
-    };
-    for (const int tile : {0, 1, 2, 3}) set(tile, sum_rows, sum_bytes);
-    for (const int tile : {4, 5}) set(tile, left_rows, left_bytes);
-    for (const int tile : {6, 7}) set(tile, kTileRows, right_bytes);
-    order_memory();
-    _tile_loadconfig(&shapes);
-    order_memory();
+    TileShapes shapes;
+    for (const int tile : {0, 1, 2, 3}) shapes.set(tile, sum_rows, sum_bytes);
+    for (const int tile : {4, 5}) shapes.set(tile, left_rows, left_bytes);
+    for (const int tile : {6, 7}) shapes.set(tile, kTileRows, right_bytes);
+    shapes.load();
   }
 
-  uint8_t rows_;
+  int rows_;
 };
 
 // Asks for memory ahead of its use, row by row, as much as it is told to. It goes into the

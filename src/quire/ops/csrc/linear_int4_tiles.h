@@ -18,29 +18,15 @@ namespace quire::linear_int {
 class GroupTiles {
  public:
   GroupTiles(int64_t rows, int64_t quads) {
-    Configuration all;
-    for (const int tile : {0, 1, 2, 3}) all.set(tile, rows, kTileBytes);
-    all.set(4, rows, 4 * quads);
-    for (const int tile : {6, 7}) all.set(tile, quads, kTileBytes);
-    order_memory();
-    _tile_loadconfig(&all);
-    order_memory();
+    TileShapes shapes;
+    for (const int tile : {0, 1, 2, 3}) shapes.set(tile, rows, kTileBytes);
+    shapes.set(4, rows, 4 * quads);
+    for (const int tile : {6, 7}) shapes.set(tile, quads, kTileBytes);
+    shapes.load();
   }
   ~GroupTiles() { _tile_release(); }
   GroupTiles(const GroupTiles&) = delete;
   GroupTiles& operator=(const GroupTiles&) = delete;
-
- private:
-  struct alignas(64) Configuration {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    void set(int tile, int64_t count, int64_t bytes) {
-      rows[tile] = static_cast<uint8_t>(count);
-      row_bytes[tile] = static_cast<uint16_t>(bytes);
-    }
-  };
 };
 
 // Fetches `lines` cache lines into the second-level cache, evenly in `steps` steps.
