@@ -25,7 +25,7 @@ class Ahead {
     const uintptr_t from = at_, stop = std::min(from + elements * sizeof(E), end_);
     at_ = stop + (kLine - stop % kLine) % kLine;
     for (uintptr_t line = from; line < stop; line += kLine)
-      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
   }
 
   void fetch_all() {
