@@ -185,11 +185,25 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
   weigh_keys<float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
 
+// The keys of a tile in one key block.
+template <class E>
+struct LocatedBlock {
+  KeyBlock<E> keys;
+  Range range;
+
+  // block: position of its first key; the tile sees keys low <= key < end.
+  void locate(const Keys<E>& from, int64_t block, int64_t low, int64_t end) {
+    const int64_t first = std::max(low, block), last = std::min(end, block + kKeyBlock);
+    from.locate(block, first, last, keys);
+    range = Range{block, static_cast<int>(first - block), static_cast<int>(last - block)};
+  }
+};
+
 // The tile over one span of tokens, into scratch.span. continues: whether the caller takes the next
-// span after this one, so that its first block may be prefetched.
+// span after this one, so that its first block may be prefetched; else, of `then` if there is one.
 template <class E>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool continues,
-                        Scratch& scratch) {
+                        const LocatedBlock<E>* then, Scratch& scratch) {
   const int num_states = tile.num_states();
   std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
   std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
@@ -197,30 +211,27 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
   const int64_t low = std::max(tile.low(0), span * kSpan);
   const int64_t end = tile.position(tile.rows - 1) + 1;
   const int64_t high = std::min(end, (span + 1) * kSpan);
-  KeyBlock<E> blocks[2];
-  auto locate = [&](int64_t block, int at) {
-    const int64_t from = std::max(low, block), to = std::min(end, block + kKeyBlock);
-    keys.locate(block, from, to, blocks[at]);
-    return Range{block, static_cast<int>(from - block), static_cast<int>(to - block)};
-  };
+  LocatedBlock<E> blocks[2];
   int at = 0;
-  Range range = locate(low / kKeyBlock * kKeyBlock, at);
-  for (;;) {
+  blocks[at].locate(keys, low / kKeyBlock * kKeyBlock, low, end);
+  for (;; at ^= 1) {
+    const Range& range = blocks[at].range;
     const int64_t following = range.block + kKeyBlock;
-    const bool known = following < (continues ? end : high);
-    const Range next = known ? locate(following, at ^ 1) : range;
-    const E* const* after = known ? blocks[at ^ 1].k + next.from : nullptr;
-    const int keys_after = known ? next.first_chunk(kChunk<E>) : 0;
+    const LocatedBlock<E>* next = continues ? nullptr : then;
+    if (following < (continues ? end : high)) {
+      blocks[at ^ 1].locate(keys, following, low, end);
+      next = &blocks[at ^ 1];
+    }
+    const E* const* after = next == nullptr ? nullptr : next->keys.k + next->range.from;
+    const int keys_after = next == nullptr ? 0 : next->range.first_chunk(kChunk<E>);
     if (tile.integers) {
-      attend_integer_block(tile, range, blocks[at], after, keys_after, scratch);
+      attend_integer_block(tile, range, blocks[at].keys, after, keys_after, scratch);
     } else if (tile.rows < kCopyRows) {
-      attend_block(tile, range, blocks[at], after, keys_after, scratch);
+      attend_block(tile, range, blocks[at].keys, after, keys_after, scratch);
     } else {
-      attend_wide_block(tile, range, blocks[at], scratch);
+      attend_wide_block(tile, range, blocks[at].keys, scratch);
     }
     if (following >= high) return;
-    range = next;
-    at ^= 1;
   }
 }
 

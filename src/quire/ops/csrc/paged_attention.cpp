@@ -63,7 +63,8 @@ class VectorPiece {
 
   // Loads the queries. span: the state that attend() fills.
   VectorPiece(const Batch& b, const Work& work, float* memory, const State& span)
-      : tile_(make_tile(b, work)),
+      : b_(b),
+        tile_(make_tile(b, work)),
         keys_(make_keys<E>(b, work)),
         scratch_(carve(b, memory, span)) {
     load_queries(b, work, scratch_.q);
@@ -71,9 +72,15 @@ class VectorPiece {
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
-  void follow(const Work&) {}
+  // The first keys of `work` are fetched during the last of this piece.
+  void follow(const Work& work) {
+    const Tile tile = make_tile(b_, work);
+    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
+    follows_ = true;
+  }
   void attend(int64_t span, bool continues, bool) {
-    attend_span(tile_, keys_, span, continues, scratch_);
+    attend_span(tile_, keys_, span, continues, follows_ ? &following_ : nullptr, scratch_);
   }
   // Returns whether that is the result: false asks for careful spans.
   static bool store(const Batch& b, const Work& work, const State& total) {
@@ -82,9 +89,12 @@ class VectorPiece {
   }
 
  private:
+  const Batch& b_;
   const Tile tile_;
   const Keys<E> keys_;
   Scratch scratch_;
+  LocatedBlock<E> following_;
+  bool follows_ = false;
 };
 
 // All spans of a tile, one after the other. next: what the thread is likely to do then, or null.
