@@ -12,7 +12,6 @@ import torch
 from quire.bench import diagnosis
 from quire.bench.diagnosis import diagnose, render_diagnosis
 from quire.cli.main import main
-from quire.engine import build
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS, CheckReport, Op, Provider, force_gpu_kernels
 from tests.config.specs import make_gpu_platform
@@ -111,9 +110,6 @@ def test_a_misspelt_wish_is_refused_on_either_device(
     monkeypatch.setenv(variable, "tritn")
     with pytest.raises(ConfigError, match=f"{variable} .*'tritn'.* one of: .*none"):
         diagnose()
-    for device in ("cpu", "cuda"):
-        with pytest.raises(ConfigError, match=variable):
-            build._forced_kernels(device)
 
 
 def test_forced_kernels_of_a_gpu() -> None:

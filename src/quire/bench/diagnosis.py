@@ -69,7 +69,11 @@ class Diagnosis:
 
 
 def diagnose(platform: Platform | None = None, seed: int = 0) -> Diagnosis:
-    """Compare every provider that this machine has with its reference, on its CPU and its GPU."""
+    """Compare every provider that this machine has with its reference, on its CPU and its GPU.
+
+    Raises ConfigError if a variable of the environment names kernels that do not exist.
+    """
+    env.check_kernels()
     platform = platform or detect_platform()
     return Diagnosis(
         machine=describe_machine(platform),
@@ -130,8 +134,7 @@ def _verdicts(op: OpDiagnosis) -> str:
 def _diagnose_device(platform: Platform, seed: int) -> Iterator[OpDiagnosis]:
     """Every operation on the platform's device."""
     on_cpu = platform.device == "cpu"
-    isa, wish = env.cpu_isa(), env.gpu_kernels()  # a misspelt one is refused on either device
-    forced = force_isa(isa) if on_cpu else force_gpu_kernels(wish)
+    forced = force_isa(env.cpu_isa()) if on_cpu else force_gpu_kernels(env.gpu_kernels())
     chosen = build_op_set(platform, forced).chosen
     for name, op in ALL_OPS.items():
         yield _diagnose_op(op, chosen[name], platform, seed)

@@ -28,6 +28,7 @@ __all__ = [
     "GPU_KERNELS",
     "OWN_VARIABLES",
     "cache_folder",
+    "check_kernels",
     "cpu_isa",
     "flag_setting",
     "flag_variable",
@@ -66,6 +67,12 @@ def cpu_isa() -> str | None:
 def gpu_kernels() -> str | None:
     """`QUIRE_GPU_KERNELS`, or None when unset. Raises ConfigError for one that does not exist."""
     return _choice("QUIRE_GPU_KERNELS", GPU_KERNELS)
+
+
+def check_kernels() -> None:
+    """Raises ConfigError if a variable names kernels that do not exist, on whichever device."""
+    cpu_isa()
+    gpu_kernels()
 
 
 def order_gpus() -> None:

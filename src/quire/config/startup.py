@@ -49,8 +49,7 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     Raises ConfigError: no model named, not found, unsupported, broken, or larger than the machine;
     or a variable of the environment names kernels that do not exist.
     """
-    env.cpu_isa()
-    env.gpu_kernels()
+    env.check_kernels()
     found = find_model(settings)
     if settings.num_threads is None:
         settings = replace(settings, num_threads=env.num_threads())

@@ -178,9 +178,10 @@ def _forced_kernels(device: str) -> tuple[dict[str, str], str | None]:
     from quire.attention import backend_of_isa
     from quire.ops import REFERENCE, force_gpu_kernels, force_isa
 
-    isa, wish = env.cpu_isa(), env.gpu_kernels()  # a misspelt one is refused on either device
     if device == "cpu":
+        isa = env.cpu_isa()
         return force_isa(isa), backend_of_isa(isa)
+    wish = env.gpu_kernels()
     return force_gpu_kernels(wish), REFERENCE if wish == "none" else wish
 
 
