@@ -15,7 +15,7 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import EngineError
 from quire.runner.captured import CapturedSteps
-from quire.runner.captured_forward import MAX_FAILURES
+from quire.runner.replay_failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, write_checkpoint
 from tests.waiting import WAIT_S
@@ -173,7 +173,7 @@ def test_replays_that_fail_are_computed_anew_and_end(
     with caplog.at_level(logging.WARNING, "quire.runner"):
         for _ in range(4):
             assert_same(generate(engines[1]), expected, exact=True)
-    assert caplog.text.count("a captured step failed") == MAX_FAILURES
+    assert caplog.text.count("one of the captured steps of prompts failed") == MAX_FAILURES
 
 
 def test_a_bad_prompt_fails_alone_and_ends_no_replays(
@@ -197,7 +197,7 @@ def test_a_bad_prompt_fails_alone_and_ends_no_replays(
     assert [output.error is None for output in outputs] == [True, True, False, True]
     for index in (0, 1, 3):
         assert outputs[index].outputs[0].token_ids == expected[index].outputs[0].token_ids
-    assert captured_forward(engines[0])._num_failed == 0
+    assert captured_forward(engines[0])._failures.count == 0
 
 
 def test_a_failing_kernel_fails_its_row_alone(

@@ -11,14 +11,12 @@ from quire.ops.capture import ArenaFullError, CaptureArena, CapturedCalls, captu
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
 from quire.runner.decode_inputs import DecodeInputs
+from quire.runner.replay_failures import ReplayFailures
 from quire.runner.rows import ScheduledRows, Slots
 
 __all__ = ["CapturedSteps"]
 
 _log = logging.getLogger("quire.runner")
-
-MAX_FAILURES = 3
-"""Captured steps that fail before no more are tried."""
 
 
 class CapturedSteps:
@@ -46,7 +44,7 @@ class CapturedSteps:
         self._team = team
         self._arena = arena
         self._max_rows = len(slots)
-        self._num_failed = 0
+        self._failures = ReplayFailures("decode steps")
         self._steps: dict[int, CapturedCalls] = {}
 
     def logits(self, rows: ScheduledRows) -> torch.Tensor | None:
@@ -60,17 +58,9 @@ class CapturedSteps:
         try:
             return self._capture(num_rows) if step is None else step.replay()
         except Exception:
-            self._note_failure()
+            if self._failures.note():
+                self._max_rows = 0
             raise
-
-    def _note_failure(self) -> None:
-        """A step that fails is computed again the other way, which finds out whose fault it is; one
-        that fails again and again only costs time."""
-        self._num_failed += 1
-        _log.warning("a captured decode step failed and is computed anew", exc_info=True)
-        if self._num_failed >= MAX_FAILURES:
-            _log.warning("decode steps are not captured any more: %d failed", self._num_failed)
-            self._max_rows = 0
 
     def _capture(self, num_rows: int) -> torch.Tensor | None:
         try:

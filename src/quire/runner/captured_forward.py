@@ -13,6 +13,7 @@ from quire.models import CausalLM
 from quire.ops.capture import CaptureArena, SizedCalls, capture_sizes
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
+from quire.runner.replay_failures import ReplayFailures
 
 __all__ = ["CapturedForward"]
 
@@ -20,9 +21,6 @@ _log = logging.getLogger("quire.runner")
 
 MIN_TOKENS = 3
 """Capacity from which the recorded sizes differ from each other."""
-
-MAX_FAILURES = 3
-"""Replays that fail before no more are tried."""
 
 
 class CapturedForward:
@@ -56,7 +54,7 @@ class CapturedForward:
         self._arena = arena
         self._max_tokens = max_tokens if max_tokens >= MIN_TOKENS else 0
         self._max_rows = max_rows
-        self._num_failed = 0
+        self._failures = ReplayFailures("steps of prompts")
         self._calls: SizedCalls | None = None
         tokens, rows, blocks = (
             n if self._max_tokens else 0 for n in (max_tokens, max_rows, max_blocks)
@@ -86,16 +84,10 @@ class CapturedForward:
                 self._max_tokens = 0
             except EngineError:
                 hidden = self._model.forward(token_ids, positions, step)  # fails if rows are bad
-                self._note_failure()
+                if self._failures.note():
+                    self._max_tokens = 0
                 return hidden
         return self._model.forward(token_ids, positions, step)
-
-    def _note_failure(self) -> None:
-        self._num_failed += 1
-        _log.warning("a captured step failed and is computed anew", exc_info=True)
-        if self._num_failed >= MAX_FAILURES:
-            _log.warning("steps are not replayed any more: %d failed", self._num_failed)
-            self._max_tokens = 0
 
     def _fill(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> None:
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
