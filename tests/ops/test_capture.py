@@ -103,7 +103,7 @@ class Sized:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(9, 64, generator=generator)
+        self.x = torch.randn(10, 64, generator=generator)
         self.y = torch.randn(5, 64, generator=generator)
         self.weight = torch.randn(64, generator=generator)
         self.matrix = OPS.linear(torch.randn(96, 64, generator=generator))
@@ -116,7 +116,7 @@ class Sized:
         return self.matrix(OPS.activation(normed, "gelu"))
 
 
-LARGEST = ((9, 5), (2, 1), (1, 1))
+LARGEST = (10, 5)
 
 
 @needs_kernels
@@ -130,7 +130,7 @@ def test_one_capture_serves_all_sizes() -> None:
     captured = capture_sizes(TEAM, arena, compute, LARGEST)
     assert bool((whole == 7).all())
     assert len(captured.calls) == 6
-    for num_x in (9, 1, 4, 8):
+    for num_x in (10, 1, 4, 8):
         for num_y in (1, 5, 3):
             compute.x.neg_().add_(0.5)
             expected = compute(num_x, num_y)
@@ -143,7 +143,8 @@ def test_one_capture_serves_all_sizes() -> None:
     [
         (lambda s, x, y: s(x, y) if x > 1 else s.matrix(s.x[:1]), "other kernels"),
         (lambda s, x, y: s.matrix(s.x[: min(x, 5)]), "no multiple of a size"),
-        (lambda s, x, y: s.matrix(s.x[9 - x :]), "no multiple of a size"),
+        (lambda s, x, y: s.matrix(s.x[10 - x :]), "no multiple of a size"),
+        (lambda s, x, y: s.matrix(s.x[: max(1, x // 2)]), "no multiple of a size"),
         (lambda s, x, y: s.matrix(OPS.rms_norm(s.x[:5], s.weight, 0.1 * y)), "no multiple"),
         (lambda s, x, y: (torch.empty(10 // x), s(x, y))[1], "other buffers"),
         (lambda s, x, y: (torch.empty(3) if x > 1 else None, s(x, y))[1], "other buffers"),
@@ -165,10 +166,14 @@ def test_what_does_not_follow_the_sizes_is_refused(compute: object, reason: str)
 
 
 @needs_kernels
-def test_sizes_that_cannot_be_told_apart_are_refused() -> None:
+@pytest.mark.parametrize("largest", [(5, 5), (1, 5), (5, 1), (1, 1)])
+def test_equal_sizes_and_sizes_of_one_are_told_apart(largest: tuple[int, int]) -> None:
     sized = Sized()
-    with pytest.raises(NotCapturableError, match="no multiple of a size"):
-        capture_sizes(TEAM, CaptureArena(1 << 16), sized, ((4, 4), (1, 1)))
+    captured = capture_sizes(TEAM, CaptureArena(1 << 16), sized, largest)
+    for num_x in range(1, largest[0] + 1):
+        for num_y in range(1, largest[1] + 1):
+            expected = sized(num_x, num_y)
+            assert torch.equal(captured.replay(num_x, num_y)[:num_x], expected)
 
 
 def test_references_are_refused() -> None:

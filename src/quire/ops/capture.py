@@ -6,8 +6,8 @@ addresses, so each must mean the same in a replay: inputs have to lie where they
 computation allocates comes from an arena whose bytes stay. A torch operation that computes would
 run now but not in a replay; it is refused.
 
-`capture_sizes` serves a computation of any size, such as of so many tokens: it is recorded for
-three sizes, without being run, and only the numbers that follow its sizes may differ.
+`capture_sizes` serves a computation of any size, such as of so many tokens: it is recorded for a
+few sizes, without being run, and only the numbers that follow its sizes may differ.
 """
 
 from __future__ import annotations
@@ -159,16 +159,19 @@ def capture_sizes(
     team: Team,
     arena: CaptureArena,
     compute: Callable[..., torch.Tensor],
-    recorded: Sequence[tuple[int, ...]],
+    largest: tuple[int, ...],
 ) -> SizedCalls:
     """Record the kernels that `team` would compute in `compute(*sizes)`; none is run.
 
-    recorded: sizes to record, the largest first. They must tell every size, and every multiple of
-    it, from all others.
+    From one recording to the next a single size changes, from the largest to 1, the last size
+    first. So what depends on one size, in whatever way, is not taken for a multiple of another.
 
     Raises NotCapturableError with the reason if a replay for some sizes would not do the same, as
     far as these recordings show it.
     """
+    recorded = [
+        largest[:kept] + (1,) * (len(largest) - kept) for kept in range(len(largest), -1, -1)
+    ]
     places = _Places(arena)
     recordings: list[list[KernelCall]] = []
     results: list[torch.Tensor] = []
@@ -200,7 +203,7 @@ def _what_follows(
     differing = words[:, index]  # [recordings, words]
     factors = differing[0] // sizes[0][:, None]  # [S, words]
     follows = (factors[None] * sizes[:, :, None] == differing[:, None]).all(axis=0)
-    if not (follows.sum(axis=0) == 1).all():
+    if not follows.any(axis=0).all():
         raise NotCapturableError("an argument of its kernels is no multiple of a size")
     size = follows.argmax(axis=0)
     return index, factors[size, np.arange(len(index))], size

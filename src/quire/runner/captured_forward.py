@@ -19,9 +19,6 @@ __all__ = ["CapturedForward"]
 
 _log = logging.getLogger("quire.runner")
 
-MIN_TOKENS = 3
-"""Capacity from which the recorded sizes differ from each other."""
-
 
 class CapturedForward:
     """A `Computes` that replays the model's forward for all steps of up to `max_tokens` tokens and
@@ -52,7 +49,7 @@ class CapturedForward:
         self._windows = tuple(windows)
         self._team = team
         self._arena = arena
-        self._max_tokens = max_tokens if max_tokens >= MIN_TOKENS else 0
+        self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._failures = ReplayFailures("steps of prompts")
         self._calls: SizedCalls | None = None
@@ -100,10 +97,8 @@ class CapturedForward:
             slots[:num_tokens] = group.slot_mapping
 
     def _capture(self) -> SizedCalls:
-        """Two tokens of one row tell a number of tokens from one of rows; one token is recorded
-        since layers might take another way for it."""
-        recorded = ((self._max_tokens, self._max_rows), (2, 1), (1, 1))
-        return capture_sizes(self._team, self._arena, self._compute, recorded)
+        largest = (self._max_tokens, self._max_rows)
+        return capture_sizes(self._team, self._arena, self._compute, largest)
 
     def _compute(self, num_tokens: int, num_rows: int) -> torch.Tensor:
         starts, seq_lens = self._starts[: num_rows + 1], self._seq_lens[:num_rows]
