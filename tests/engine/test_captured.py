@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.errors import EngineError
+from quire.models.llama import LlamaModel
 from quire.runner.captured import CapturedSteps
 from quire.runner.replay_failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
@@ -115,16 +116,6 @@ class TorchAtTheEnd:
         return self._model.logits(hidden) + 1.0
 
 
-class TorchInTheForward(TorchAtTheEnd):
-    """A model that doubles its hidden states in torch."""
-
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        return self._model.forward(*inputs) * 2.0
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(hidden)
-
-
 def test_a_model_that_computes_in_torch_stays_eager(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,17 +136,38 @@ def test_a_forward_that_computes_in_torch_stays_eager(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Turns red when a replay of a prompt leaves out what is not a kernel."""
-    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
-    for engine in engines:
-        owner = captured_forward(engine)
-        monkeypatch.setattr(owner, "_model", TorchInTheForward(owner._model))
-        monkeypatch.setattr(captured_steps(engine), "_max_rows", 0)
+    forward = LlamaModel.forward
+    monkeypatch.setattr(LlamaModel, "forward", lambda *inputs: forward(*inputs) * 2.0)
     with caplog.at_level(logging.INFO, "quire.runner"):
+        engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
         expected, got = (generate(engine) for engine in engines)
     assert_same(got, expected, exact=True)
     assert [r.getMessage() for r in caplog.records if "call by call" in r.getMessage()] == [
-        "steps of this model are computed call by call: it computes aten.mul.Tensor in torch"
+        "steps of prompts are computed call by call: it computes aten.mul.Tensor in torch"
     ]
+
+
+def test_a_recording_that_fails_fails_no_start_and_no_request(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when a model whose Python code fails over made-up rows is not served."""
+    engines.append(LLM(None, **SETTINGS, enforce_eager=True))
+    forward, calls = LlamaModel.forward, itertools.count()
+
+    def fail_once(*inputs: Any) -> torch.Tensor:
+        if next(calls) == 0:
+            raise RuntimeError("no memory")
+        return forward(*inputs)
+
+    monkeypatch.setattr(LlamaModel, "forward", fail_once)
+    with caplog.at_level(logging.INFO, "quire.runner"):
+        engines.append(LLM(None, **SETTINGS))
+        expected, got = (generate(engine) for engine in engines)
+    assert_same(got, expected, exact=True)
+    assert [r.getMessage() for r in caplog.records] == [
+        "steps of prompts are computed call by call"
+    ]
+    assert captured_forward(engines[1])._calls is None
 
 
 def test_replays_that_fail_are_computed_anew_and_end(
@@ -166,7 +178,7 @@ def test_replays_that_fail_are_computed_anew_and_end(
     calls = captured_forward(engines[1])._calls.calls
 
     def fail() -> None:
-        raise EngineError("broken")
+        raise RuntimeError("broken")
 
     monkeypatch.setattr(calls, "run", fail)
     expected = generate(engines[0])

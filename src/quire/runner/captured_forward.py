@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
-from quire.errors import EngineError
 from quire.models import CausalLM
 from quire.ops.capture import CaptureArena, SizedCalls, capture_sizes
 from quire.ops.replay import NotCapturableError
@@ -24,8 +23,8 @@ class CapturedForward:
     """A `Computes` that replays the model's forward for all steps of up to `max_tokens` tokens and
     `max_rows` rows: what they are stands in buffers that stay, how many they are in the arguments.
 
-    A model that does more than call kernels is never captured, nor one that needs more than the
-    arena has. Then, and when a replay fails, the model computes call by call.
+    It is recorded at once. Of a model that does more than call kernels or needs more than the arena
+    has, nothing is captured. Then, and when a replay fails, the model computes call by call.
     """
 
     def __init__(
@@ -52,16 +51,14 @@ class CapturedForward:
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._failures = ReplayFailures("steps of prompts")
-        self._calls: SizedCalls | None = None
-        tokens, rows, blocks = (
-            n if self._max_tokens else 0 for n in (max_tokens, max_rows, max_blocks)
-        )
+        tokens, rows, blocks = (n if max_tokens else 0 for n in (max_tokens, max_rows, max_blocks))
         self._token_ids = torch.zeros(tokens, dtype=torch.int32)
         self._positions = torch.zeros(tokens, dtype=torch.int64)
         self._starts = torch.zeros(rows + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(rows, dtype=torch.int32)
         self._tables = [torch.zeros((rows, blocks), dtype=torch.int32) for _ in windows]
         self._slots = [torch.zeros(tokens, dtype=torch.int64) for _ in windows]
+        self._calls = self._capture() if max_tokens else None
         self.logits = model.logits
 
     def forward(
@@ -70,21 +67,17 @@ class CapturedForward:
         """As `CausalLM.forward`; hidden [T, E] is to be read before anything else is captured or
         replayed in the arena."""
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
-        if num_tokens <= self._max_tokens and num_rows <= self._max_rows:
-            try:
-                if self._calls is None:
-                    self._calls = self._capture()
-                self._fill(token_ids, positions, step)
-                return self._calls.replay(num_tokens, num_rows)[:num_tokens]
-            except NotCapturableError as error:
-                _log.info("steps of this model are computed call by call: %s", error)
-                self._max_tokens = 0
-            except EngineError:
-                hidden = self._model.forward(token_ids, positions, step)  # fails if rows are bad
-                if self._failures.note():
-                    self._max_tokens = 0
-                return hidden
-        return self._model.forward(token_ids, positions, step)
+        calls = self._calls
+        if calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
+            return self._model.forward(token_ids, positions, step)
+        try:
+            self._fill(token_ids, positions, step)
+            return calls.replay(num_tokens, num_rows)[:num_tokens]
+        except Exception:  # noqa: BLE001  whatever it is
+            hidden = self._model.forward(token_ids, positions, step)  # fails if rows are bad
+            if self._failures.note():
+                self._calls = None
+            return hidden
 
     def _fill(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> None:
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
@@ -96,9 +89,15 @@ class CapturedForward:
             table[:num_rows, : group.block_table.shape[1]] = group.block_table
             slots[:num_tokens] = group.slot_mapping
 
-    def _capture(self) -> SizedCalls:
+    def _capture(self) -> SizedCalls | None:
         largest = (self._max_tokens, self._max_rows)
-        return capture_sizes(self._team, self._arena, self._compute, largest)
+        try:
+            return capture_sizes(self._team, self._arena, self._compute, largest)
+        except NotCapturableError as error:
+            _log.info("steps of prompts are computed call by call: %s", error)
+        except Exception:  # noqa: BLE001  it may well compute the rows of requests
+            _log.warning("steps of prompts are computed call by call", exc_info=True)
+        return None
 
     def _compute(self, num_tokens: int, num_rows: int) -> torch.Tensor:
         starts, seq_lens = self._starts[: num_rows + 1], self._seq_lens[:num_rows]
