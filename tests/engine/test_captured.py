@@ -18,7 +18,7 @@ from quire.models.llama import LlamaModel
 from quire.runner.captured import CapturedSteps
 from quire.runner.replay_failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
-from tests.models.families import CASES, write_checkpoint
+from tests.models.families import CASES, Case, write_checkpoint
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
@@ -259,6 +259,39 @@ def test_wide_steps_are_captured_with_the_same_bits(
         outputs.append(llm.generate(prompts, greedy, use_tqdm=False))
     assert num_rows in captured_steps(engines[1])._steps
     assert [each.outputs for each in outputs[0]] == [each.outputs for each in outputs[1]]
+
+
+def llama_of(hidden_size: int, num_heads: int, head_dim: int, intermediate_size: int) -> Case:
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": 3,
+    }
+    return Case("llama", "llama", sizes)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(5, 1), (64, 8)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(llama_of(512, 1, 8, 16), id="hidden states larger than all else"),
+        pytest.param(llama_of(160, 2, 32, 112), id="wide gaps"),
+        pytest.param(llama_of(8, 1, 4, 16), id="less than a cache line"),
+    ],
+)
+def test_the_arena_has_room_for_any_shape(
+    case: Case, num_tokens: int, num_rows: int, tmp_path: Path, engines: list[LLM]
+) -> None:
+    write_checkpoint(case, tmp_path)
+    few = {"max_num_seqs": num_rows, "max_num_batched_tokens": num_tokens}
+    for dtype in ("float32", "bfloat16"):
+        engines.append(LLM(str(tmp_path), **{**SETTINGS, **few, "dtype": dtype}))
+        generate(engines[-1])
+        assert captured_forward(engines[-1])._calls is not None
+        assert num_rows in captured_steps(engines[-1])._steps
 
 
 def test_a_capture_does_not_load_the_compiler() -> None:

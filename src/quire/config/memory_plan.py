@@ -40,6 +40,9 @@ MAX_CAPTURED_ROWS = 256
 so that it is a smaller part of larger steps, but at 256 it is a tenth yet
 (benchmarks/results/captured_rows_qwen3.json, _llama.json); larger steps were not measured."""
 
+_BUFFER_ROUNDING = 16 * 64
+"""Each of a captured step's buffers begins at a cache line."""
+
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
 _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
@@ -127,25 +130,26 @@ def _plain_weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
 def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     """The most that a forward of `num_tokens` holds at once, logits excepted.
 
-    Per token: the residual stream and its norms, then either q, k, v with copies and the
-    attention's output, or the MLP's merged input and its product. Counted at 4 bytes per element
-    whatever the dtype, because the references in plain torch compute in float32.
+    Per token: the residual stream and its norm, before a block and in it, then either the next of
+    both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
+    product. Counted at 4 bytes per element whatever the dtype, because the references in plain
+    torch compute in float32.
     """
     qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attention = 2 * qkv + spec.num_heads * spec.head_dim
-    mlp = 3 * spec.intermediate_size
-    return num_tokens * (4 * spec.hidden_size + max(attention, mlp)) * _FLOAT32_BYTES
+    inner = max(2 * spec.hidden_size, attention, 3 * spec.intermediate_size)
+    return num_tokens * (4 * spec.hidden_size + inner) * _FLOAT32_BYTES
 
 
 def capture_bytes(spec: ModelSpec, num_rows: int, num_tokens: int = 0) -> int:
     """Arena of captured decode steps of up to `num_rows` rows, logits included, and of captured
     forwards of up to `num_tokens` tokens, one at a time. More than the activations: buffers of many
-    sizes leave gaps. Those of forwards are counted in the model's dtype, since only kernels are
-    captured; half as much again was enough for all models of the tests (at most 1.24 times)."""
+    sizes leave gaps, by which a search over sizes of layers found no more than 1.4 times as much.
+    Those of forwards are counted in the model's dtype, since only kernels are captured."""
     logits = num_rows * spec.vocab_size * _FLOAT32_BYTES
     decoding = 2 * activation_bytes(spec, num_rows) + logits
     elements = activation_bytes(spec, num_tokens) // _FLOAT32_BYTES
-    return max(decoding, elements * spec.dtype_bytes * 3 // 2)
+    return max(decoding, elements * spec.dtype_bytes * 3 // 2) + _BUFFER_ROUNDING
 
 
 def capture_table_bytes(layout: KVLayout, num_rows: int, max_model_len: int) -> int:
