@@ -12,13 +12,16 @@ from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spe
 from quire.config.kv_layout import KVLayout, group_layers
 from quire.config.memory_plan import (
     activation_bytes,
+    capture_bytes,
     format_bytes,
     largest_context,
     logits_bytes,
     table_bytes,
     weight_bytes,
 )
-from tests.config.specs import make_spec
+from quire.config.resolve import resolve
+from quire.config.settings import EngineSettings
+from tests.config.specs import make_platform, make_spec
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b"
 
@@ -75,6 +78,20 @@ def test_parts_grow_with_what_they_are_made_for() -> None:
     assert per_row == spec.vocab_size * (2 + 4 + 4)
     assert table_bytes(spec, layout, 8, 512, 2) > table_bytes(spec, layout, 8, 256, 2)
     assert table_bytes(spec, layout, 9, 512, 2) > table_bytes(spec, layout, 8, 512, 2)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 2048])
+def test_captured_steps_and_others_are_not_in_memory_at_once(num_tokens: int) -> None:
+    """The larger of both counts: captured steps with their logits, or a large step of others."""
+    spec = make_spec(vocab_size=50_000)
+    settings = EngineSettings(max_num_seqs=16, max_num_batched_tokens=num_tokens)
+    eager = activation_bytes(spec, num_tokens)
+    captured = capture_bytes(spec, 16, num_tokens)
+    assert (captured > eager) == (num_tokens == 16)
+    for enforce_eager, expected in ((False, max(captured, eager)), (True, eager)):
+        chosen = replace(settings, enforce_eager=enforce_eager)
+        fixed = resolve(chosen, spec, None, make_platform()).memory.fixed
+        assert fixed.activations == expected
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 63, 99, 100])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -176,6 +177,8 @@ def test_replays_that_fail_are_computed_anew_and_end(
     engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
     generate(engines[1])
     calls = captured_forward(engines[1])._calls.calls
+    gave_back = Mock(wraps=captured_forward(engines[1])._arena.give_back)
+    monkeypatch.setattr(captured_forward(engines[1])._arena, "give_back", gave_back)
 
     def fail() -> None:
         raise RuntimeError("broken")
@@ -186,6 +189,7 @@ def test_replays_that_fail_are_computed_anew_and_end(
         for _ in range(4):
             assert_same(generate(engines[1]), expected, exact=True)
     assert caplog.text.count("one of the captured steps of prompts failed") == MAX_FAILURES
+    assert gave_back.call_count > MAX_FAILURES  # before each step that was computed call by call
 
 
 def test_a_bad_prompt_fails_alone_and_ends_no_replays(

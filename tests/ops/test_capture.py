@@ -176,6 +176,17 @@ def test_equal_sizes_and_sizes_of_one_are_told_apart(largest: tuple[int, int]) -
             assert torch.equal(captured.replay(num_x, num_y)[:num_x], expected)
 
 
+@needs_kernels
+def test_memory_that_was_given_back_is_there_again_for_a_replay() -> None:
+    """Turns red when an engine that computes call by call keeps the memory of captured steps."""
+    block, arena = Block(OPS), CaptureArena(1 << 16)
+    captured = capture(TEAM, arena, block)
+    assert captured.result.any()
+    arena.give_back()
+    assert not captured.result.any()
+    assert torch.equal(captured.replay(), block())
+
+
 def test_references_are_refused() -> None:
     """With QUIRE_CPU_ISA=none nothing is captured."""
     ops = build_op_set(detect_platform(), dict.fromkeys(ALL_OPS, REFERENCE), TEAM)

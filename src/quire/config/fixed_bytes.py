@@ -50,8 +50,10 @@ def host_fixed(
     """Of an engine on a CPU, where all is in one memory. captures: whether steps are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
     tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
-    activations = activation_bytes(spec, max_num_batched_tokens)
-    activations += capture_bytes(spec, captured, tokens)
+    # Where steps are captured, one that is computed call by call gives back their memory first.
+    activations = max(
+        activation_bytes(spec, max_num_batched_tokens), capture_bytes(spec, captured, tokens)
+    )
     logits = logits_bytes(spec, max_num_seqs)
 
     def fixed(context: int) -> FixedBytes:

@@ -51,8 +51,8 @@ _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """What is needed before the first KV block. activations: of the largest step, and on a CPU what
-    captured ones keep. tables: token ids, block tables and rope tables, which grow with the
+    """What is needed before the first KV block. activations: of the largest step, which on a CPU
+    may be a captured one. tables: token ids, block tables and rope tables, which grow with the
     context. swap: blocks in host memory, 0 where that is not the device's. graphs: held back on a
     GPU for steps that are captured later."""
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire.ops.huge_pages import map_huge_pages
+from quire.ops.huge_pages import give_back, map_huge_pages
 from quire.ops.native import replay_function
 from quire.ops.replay import KernelCall, NotCapturableError, ReplayList
 from quire.ops.team import Team
@@ -86,6 +86,11 @@ class CaptureArena:
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` of this arena without a hold on its bytes: good until others use them."""
         return self.at(self.start_of(tensor), tensor)
+
+    def give_back(self) -> None:
+        """Let the system have the memory until buffers are written again. What they hold is lost,
+        so nothing may be in use."""
+        give_back(self._memory.ctypes.data, len(self._memory))
 
     def _gap(self, size: int) -> int:
         """Where the first gap of `size` bytes starts."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 
 import torch
 
-__all__ = ["HUGE_PAGE", "map_huge_pages"]
+__all__ = ["HUGE_PAGE", "give_back", "map_huge_pages"]
 
 HUGE_PAGE = 2 * 2**20
 
@@ -26,3 +27,12 @@ def map_huge_pages(size: int) -> torch.Tensor:
             pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages
     return memory[-memory.data_ptr() % HUGE_PAGE :]
+
+
+def give_back(start: int, size: int) -> None:
+    """Let the system have the memory of `size` bytes of `map_huge_pages` from address `start`,
+    where a page begins. They are zeros then, and take memory again as they are written."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        madvise(start, size, mmap.MADV_DONTNEED)

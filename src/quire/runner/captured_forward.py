@@ -69,15 +69,23 @@ class CapturedForward:
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
         calls = self._calls
         if calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
-            return self._model.forward(token_ids, positions, step)
+            return self._call_by_call(token_ids, positions, step)
         try:
             self._fill(token_ids, positions, step)
             return calls.replay(num_tokens, num_rows)[:num_tokens]
         except Exception:  # noqa: BLE001  whatever it is
-            hidden = self._model.forward(token_ids, positions, step)  # fails if rows are bad
+            hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
             if self._failures.note():
                 self._calls = None
             return hidden
+
+    def _call_by_call(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        """The memory plan counts the arena or what this takes, whichever is more."""
+        if self._max_tokens:
+            self._arena.give_back()
+        return self._model.forward(token_ids, positions, step)
 
     def _fill(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> None:
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
