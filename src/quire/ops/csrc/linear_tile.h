@@ -119,17 +119,21 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// R gathered rows by P panels: out [R, P, kWidth].
+// R gathered rows by P panels: out [R, P, kWidth]. The end of several panels fetches the start of as
+// many that follow them.
 template <class A, int R, int P>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {
+  constexpr int64_t kLinePairs = A::kLine / 2;
+  constexpr int64_t kEndPairs = A::kAheadBytes / sizeof(typename A::W) / kPairElements;
   const int64_t stride = pairs * kPairElements;
   vf sums[R][P][2];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
   }
-  for (int64_t left = pairs; left > 0; left -= A::kLine / 2, x += R * A::kLine) {
-    const int count = static_cast<int>(std::min<int64_t>(left, A::kLine / 2));
+  for (int64_t left = pairs; left > 0; left -= kLinePairs, x += R * A::kLine) {
+    if (left <= kEndPairs && left + kLinePairs > kEndPairs) ahead.start += (P - 1) * stride;
+    const int count = static_cast<int>(std::min(left, kLinePairs));
     for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += ahead.step) {
       const int64_t step = P > 1 ? kPairElements : ahead.step;
       for (int64_t e = 0; e < step; e += kCacheLine<typename A::W>) {
