@@ -91,15 +91,19 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     them."""
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
 
-    def step_tokens(dtype: str, quantization: str | None, *features: str) -> int:
+    def step_tokens(
+        dtype: str, quantization: str | None, *features: str, refused: bool = False
+    ) -> int:
         spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
         settings = EngineSettings(dtype=dtype, quantization=quantization)
         platform = make_platform(features=features)
+        platform = replace(platform, cpu=replace(platform.cpu, tiles_refused=refused))
         return resolve(settings, spec, None, platform).settings.max_num_batched_tokens
 
     amx = ("amx_tile", "amx_bf16", "amx_int8")
     assert step_tokens("bfloat16", None, *amx) == 512
     assert step_tokens("bfloat16", None, "avx512f") == 256
+    assert step_tokens("bfloat16", None, *amx, refused=True) == 256
     assert step_tokens("float32", None, *amx) == 256
     assert step_tokens("float32", "int8", *amx) == 512
     for isa, tokens in (("amx", 512), ("avx512_bf16", 256), ("none", 256)):

@@ -71,6 +71,19 @@ def test_features_and_caches_are_parsed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found.cache_bytes == ((1, 49152),)
 
 
+def test_tile_registers_that_the_system_refuses_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when a container that hides AMX from its processes is planned as one that has it.
+    A system refuses what its processor lacks."""
+    real = detect_cpu()
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile\n")
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    assert detect_cpu().tiles_refused == (real.tiles_refused or not real.has("amx_tile"))
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f\n")
+    assert not detect_cpu().tiles_refused
+
+
 def test_platform_needs_no_torch() -> None:
     """Turns red when reading facts costs the seconds of importing torch."""
     code = "import sys, quire.platform; sys.exit('torch' in sys.modules)"

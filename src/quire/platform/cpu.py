@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform as host
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _FLAG_KEYS = ("flags", "Features")  # x86 and Arm name the same line differently
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/processor.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class CpuFacts:
 
     num_cores: cores that this process may use (affinity and container quota respected).
     cache_bytes: data or unified cache size by level, of the first core; empty when unknown.
+    tiles_refused: whether the processor has tile registers that the system keeps from this process.
     """
 
     architecture: str
@@ -28,6 +31,7 @@ class CpuFacts:
     features: frozenset[str]
     num_cores: int
     cache_bytes: tuple[tuple[int, int], ...]
+    tiles_refused: bool = False
 
     def has(self, *features: str) -> bool:
         """True when the processor has every named feature."""
@@ -37,12 +41,14 @@ class CpuFacts:
 def detect_cpu() -> CpuFacts:
     """Read this machine's processor. Unknown facts are empty, never guessed."""
     lines = _read(_CPUINFO).splitlines()
+    features = frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split())
     return CpuFacts(
         architecture=host.machine(),
         model_name=_cpuinfo_value(lines, ("model name", "Model")) or host.processor(),
-        features=frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split()),
+        features=features,
         num_cores=_usable_cores(),
         cache_bytes=_caches(_CACHE),
+        tiles_refused="amx_tile" in features and _refuses_tiles(),
     )
 
 
@@ -68,6 +74,13 @@ def _usable_cores() -> int:
     if quota.isdigit() and period.isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def _refuses_tiles() -> bool:
+    """Asks for them as the kernels do when they are loaded; asking twice changes nothing."""
+    syscall = ctypes.CDLL(None).syscall
+    syscall.argtypes, syscall.restype = (ctypes.c_long,) * 3, ctypes.c_long
+    return syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0
 
 
 def _caches(root: Path) -> tuple[tuple[int, int], ...]:
