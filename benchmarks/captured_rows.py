@@ -9,26 +9,18 @@ figure is the wall time of one step of all rows, planning and drawing included. 
 `MAX_CAPTURED_ROWS` rows both engines do the same.
 """
 
-# ruff: isort: skip_file
-# quire_engine settles how threads wait before torch is imported
 from __future__ import annotations
 
 import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 
-import engines.quire_engine  # noqa: F401
-import numpy as np
 from engines.random_checkpoint import read_config
+from local_engine import LocalEngine, add_local_arguments, save_local_record
 
 from quire.bench.lengths import random_prompts
-from quire.bench.record import new_record, spread_of
-from quire.bench.throughput import exact_params
 from quire.config.memory_plan import MAX_CAPTURED_ROWS
-from quire.llm import LLM
-from quire.protocol.request import EngineRequest
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 PROMPT_LEN = 8
@@ -36,40 +28,26 @@ WARMUP_STEPS = 3
 MODES = ("captured", "eager")
 
 
-class Decoder:
+class Decoder(LocalEngine):
     """An engine that does nothing but decode the sequences that it was given last."""
 
     def __init__(self, options: argparse.Namespace, mode: str) -> None:
         self._output_len = 1 + WARMUP_STEPS + options.turns * options.steps
-        self._llm = LLM(
-            model=str(options.model),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            quiet=True,
-            num_threads=options.threads,
-            quantization=options.quantization,
+        super().__init__(
+            options,
             max_num_seqs=max(options.rows),
             max_num_batched_tokens=PROMPT_LEN * max(options.rows),
             max_model_len=PROMPT_LEN + self._output_len + 1,
-            enable_prefix_caching=False,
-            seed=options.seed,
             depth=1,
             enforce_eager=mode == "eager",
             num_kv_blocks=max(options.rows) * (2 + (PROMPT_LEN + self._output_len) // 16),
         )
-        self._client = self._llm.engine.client
-        self.resolved = self._llm.engine.resolved
-        self._next_handle = 0
 
     def start(self, prompts: list[list[int]]) -> None:
         """End what runs, and bring sequences over these prompts to steps that decode them all."""
         self.end()
-        params = exact_params(self._output_len)
-        for prompt in prompts:
-            handle, self._next_handle = self._next_handle, self._next_handle + 1
-            ids = np.array(prompt, np.int32)
-            self._client.add(EngineRequest(str(handle), handle, ids, params, handle, frozenset()))
-        self._client.step()  # all prompts
+        self.add(prompts, self._output_len)
+        self.client.step()  # all prompts
         self.decode(WARMUP_STEPS, len(prompts))
 
     def decode(self, num_steps: int, num_rows: int) -> list[float]:
@@ -77,15 +55,10 @@ class Decoder:
         seconds: list[float] = []
         for _ in range(num_steps):
             started = time.perf_counter()
-            output = self._client.step()
+            output = self.client.step()
             seconds.append(time.perf_counter() - started)
             assert len(output.handles) == num_rows, "not every row was in the step"
         return seconds
-
-    def end(self) -> None:
-        self._client.abort(range(self._next_handle))
-        while self._client.has_unfinished:
-            self._client.step()
 
 
 def main() -> int:
@@ -104,23 +77,12 @@ def main() -> int:
         figures |= {f"{num_rows}_rows_{name}": values for name, values in found.items()}
         medians = (f"{name} {statistics.median(values):.3f}" for name, values in found.items())
         print(f"{num_rows:4} rows:", *medians, flush=True)
-    if options.output is not None:
-        record = new_record(
-            "captured_rows",
-            sys.argv,
-            decoders["captured"].resolved,
-            None,
-            seed=options.seed,
-            workload={
-                "model": options.model.name,
-                "prompt_len": PROMPT_LEN,
-                "turns": options.turns,
-                "steps_per_turn": options.steps,
-                "max_captured_rows": MAX_CAPTURED_ROWS,
-            },
-            figures={name: spread_of(values) for name, values in figures.items()},
-        )
-        record.save(options.output)
+    workload = {
+        "prompt_len": PROMPT_LEN,
+        "steps_per_turn": options.steps,
+        "max_captured_rows": MAX_CAPTURED_ROWS,
+    }
+    save_local_record("captured_rows", options, decoders["captured"], workload, figures)
     return 0
 
 
@@ -142,15 +104,9 @@ def step_times(
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    models = Path(__file__).parent / "models"
-    parser.add_argument("--model", type=Path, default=models / "qwen3-0.6b")
-    parser.add_argument("--quantization", help="of the weights (none: as the model's dtype)")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--turns", type=int, default=7, help="of each engine per number of rows")
     parser.add_argument("--steps", type=int, default=3, help="per turn")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    add_local_arguments(parser, turns_help="of each engine per number of rows")
     return parser.parse_args()
 
 

@@ -23,8 +23,7 @@ $python benchmarks/block_sharing.py --output $results/block_sharing.json
 $python benchmarks/captured_rows.py --quantization int8 --turns 5 --output $results/captured_rows_qwen3.json
 $python benchmarks/captured_rows.py --model benchmarks/models/llama-12m --turns 45 \
   --output $results/captured_rows_llama.json
-$python benchmarks/step_tokens.py --quantization int8 --output $results/step_tokens_int8.json
-$python benchmarks/step_tokens.py --output $results/step_tokens_bfloat16.json
+$python benchmarks/step_tokens.py --turns 5 --output $results/step_tokens.json
 $python benchmarks/beams.py --output $results/beams.json
 $python benchmarks/threads_cpu.py --output $results/threads_cpu.json
 $python benchmarks/attention_cpu.py --output $results/attention_cpu.json
