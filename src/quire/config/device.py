@@ -18,7 +18,8 @@ MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
 
 STEP_SECONDS = 0.4
 """What a step of prompts takes on a CPU at most, unless `MIN_STEP_TOKENS` take longer: running
-sequences wait for it, and longer ones hardly compute faster (benchmarks/results/step_tokens.json)."""
+sequences wait for it, and longer ones hardly compute faster
+(benchmarks/results/step_tokens.json)."""
 
 CORE_FLOPS = 80e9
 """Order of what one core reaches in a matrix product, multiplications and additions per second."""
