@@ -145,6 +145,12 @@ def test_dtype_spellings(tmp_path: Path, key: str) -> None:
     assert spec_of(tmp_path, **{"dtype": ..., key: "torch.float32"}).dtype == "float32"
 
 
+def test_a_config_without_dtype_needs_no_weights(tmp_path: Path) -> None:
+    """Catches `load_format="dummy"` refused, with the advice to use it, for want of weights that
+    tell the dtype."""
+    assert spec_of(tmp_path, dtype=...).dtype == "bfloat16"
+
+
 def test_eos_ids_of_both_files(tmp_path: Path) -> None:
     """Catches Llama 3 that never stops: its chat stop token is only in generation_config.json."""
     generation = {"eos_token_id": [7, 8, 9], "temperature": 0.6, "top_k": 20, "top_p": 1}

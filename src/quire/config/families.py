@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from quire.config.checkpoint import read_checkpoint
+from quire.config.checkpoint import find_weight_files, read_checkpoint
 from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import (
@@ -34,6 +34,8 @@ SpecReader = Callable[[RawConfig, str], ModelSpec]
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+USUAL_DTYPE = "bfloat16"
+"""Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
 
 
 def read_model_spec(folder: Path) -> ModelSpec:
@@ -82,6 +84,10 @@ def _read_dtype(raw: RawConfig, folder: Path) -> str:
         if stated in DTYPE_BYTES:
             return stated
         raise raw.unsupported("dtype", stated, DTYPE_BYTES)
+    try:
+        find_weight_files(folder)
+    except ConfigError:
+        return USUAL_DTYPE
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(folder).tensors.values():
         counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.num_bytes
