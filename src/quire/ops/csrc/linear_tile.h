@@ -23,8 +23,7 @@ struct Vectors {
   static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
   // Of gathered rows, so many that they stay in the caches while all weights pass.
   static constexpr int64_t kBlockBytes = 3 << 20;
-  // How far a tile that reads weights from memory asks ahead (measured on Zen 4 with bf16: 8,192 to
-  // 16,384 are alike, 4,096 takes a quarter longer at 8 rows).
+  // How far a tile that reads weights from memory asks ahead: some 500 ns at the speed of memory.
   static constexpr int64_t kAheadBytes = 8192;
   // Panels that a tile of `rows` rows computes side by side: at most kRows rows by panels, so many
   // that the sums hide the latency of the instruction.
