@@ -147,8 +147,11 @@ def test_dtype_spellings(tmp_path: Path, key: str) -> None:
 
 def test_a_config_without_dtype_needs_no_weights(tmp_path: Path) -> None:
     """Catches `load_format="dummy"` refused, with the advice to use it, for want of weights that
-    tell the dtype."""
+    tell the dtype; and weights that are not whole taken for none."""
     assert spec_of(tmp_path, dtype=...).dtype == "bfloat16"
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="weight_map"):
+        spec_of(tmp_path, dtype=...)
 
 
 def test_eos_ids_of_both_files(tmp_path: Path) -> None:

@@ -88,8 +88,13 @@ def test_captured_steps_and_others_are_not_in_memory_at_once(num_tokens: int) ->
     eager = activation_bytes(spec, num_tokens)
     captured = capture_bytes(spec, 16, num_tokens)
     assert (captured > eager) == (num_tokens == 16)
-    for enforce_eager, expected in ((False, max(captured, eager)), (True, eager)):
-        chosen = replace(settings, enforce_eager=enforce_eager)
+    cases = (
+        ({}, max(captured, eager)),
+        ({"enforce_eager": True}, eager),
+        ({"torch_compile": True}, eager),  # which captures nothing on a CPU
+    )
+    for changes, expected in cases:
+        chosen = replace(settings, **changes)
         fixed = resolve(chosen, spec, None, make_platform()).memory.fixed
         assert fixed.activations == expected
 

@@ -277,6 +277,20 @@ def llama_of(hidden_size: int, num_heads: int, head_dim: int, intermediate_size:
     return Case("llama", "llama", sizes)
 
 
+WIDE_EMBEDDING = Case(
+    "opt",
+    "opt",
+    {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "ffn_dim": 8,
+        "num_hidden_layers": 2,
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 500,
+    },
+)
+
+
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(5, 1), (64, 8)])
 @pytest.mark.parametrize(
     "case",
@@ -284,6 +298,7 @@ def llama_of(hidden_size: int, num_heads: int, head_dim: int, intermediate_size:
         pytest.param(llama_of(512, 1, 8, 16), id="hidden states larger than all else"),
         pytest.param(llama_of(160, 2, 32, 112), id="wide gaps"),
         pytest.param(llama_of(8, 1, 4, 16), id="less than a cache line"),
+        pytest.param(WIDE_EMBEDDING, id="embeddings wider than hidden states"),
     ],
 )
 def test_the_arena_has_room_for_any_shape(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from quire.config.checkpoint import find_weight_files, read_checkpoint
+from quire.config.checkpoint import read_checkpoint
 from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import (
@@ -84,9 +84,7 @@ def _read_dtype(raw: RawConfig, folder: Path) -> str:
         if stated in DTYPE_BYTES:
             return stated
         raise raw.unsupported("dtype", stated, DTYPE_BYTES)
-    try:
-        find_weight_files(folder)
-    except ConfigError:
+    if not any(folder.glob("*.safetensors*")):
         return USUAL_DTYPE
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(folder).tensors.values():

@@ -132,20 +132,22 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
 
     Per token: the residual stream and its norm, before a block and in it, then either the next of
     both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
-    product. Counted at 4 bytes per element whatever the dtype, because the references in plain
-    torch compute in float32.
+    product. An embedding wider than the residual stream counts as its width. Counted at 4 bytes per
+    element whatever the dtype, because the references in plain torch compute in float32.
     """
+    heads = (matrix.inputs for matrix in spec.matrices if matrix.is_head)
+    width = max((spec.hidden_size, *heads))
     qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attention = 2 * qkv + spec.num_heads * spec.head_dim
-    inner = max(2 * spec.hidden_size, attention, 3 * spec.intermediate_size)
-    return num_tokens * (4 * spec.hidden_size + inner) * _FLOAT32_BYTES
+    inner = max(2 * width, attention, 3 * spec.intermediate_size)
+    return num_tokens * (4 * width + inner) * _FLOAT32_BYTES
 
 
 def capture_bytes(spec: ModelSpec, num_rows: int, num_tokens: int = 0) -> int:
     """Arena of captured decode steps of up to `num_rows` rows, logits included, and of captured
     forwards of up to `num_tokens` tokens, one at a time. More than the activations: buffers of many
-    sizes leave gaps, by which a search over sizes of layers found no more than 1.4 times as much.
-    Those of forwards are counted in the model's dtype, since only kernels are captured."""
+    sizes leave gaps. Those of forwards are counted in the model's dtype, since only kernels are
+    captured."""
     logits = num_rows * spec.vocab_size * _FLOAT32_BYTES
     decoding = 2 * activation_bytes(spec, num_rows) + logits
     elements = activation_bytes(spec, num_tokens) // _FLOAT32_BYTES

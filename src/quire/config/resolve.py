@@ -210,6 +210,7 @@ def _memory_of_device(
     beside the KV cache."""
     captures = not settings.enforce_eager
     if platform.device == "cpu":
+        captures = captures and not settings.torch_compile
         return host_budget(settings, platform), host_fixed(
             spec,
             layout,

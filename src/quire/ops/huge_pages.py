@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -33,6 +35,11 @@ def give_back(start: int, size: int) -> None:
     """Let the system have the memory of `size` bytes of `map_huge_pages` from address `start`,
     where a page begins. They are zeros then, and take memory again as they are written."""
     if hasattr(mmap, "MADV_DONTNEED"):
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        madvise(start, size, mmap.MADV_DONTNEED)
+        _madvise()(start, size, mmap.MADV_DONTNEED)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise

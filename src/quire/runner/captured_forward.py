@@ -9,7 +9,7 @@ import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
 from quire.models import CausalLM
-from quire.ops.capture import CaptureArena, SizedCalls, capture_sizes
+from quire.ops.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
 from quire.runner.replay_failures import ReplayFailures
@@ -101,6 +101,8 @@ class CapturedForward:
         largest = (self._max_tokens, self._max_rows)
         try:
             return capture_sizes(self._team, self._arena, self._compute, largest)
+        except ArenaFullError as error:
+            _log.warning("steps of prompts are computed call by call: %s", error)
         except NotCapturableError as error:
             _log.info("steps of prompts are computed call by call: %s", error)
         except Exception:  # noqa: BLE001  it may well compute the rows of requests
