@@ -9,7 +9,8 @@
 namespace quire::attention {
 
 // Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
-// little at a time, since a burst keeps what is in use waiting.
+// little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
+// two chunks of keys drive each other out of a first of 32 KiB.
 template <class E>
 class Ahead {
  public:

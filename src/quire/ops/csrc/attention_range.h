@@ -10,8 +10,8 @@
 
 namespace quire::attention {
 
-// Keys that all heads of a tile take in turn, see each_chunk. What is in use, what is fetched
-// meanwhile and the queries fit into L1 together: 16 KiB of each for 8 heads of 128.
+// Keys that all heads of a tile take in turn, see each_chunk: for 8 heads of 128, 16 KiB, which
+// leave room for the queries in L1.
 template <class E>
 constexpr int kChunk = 16 / sizeof(E);
 constexpr int kSpan = 512;
