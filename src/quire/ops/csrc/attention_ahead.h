@@ -10,7 +10,7 @@ namespace quire::attention {
 
 // Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
 // little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
-// two chunks of keys drive each other out of a first of 32 KiB.
+// the few miss buffers of the first are for what is in use.
 template <class E>
 class Ahead {
  public:

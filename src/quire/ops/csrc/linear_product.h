@@ -55,7 +55,7 @@ void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, Ahead<type
   for (int64_t k = 0; k < depth; k += A::kLine) {
     const int n = static_cast<int>(std::min<int64_t>(A::kLine, depth - k));
     for (int r = 0; r < rows; ++r, out += A::kLine, ahead.start += ahead.step) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead.start), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead.start), _MM_HINT_T1);
       A::put_line(x + r * stride + k, n, out);
     }
   }

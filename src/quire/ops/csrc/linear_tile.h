@@ -108,8 +108,8 @@ struct Bf16Dot : Vectors {
 #endif
 
 // What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Tiles of
-// several panels always fetch whole pairs. Not into the first: what waits for memory there takes up
-// its few miss buffers, and drives rows out.
+// several panels always fetch whole pairs. Not into the first, whose few miss buffers are for what is
+// in use.
 template <class W>
 struct Ahead {
   const W* start;

@@ -72,8 +72,9 @@ class VectorPiece {
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
-  // The first keys of `work` are fetched during the last of this piece.
+  // The first keys of `work` are fetched during the last of this piece, unless arithmetic binds it.
   void follow(const Work& work) {
+    if (!tile_.integers && tile_.rows >= kCopyRows) return;
     const Tile tile = make_tile(b_, work);
     const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
     following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
