@@ -90,6 +90,19 @@ def test_a_share_too_small_is_named_and_to_be_raised() -> None:
         resolve(small, make_spec(), None, make_gpu_platform(80 * GIB))
 
 
+def test_what_does_not_fit_is_told_of_fewer_bits() -> None:
+    """Turns red when the advice is what is set already."""
+    advice = {"int8": "use quantization='int4', a smaller", "int4-sym": "use a smaller"}
+    for quantization, words in advice.items():
+        with pytest.raises(ConfigError, match=words):
+            resolve(
+                EngineSettings(memory_utilization=0.001, quantization=quantization),
+                make_spec(),
+                None,
+                make_gpu_platform(80 * GIB),
+            )
+
+
 def test_a_gpu_without_memory_of_its_own_is_planned_with_the_hosts() -> None:
     plan = resolve(ALL, make_spec(), None, make_gpu_platform(0, free_bytes=0))
     host = make_platform()

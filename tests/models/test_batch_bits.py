@@ -9,6 +9,8 @@ import torch
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel
 
+from quire.bundled import bundled_model_path
+from quire.config.quantization import INT4_FORMATS
 from quire.ops import build_op_set
 from quire.platform import detect_platform
 
@@ -32,8 +34,7 @@ def test_logits_alone_in_a_batch_and_in_chunks(
     name: str, quantization: str | None, tmp_path: Path
 ) -> None:
     """Turns red when any operation between token ids and logits rounds by the batch's size."""
-    if not build_op_set(detect_platform()).chosen["linear"].startswith("cpu_"):
-        pytest.skip("no C++ kernels here")
+    skip_without_kernels()
     case = BY_NAME[name]
     write_checkpoint(case, tmp_path)
     sequences = random_sequences(case.lengths)
@@ -48,3 +49,26 @@ def test_logits_alone_in_a_batch_and_in_chunks(
         chunked = new_model()
         pieces = [chunked.step({seq: [token]})[seq] for token in tokens]
         assert torch.equal(torch.cat(pieces), batched[seq])
+
+
+@pytest.mark.parametrize("quantization", INT4_FORMATS)
+def test_every_group_size_alone_and_in_a_batch(quantization: str) -> None:
+    """The same for the bundled model, whose matrices have groups of every size: a batch of 60
+    tokens takes other kernels than one token."""
+    skip_without_kernels()
+    sequences = random_sequences((1, 40, 19))
+
+    def new_model() -> PagedModel:
+        return PagedModel(bundled_model_path(), "best", quantization=quantization)
+
+    batched = new_model().step(sequences)
+    alone, chunked = new_model(), new_model()
+    for seq, tokens in sequences.items():
+        assert torch.equal(alone.step({seq: tokens})[seq], batched[seq])
+        pieces = [chunked.step({seq: [token]})[seq] for token in tokens]
+        assert torch.equal(torch.cat(pieces), batched[seq])
+
+
+def skip_without_kernels() -> None:
+    if not build_op_set(detect_platform()).chosen["linear"].startswith("cpu_"):
+        pytest.skip("no C++ kernels here")

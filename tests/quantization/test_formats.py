@@ -18,9 +18,10 @@ from quire.cli.main import main
 from quire.config import MatrixShape, ModelSpec, read_checkpoint, read_model_spec
 from quire.config.memory_plan import weight_bytes
 from quire.config.quantization import (
+    INT4_FORMATS,
     INT4_GROUP_SIZE,
     INT8_MAX_INPUTS,
-    FormatName,
+    QUANTIZATIONS,
     choose_format,
     matrix_bytes,
 )
@@ -31,6 +32,7 @@ from quire.errors import ConfigError
 from quire.models.registry import find_model
 from quire.ops import build_op_set, force_isa
 from quire.ops.linear_int4.contract import GROUP_SIZES
+from quire.ops.linear_int8.panels import IntegerPanels
 from quire.platform import detect_platform
 from quire.quantization import QuantizedFormats, WeightFormat
 from tests.config.specs import make_platform
@@ -52,6 +54,15 @@ OPS = build_op_set(detect_platform(), force_isa("none"))
         ("int4", MatrixShape(8, 48), "int8"),
         ("int4", MatrixShape(8, INT8_MAX_INPUTS + INT4_GROUP_SIZE), "int4"),
         ("int4", MatrixShape(8, INT8_MAX_INPUTS + 1), "plain"),
+        ("int4-g64", MatrixShape(8, 128), "int4-g64"),
+        ("int4-g64", MatrixShape(8, 96), "int4"),
+        ("int4-g128", MatrixShape(8, 704), "int4-g64"),
+        ("int4-sym", MatrixShape(8, 128), "int4-sym"),
+        ("int4-g64-sym", MatrixShape(8, 96), "int4-sym"),
+        ("int4-g128-sym", MatrixShape(8, 384), "int4-g128-sym"),
+        ("int4-g128-sym", MatrixShape(8, 704), "int4-g64-sym"),
+        ("int4-g128-sym", MatrixShape(8, 128, is_head=True), "int8"),
+        ("int4-g128-sym", MatrixShape(8, 48), "int8"),
     ],
 )
 def test_choice(quantization: str | None, shape: MatrixShape, expected: str) -> None:
@@ -59,9 +70,13 @@ def test_choice(quantization: str | None, shape: MatrixShape, expected: str) -> 
     assert choose_format(quantization, shape).name == expected
 
 
-def test_the_group_size_is_one_of_the_operation() -> None:
-    """Catches a size that the plan counts and no kernel has."""
-    assert INT4_GROUP_SIZE in GROUP_SIZES
+def test_names_are_those_of_every_group_size_of_the_operation() -> None:
+    """Catches a size that the plan counts and no kernel has, and a name that changes."""
+    sizes = {(groups.size, groups.zero_points) for groups in INT4_FORMATS.values()}
+    assert sizes == {(size, zero_points) for size in GROUP_SIZES for zero_points in (False, True)}
+    assert QUANTIZATIONS == (
+        "int8", "int4", "int4-g64", "int4-g128", "int4-sym", "int4-g64-sym", "int4-g128-sym"
+    )  # fmt: skip
 
 
 def test_a_fallback_is_told_once_for_each_size(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,12 +94,26 @@ def test_a_fallback_is_told_once_for_each_size(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_smaller_groups_are_told_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches a model in another format than its user asked for, in silence."""
+    formats = QuantizedFormats("int4-g128-sym", OPS)
+    with caplog.at_level(logging.WARNING, "quire.quantization"):
+        for inputs in (704, 256, 704):
+            formats.choose(MatrixShape(8, inputs))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Matrices of 8 outputs and 704 inputs are kept in int4-g64-sym, not in int4-g128-sym: "
+        "int4-g128-sym needs a multiple of 128 inputs."
+    ]
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     """A misspelt name would silently run without quantization."""
-    with pytest.raises(
-        ConfigError, match=r"quantization cannot be 'fp8'\. Give one of: int8, int4"
-    ):
-        LLM(quantization="fp8")
+    known = ", ".join(QUANTIZATIONS)
+    for name in ("fp8", "int4-g32", "int4-sym-g64"):
+        with pytest.raises(
+            ConfigError, match=rf"quantization cannot be '{name}'\. Give one of: {known}"
+        ):
+            LLM(quantization=name)
 
 
 def test_the_flag_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,16 +148,38 @@ def test_a_spec_states_the_matrices_of_its_model(case: Case, tmp_path: Path) -> 
     assert stated == formats.asked
 
 
-@pytest.mark.parametrize("name", ["plain", "int8", "int4"])
-def test_planned_bytes_are_the_bytes_of_values_and_scales(name: FormatName) -> None:
-    """Per output: int8 one scale; int4 half a byte per input, 20 bits per group and one scale."""
-    outputs, inputs = 10, 96
-    expected = {
-        "plain": outputs * inputs * 2,
-        "int8": outputs * inputs + outputs * 4,
-        "int4": outputs * inputs // 2 + outputs * 3 * 5 // 2 + outputs * 4,
-    }
-    assert matrix_bytes(name, outputs, inputs, dtype_bytes=2) == expected[name]
+@pytest.mark.parametrize(
+    ("name", "group_bits"),
+    [
+        ("int4", 20 / 32),
+        ("int4-g64", 20 / 64),
+        ("int4-g128", 20 / 128),
+        ("int4-sym", 16 / 32),
+        ("int4-g64-sym", 16 / 64),
+        ("int4-g128-sym", 16 / 128),
+    ],
+)
+def test_planned_bytes_are_those_of_values_scales_and_zero_points(
+    name: str, group_bits: float
+) -> None:
+    """Per weight: 4 bits and its part of a group's; per output one scale."""
+    outputs, inputs = 10, 384
+    assert (
+        matrix_bytes(name, outputs, inputs, dtype_bytes=2)
+        == outputs * inputs * (4 + group_bits) / 8 + outputs * 4
+    )
+
+
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+def test_planned_bytes_are_the_bytes_of_packed_tensors(name: str) -> None:
+    """Catches a plan for fewer bytes than a loaded model has. 32 outputs fill their panels."""
+    shape = MatrixShape(32, 384)
+    ops = build_op_set(detect_platform())
+    packed = QuantizedFormats(name, ops).choose(shape).pack(torch.randn(32, 384).bfloat16(), None)
+    if not isinstance(packed, IntegerPanels):
+        pytest.skip("no C++ kernels here")
+    held = sum(part.nbytes for part in packed._kept if part is not None)
+    assert held == matrix_bytes(name, 32, 384, dtype_bytes=2)
 
 
 def bundled_spec() -> ModelSpec:

@@ -10,6 +10,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.config.quantization import INT4_FORMATS, QUANTIZATIONS
 from quire.rendering import Tokenizer
 from tests.models.harness import PagedModel
 
@@ -32,7 +33,9 @@ def predictions(sequences: dict[int, list[int]], quantization: str | None) -> to
     return torch.cat([logits.argmax(1) for logits in model.step(sequences).values()])
 
 
-@pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.97), ("int4", 0.85)])
+@pytest.mark.parametrize(
+    ("quantization", "bound"), [("int8", 0.97), *((name, 0.85) for name in INT4_FORMATS)]
+)
 def test_most_predictions_stay(
     sequences: dict[int, list[int]], quantization: str, bound: float
 ) -> None:
@@ -41,7 +44,7 @@ def test_most_predictions_stay(
     assert same.float().mean() >= bound
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_answers_stay(quantization: str) -> None:
     """The whole way from the setting to text."""
     with LLM(quantization=quantization, num_kv_blocks=64, max_model_len=256, quiet=True) as llm:

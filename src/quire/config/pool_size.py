@@ -157,7 +157,8 @@ class PoolSizing:
             return
         if left < page:
             fixed = self._fixed(SHORTEST_CONTEXT)
-            quantize = "" if self._settings.quantization else "quantization='int8' or 'int4', "
+            narrower = {None: "quantization='int8' or 'int4', ", "int8": "quantization='int4', "}
+            quantize = narrower.get(self._settings.quantization, "")
             # Swap space fills a CPU's memory alone, and graphs that of a GPU.
             parts = ["activations", "tables"]
             parts += ["swap space"] * bool(fixed.swap) + ["graphs"] * bool(fixed.graphs)

@@ -6,73 +6,108 @@ stay as they are: they are small, or read a few rows at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from quire.config.model_spec import MatrixShape, ModelSpec
 
 __all__ = [
+    "INT4_FORMATS",
     "INT4_GROUP_SIZE",
     "INT8_MAX_INPUTS",
     "QUANTIZATIONS",
     "FormatChoice",
-    "FormatName",
+    "Int4Groups",
     "choose_format",
     "matrix_bytes",
     "quantized_bytes",
 ]
 
-FormatName = Literal["plain", "int8", "int4"]
-
-QUANTIZATIONS: tuple[FormatName, ...] = ("int8", "int4")
-
-INT4_GROUP_SIZE = 32
-"""Inputs that share a scale and a zero point: the smallest of the sizes that the kernels have.
-Groups of 64 save a third of a bit per weight and add a quarter more error; groups without zero
-points save an eighth of a bit and add a seventh (docs/quantization.md)."""
-
 INT8_MAX_INPUTS = 131_072
 """So many products of two 8-bit numbers up to 127 fit an int32 sum: 127 · 127 · 2**17 < 2**31."""
 
+INT4_GROUP_SIZE = 32
+"""Of `int4`: the smallest of the sizes that the kernels have, and the one with the least error."""
+
 _FLOAT32_BYTES, _FLOAT16_BYTES = 4, 2
+_INT4_GROUP_SIZES = (INT4_GROUP_SIZE, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Groups:
+    """A format with 4 bits per weight. size: inputs that share a scale. zero_points: a zero point
+    for each group too; without, grids are symmetric around zero."""
+
+    size: int = INT4_GROUP_SIZE
+    zero_points: bool = True
+
+    @property
+    def name(self) -> str:
+        """int4[-g<size>][-sym], the size unless it is that of `int4`."""
+        size = "" if self.size == INT4_GROUP_SIZE else f"-g{self.size}"
+        return f"int4{size}{'' if self.zero_points else '-sym'}"
+
+    def holding(self, inputs: int) -> Int4Groups | None:
+        """The same with the largest groups, up to these, that divide the inputs, or None."""
+        sizes = [size for size in _INT4_GROUP_SIZES if size <= self.size and inputs % size == 0]
+        return replace(self, size=max(sizes)) if sizes else None
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a matrix [outputs, inputs]: its groups, and a power of two for each output."""
+        groups = outputs * inputs // self.size
+        values_and_scales = groups * (self.size // 2 + _FLOAT16_BYTES)
+        zero_points = groups // 2 if self.zero_points else 0
+        return values_and_scales + zero_points + outputs * _FLOAT32_BYTES
+
+
+INT4_FORMATS: Mapping[str, Int4Groups] = {
+    groups.name: groups
+    for zero_points in (True, False)
+    for groups in (Int4Groups(size, zero_points) for size in _INT4_GROUP_SIZES)
+}
+"""By name. What each costs in quality is in docs/quantization.md."""
+
+QUANTIZATIONS = ("int8", *INT4_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """The format of one matrix. fallback: why it is not the one that was asked for, or None."""
+    """The format of one matrix. name: "plain" or one of `QUANTIZATIONS`. fallback: why it is not
+    the one that was asked for, or None."""
 
-    name: FormatName
+    name: str
     fallback: str | None = None
 
 
 def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
     """The format that holds a matrix of `shape` under the setting `quantization`.
 
-    The projection to logits keeps 8 bits under int4: in 4 bits it alone would add half as much
-    error again as all other matrices together (docs/quantization.md).
+    The projection to logits keeps 8 bits under all formats of 4: in 4 bits it alone would add half
+    as much error again as all other matrices together (docs/quantization.md).
     """
     if quantization is None:
         return FormatChoice("plain")
     fallback = None
-    if quantization == "int4" and not shape.is_head:
-        if shape.inputs % INT4_GROUP_SIZE == 0:
-            return FormatChoice("int4")
-        fallback = f"int4 needs a multiple of {INT4_GROUP_SIZE} inputs"
+    asked = INT4_FORMATS.get(quantization)
+    if asked is not None and not shape.is_head:
+        held = asked.holding(shape.inputs)
+        if held == asked:
+            return FormatChoice(asked.name)
+        fallback = f"{asked.name} needs a multiple of {asked.size} inputs"
+        if held is not None:
+            return FormatChoice(held.name, fallback)
     if shape.inputs > INT8_MAX_INPUTS:
         return FormatChoice("plain", f"int8 holds at most {INT8_MAX_INPUTS:,} inputs")
     return FormatChoice("int8", fallback)
 
 
-def matrix_bytes(name: FormatName, outputs: int, inputs: int, dtype_bytes: int) -> int:
+def matrix_bytes(name: str, outputs: int, inputs: int, dtype_bytes: int) -> int:
     """Bytes of a matrix [outputs, inputs] in a format; dtype_bytes: of an element when plain."""
     if name == "plain":
         return outputs * inputs * dtype_bytes
     if name == "int8":
         return outputs * (inputs + _FLOAT32_BYTES)
-    groups = outputs * inputs // INT4_GROUP_SIZE
-    values_and_scales = groups * (INT4_GROUP_SIZE // 2 + _FLOAT16_BYTES)
-    zero_points = groups // 2
-    return values_and_scales + zero_points + outputs * _FLOAT32_BYTES
+    return INT4_FORMATS[name].matrix_bytes(outputs, inputs)
 
 
 def quantized_bytes(spec: ModelSpec, quantization: str | None, plain_bytes: int) -> int:

@@ -127,7 +127,8 @@ class EngineSettings:
     )
     quantization: str | None = _setting(
         None,
-        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset",
+        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset. "
+        "int4: in groups of 32 inputs, or of 64 or 128 (g64, g128); sym: without zero points",
         choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = _setting(

@@ -6,7 +6,7 @@ import logging
 from typing import Protocol
 
 from quire.config import MatrixShape
-from quire.config.quantization import FormatName, choose_format
+from quire.config.quantization import INT4_FORMATS, choose_format
 from quire.ops import OpSet
 from quire.quantization.int4 import Int4Format
 from quire.quantization.int8 import Int8Format
@@ -29,15 +29,18 @@ class MatrixFormats(Protocol):
 class QuantizedFormats:
     """Formats under the setting `quantization`; None keeps every matrix in the model's dtype.
 
-    A size of matrix that the format cannot hold gets a wider one, and one line in the log.
+    A size of matrix that the format cannot hold gets another one, and one line in the log.
     """
 
     def __init__(self, quantization: str | None, ops: OpSet) -> None:
         self._quantization = quantization
-        self._formats: dict[FormatName, WeightFormat] = {
+        self._formats: dict[str, WeightFormat] = {
             "plain": PlainFormat(ops),
             "int8": Int8Format(ops),
-            "int4": Int4Format(ops),
+            **{
+                name: Int4Format(ops, groups.size, zero_points=groups.zero_points)
+                for name, groups in INT4_FORMATS.items()
+            },
         }
         self._told: set[MatrixShape] = set()
 

@@ -1,4 +1,4 @@
-"""4 bits per weight, one scale and one zero point per group of inputs."""
+"""4 bits per weight, one scale and, if wanted, one zero point per group of inputs."""
 
 from __future__ import annotations
 
