@@ -20,10 +20,12 @@ there are cores.
 
 Limits are by torch (quire.bench.machine.LimitProbe): reads of 1 GB, and 2048³ products. A share is
 the figure's demand over the mean of the limits right before and right after its turn: bytes that
-a step has to read, all weights and the keys and values of every sequence (scales not counted), and
-two operations per weight and token (attention not counted; in prefill, the head for one token per
-prompt), against the fastest product that the precision allows. The larger of the two is the share
-of the combined limit, since a step takes at least max(bytes / read, operations / product).
+a step has to read, all weights as their format keeps them (engines/__init__.py: with the scales and
+zero points of groups, and a head of more bits), and the keys and values of every sequence (their
+scales not counted), and two operations per weight and token (attention not counted; in prefill, the
+head for one token per prompt), against the fastest product that the precision allows. The larger of
+the two is the share of the combined limit, since a step takes at least max(bytes / read, operations
+/ product). Records without `group_bits` are of before scales were counted: every weight had `bits`.
 
 `--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set: what they would
 do on a processor that has no more.
@@ -46,6 +48,7 @@ from typing import Any
 from engine_runs import Group, add_engine_arguments, hold_to_isa, opened_groups, record_of
 from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
+from engines import Format
 from engines.process import EngineEndedError
 from engines.random_checkpoint import count_kv_elements, count_weights, read_config
 
@@ -134,7 +137,7 @@ def measure(
         figures: dict[str, Sequence[float]] = {}
         for column in options.columns:
             own = turns[run, column]
-            num_bytes = bytes_per_token(column, config, group.bits, run.kv_bits, options.output_len)
+            num_bytes = bytes_per_token(column, config, run.form, options.output_len)
             figures |= column_figures(column, own, count_weights(config), num_bytes)
         own = [turn for column in options.columns for turn in turns[run, column]]
         figures |= limits.figures(own)
@@ -150,15 +153,15 @@ def workload(column: str, output_len: int) -> Workload:
 
 
 def bytes_per_token(
-    column: str, config: dict[str, Any], bits: int, kv_bits: int, output_len: int
+    column: str, config: dict[str, Any], form: Format, output_len: int
 ) -> float | None:
     """What a decode step reads, per token that it gives; None for prefill, where weights serve too
     many tokens to matter. The clock starts at a sequence's first output token, so that the sequence
     reads PROMPT_LEN + 1 to PROMPT_LEN + output_len - 1 tokens of its cache."""
     if column == "prefill":
         return None
-    weights = sum(count_weights(config)) * bits / int(column)
-    return (weights + (PROMPT_LEN + output_len / 2) * count_kv_elements(config) * kv_bits) / 8
+    cache = (PROMPT_LEN + output_len / 2) * count_kv_elements(config) * form.kv_bits / 8
+    return form.weight_bytes(*count_weights(config)) / int(column) + cache
 
 
 def column_figures(

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,7 @@ env.limit_spinning()  # before torch starts its threads: they must not spin besi
 OWN_VARIABLES = set(os.environ) - _BEFORE
 """Set for this process alone; engines wait as their users would have them wait."""
 
-from engines import ENGINES, EngineOptions, UnavailableError  # noqa: E402
+from engines import ENGINES, EngineOptions, Format, UnavailableError  # noqa: E402
 from engines.process import EngineProcess  # noqa: E402
 
 from quire.bench.machine import Limits, current_commit, describe_machine  # noqa: E402
@@ -51,12 +51,11 @@ WITHOUT_BF16 = ("avx2", "avx512", "avx512_vnni")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An engine that is loaded. name, weights: as on the command line. kv_bits: of an element of
-    its cache."""
+    """An engine that is loaded. name, weights: as on the command line."""
 
     name: str
     weights: str
-    kv_bits: int
+    form: Format
     engine: EngineProcess
 
     @property
@@ -161,7 +160,7 @@ def opened_groups(
                     print(" ".join(line.split()), file=sys.stderr, flush=True)
                     continue
                 stack.callback(engine.close)
-                runs.append(Run(name, weights, form.kv_bits, engine))
+                runs.append(Run(name, weights, form, engine))
             if runs:
                 yield Group(bits, _now(), tuple(runs))
 
@@ -180,7 +179,7 @@ def record_of(
     figures: dict[str, Sequence[float]],
 ) -> BenchRecord:
     """The figures of one engine and format, by turn."""
-    place = {"engine": run.name, "weights": run.weights, "bits": group.bits, "kv_bits": run.kv_bits}
+    place = {"engine": run.name, "weights": run.weights, **asdict(run.form)}
     turns = {"group": group.started, "members": [one.title for one in group.runs]}
     return BenchRecord(
         benchmark=benchmark,

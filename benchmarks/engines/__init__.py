@@ -30,10 +30,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Bits of a weight and of an element of the KV cache, both without their scales."""
+    """bits, kv_bits: of a weight and of an element of the KV cache, both without their scales.
+    group_bits: of the scales and zero points of groups, per weight; those of a whole output channel
+    are less than a hundredth and left out. head_bits: of a weight of the head, as in layers if
+    None."""
 
     bits: int
     kv_bits: int = 16
+    group_bits: float = 0
+    head_bits: float | None = None
+
+    def weight_bytes(self, layers: int, head: int) -> float:
+        """Of so many weights in the layers and in the head."""
+        bits = self.bits + self.group_bits
+        return (layers * bits + head * (bits if self.head_bits is None else self.head_bits)) / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,11 @@ class Adapter:
     restrictable: bool = False
 
 
+def _int4(group_size: int, group_bits: int, kv_bits: int = 16) -> Format:
+    """group_bits: of a scale and, if there is one, a zero point. The head keeps 8 bits."""
+    return Format(4, kv_bits, group_bits / group_size, head_bits=8)
+
+
 ENGINES: Mapping[str, Adapter] = {
     "quire": Adapter(
         "quire",
@@ -57,8 +72,10 @@ ENGINES: Mapping[str, Adapter] = {
             "bfloat16_kv8": Format(16, kv_bits=8),
             "int8": Format(8),
             "int8_kv8": Format(8, kv_bits=8),
-            "int4": Format(4),
-            "int4_kv8": Format(4, kv_bits=8),
+            "int4": _int4(32, 20),
+            "int4_kv8": _int4(32, 20, kv_bits=8),
+            "int4-g128-sym": _int4(128, 16),
+            "int4-g128-sym_kv8": _int4(128, 16, kv_bits=8),
         },
         restrictable=True,
     ),
@@ -69,17 +86,23 @@ ENGINES: Mapping[str, Adapter] = {
             "FP16": Format(16, kv_bits=8),
             "BF16": Format(16, kv_bits=8),
             "INT8": Format(8, kv_bits=8),
-            "INT4": Format(4, kv_bits=8),
+            "INT4": _int4(128, 16, kv_bits=8),
         },
         restrictable=True,
     ),
     "llama_cpp": Adapter(
         "llama.cpp",
         "engines.llama_cpp_engine",
-        {"F16": Format(16), "BF16": Format(16), "Q8_0": Format(8), "Q4_0": Format(4)},
+        {
+            "F16": Format(16),
+            "BF16": Format(16),
+            "Q8_0": Format(8, group_bits=16 / 32),
+            "Q4_0": Format(4, group_bits=16 / 32),
+        },
     ),
     "vllm": Adapter("vLLM CPU", "engines.vllm_engine", {"bfloat16": Format(16)}),
 }
-"""quire's `_kv8` formats have `kv_cache_dtype="int8"`. OpenVINO's cache is 8 bits wide unless it is
-told otherwise (its property KV_CACHE_PRECISION says uint8_t); the others' is as wide as what they
-compute with."""
+"""quire's `_kv8` formats have `kv_cache_dtype="int8"`. Its int4-g128-sym is OpenVINO's INT4
+(openvino_export.py), down to scales of 16 bits and a head of 8. OpenVINO's cache is 8 bits wide
+unless it is told otherwise (its property KV_CACHE_PRECISION says uint8_t); the others' is as wide
+as what they compute with."""

@@ -1,7 +1,8 @@
 """Convert the random checkpoint for OpenVINO: `openvino_export.py MODEL FOLDER FORMAT SEED`.
 
 FP16 and BF16 keep 16 bits. INT8 has one scale per output channel, INT4 one per 128 weights; both
-are symmetric and of every layer.
+are symmetric and of every layer, but the tied embedding has 8 bits under INT4 as well, with a scale
+and a zero point per output channel.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.bench.machine import LimitProbe
+from quire.config import read_model_spec
+from quire.config.memory_plan import weight_bytes
 from quire.llm import LLM
 from quire.ops.native import native_unavailable
 from quire.platform import detect_platform
@@ -172,6 +174,26 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", *map(str, results.glob("*.json"))])
     assert table.main() == 0
     assert f"{np.median(figures['prefill_tokens_per_s']):.1f} (" in capsys.readouterr().out
+
+
+def test_weights_count_as_their_format_keeps_them(tmp_path: Path) -> None:
+    """Turns red when a share of the read is of fewer bytes than the weights of quire take."""
+    engines, table = importlib.import_module("engines"), importlib.import_module("cpu_table")
+    checkpoint = importlib.import_module("engines.random_checkpoint")
+    config = TINY | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_model_spec(tmp_path)
+    norms = spec.num_layers * (2 * 256 + 2 * 64) + 256
+    for name, form in engines.ENGINES["quire"].formats.items():
+        quantization = None if name.startswith("bfloat16") else name.partition("_")[0]
+        planned = weight_bytes(spec, None, quantization) - 2 * norms
+        outputs = sum(shape.outputs * shape.count for shape in spec.matrices)
+        channels = 4 * outputs if quantization else 0
+        assert form.weight_bytes(*checkpoint.count_weights(config)) == planned - channels
+    ours, theirs = (engines.ENGINES["quire"].formats, engines.ENGINES["openvino"].formats)
+    assert ours["int4-g128-sym_kv8"] == theirs["INT4"]
+    one = table.bytes_per_token("1", config, ours["int4"], 32)
+    assert table.bytes_per_token("1", config, ours["int4_kv8"], 32) < one
 
 
 def test_a_mixed_workload_gives_all_its_tokens(
