@@ -194,7 +194,8 @@ inline void pair_values(const int8_t* const* v, int64_t at, int head_dim, int de
 
 // acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] over first <= k < last for NR adjacent rows
 // and ND · kWords dims. words_of(k, i, out): the dims d + i · kWords … of tokens k and k + 1.
-template <int NR, int ND, class F>
+// Unrolled: tokens that code takes at once.
+template <int NR, int ND, int Unrolled, class F>
 QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first, int last,
                                  float* acc, int width, int d, F&& words_of) {
   const int16_t* weights = ints.weights + int64_t{row} * kKeyBlock;
@@ -203,7 +204,7 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
   for (int r = 0; r < NR; ++r)
     QUIRE_UNROLL
     for (int i = 0; i < ND; ++i) sums[r][i][0] = sums[r][i][1] = set1_int(0);
-  for (int k = first; k < last; k += 2) {
+  auto add_two = [&](int k) __attribute__((always_inline)) {
     raw pair[NR];
     QUIRE_UNROLL
     for (int r = 0; r < NR; ++r) {
@@ -221,7 +222,13 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
         for (int half = 0; half < 2; ++half)
           sums[r][i][half] = add_pairs(sums[r][i][half], pair[r], words[half]);
     }
+  };
+  int k = first;
+  for (; k + Unrolled <= last; k += Unrolled) {
+    QUIRE_UNROLL
+    for (int i = 0; i < Unrolled; i += 2) add_two(k + i);
   }
+  for (; k < last; k += 2) add_two(k);
   QUIRE_UNROLL
   for (int r = 0; r < NR; ++r) {
     const vf step = set1(ints.weight_step[row + r]);
@@ -252,7 +259,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
     auto weigh = [&](auto dims, int d) __attribute__((always_inline)) {
       constexpr int kDims = dims;
       if (shared) {
-        weigh_integers<NR, kDims>(
+        weigh_integers<NR, kDims, 2>(
             ints, state, first, last, acc, tile.width, d,
             [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
               const int16_t* from = ints.values + int64_t{k} * tile.depth() + 2 * (d + i * kWords);
@@ -261,7 +268,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
             });
         return;
       }
-      weigh_integers<NR, kDims>(
+      weigh_integers<NR, kDims, kUnrolledKeys>(
           ints, state, first, last, acc, tile.width, d,
           [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
             if (i == 0 && row == 0) ahead->fetch(2 * kDims * kWords);

@@ -14,6 +14,9 @@ namespace quire::attention {
 // leave room for the queries in L1.
 template <class E>
 constexpr int kChunk = 16 / sizeof(E);
+// Keys of V whose loads are instructions of their own. One load that goes from key to key seems to
+// make hardware fetch on at that distance, past the end of the block.
+constexpr int kUnrolledKeys = 8;
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kCopyRows = 17;     // from here on K and V are widened once into scratch

@@ -58,7 +58,7 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
   for (int i = 0; i < NQ; ++i)
     QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) sums[i][j] = load(acc + i * width + d + j * kLanes);
-  for (int k = first; k < last; ++k) {
+  auto add_one = [&](int k) __attribute__((always_inline)) {
     if (ahead != nullptr) ahead->fetch(ND * kLanes);
     const E* row = v[k] + at + d;
     asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
@@ -71,7 +71,13 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
       QUIRE_UNROLL
       for (int j = 0; j < ND; ++j) sums[i][j] = fma(weight, value[j], sums[i][j]);
     }
+  };
+  int k = first;
+  for (; k + kUnrolledKeys <= last; k += kUnrolledKeys) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kUnrolledKeys; ++i) add_one(k + i);
   }
+  for (; k < last; ++k) add_one(k);
   QUIRE_UNROLL
   for (int i = 0; i < NQ; ++i)
     QUIRE_UNROLL
