@@ -72,7 +72,7 @@ inline int64_t scales_size(const Batch& b) {
 inline int64_t integer_size(const Batch& b) {
   if (!b.integers()) return 0;
   const int64_t depth = integer_depth(b.head_dim);
-  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 2) + kKeyBlock / 2 * depth;
+  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 4) + kKeyBlock / 2 * depth;
 }
 
 inline IntegerScratch carve_integers(const Batch& b, float*& at) {
@@ -83,6 +83,8 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   s.values = s.weights + rows * kKeyBlock;
   s.q_step = reinterpret_cast<float*>(s.values + kKeyBlock * depth);
   s.weight_step = s.q_step + rows;
+  s.best = s.weight_step + rows;
+  s.total = s.best + rows;
   at += integer_size(b);
   return s;
 }

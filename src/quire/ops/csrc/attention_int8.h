@@ -97,80 +97,102 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
 // their products with V. The step is NaN when a scale of V is not finite.
 struct WeightScale {
   float factor[kKeyBlock];
+  vmask seen[kKeyBlock / kLanes];
   float step;
   int low = -1, high = -1;
 
-  void set(const float* v_scale, int from, int to) {
+  // block: the keys of the tile; the others are left out.
+  void set(const float* v_scale, const Range& block, int from, int to) {
     if (from == low && to == high) return;
     low = from;
     high = to;
     vf most = zero(), broken = zero();
-    for (int k = 0; k < kKeyBlock; k += kLanes) {
-      const vf scale = select(lanes(low - k, high - k), load(v_scale + k), zero());
+    each_vector(block, [&](int k) {
+      seen[k / kLanes] = lanes(low - k, high - k);
+      const vf scale = select(seen[k / kLanes], load(v_scale + k), zero());
       most = max(absolute(scale), most);
       broken = fma(scale, zero(), broken);
-    }
+    });
     const bool finite = sum(broken) == 0.0f;
     step = maximum(most) / kWeightTop;
     const bool some = step >= std::numeric_limits<float>::min();
     const vf inverse = set1(some && finite ? 1.0f / step : 0.0f);
     if (!some) step = 0.0f;
     if (!finite) step = std::numeric_limits<float>::quiet_NaN();
-    for (int k = 0; k < kKeyBlock; k += kLanes)
-      store(factor + k, mul(select(lanes(low - k, high - k), load(v_scale + k), zero()), inverse));
+    each_vector(block, [&](int k) {
+      store(factor + k, mul(select(seen[k / kLanes], load(v_scale + k), zero()), inverse));
+    });
   }
 };
 
-// One row's scores of a key block become integer weights 2^(score - the block's maximum); the row's
-// state is rescaled. Keys that the row does not see get weight 0 whatever their score is.
-inline void soften_row(const Tile& tile, int row, const float* k_scale, const WeightScale& scale,
-                       Scratch& scratch) {
+// One row's scores of a key block become integer weights 2^(score - the block's maximum). Keys that
+// the row does not see get weight 0 whatever their score is.
+inline void soften_row(const Range& range, int row, const float* k_scale, const WeightScale& scale,
+                       const Scratch& scratch) {
   const IntegerScratch& ints = scratch.integers;
-  const State& state = scratch.span;
-  const float* scores = scratch.scores + row * kKeyBlock;
+  float* scores = scratch.scores + row * kKeyBlock;
   int16_t* weights = ints.weights + row * kKeyBlock;
   const vf q_step = set1(ints.q_step[row]);
-  vf x[kKeyBlock / kLanes], top = set1(kNegativeInfinity), total = zero();
-  auto seen = [&](int i) { return lanes(scale.low - i * kLanes, scale.high - i * kLanes); };
-  QUIRE_UNROLL
-  for (int i = 0; i < kKeyBlock / kLanes; ++i) {
-    x[i] = mul(mul(load(scores + i * kLanes), q_step), load(k_scale + i * kLanes));
-    top = max(select(seen(i), x[i], set1(kNegativeInfinity)), top);
-  }
+  vf top = set1(kNegativeInfinity), total = zero();
+  each_vector(range, [&](int k) {
+    const vf x = mul(mul(load(scores + k), q_step), load(k_scale + k));
+    store(scores + k, x);
+    top = max(select(scale.seen[k / kLanes], x, set1(kNegativeInfinity)), top);
+  });
   const float best = maximum(top);
   const vf base = set1(best == kNegativeInfinity ? 0.0f : best);
-  QUIRE_UNROLL
-  for (int i = 0; i < kKeyBlock / kLanes; ++i) {
-    const vf weight = select(seen(i), exp2_negative(sub(x[i], base)), zero());
-    total = add(total, weight);
-    round_words(weights + i * kLanes, mul(weight, load(scale.factor + i * kLanes)));
-  }
-  const float before = state.max[row];
-  float now = before, share = 1.0f;  // share: 2^(the block's maximum - the row's)
-  if (best > before) {
-    now = best;
-    if (before > kNegativeInfinity) {
-      const vf shrink = exp2_negative(set1(before - now));
-      float* acc = state.acc + row * tile.width;
-      for (int d = 0; d < tile.width; d += kLanes) store(acc + d, mul(load(acc + d), shrink));
-      state.sum[row] = state.sum[row] * first_lane(shrink);
-    }
-  } else if (before > kNegativeInfinity) {
-    share = first_lane(exp2_negative(set1(best - before)));
-  }
-  state.max[row] = now;
-  state.sum[row] = state.sum[row] + share * sum(total);
-  ints.weight_step[row] = share * scale.step;
+  each_vector(range, [&](int k) {
+    const vf weight = exp2_negative(sub(load(scores + k), base));
+    const vf visible = select(scale.seen[k / kLanes], weight, zero());
+    total = add(total, visible);
+    round_words(weights + k, mul(visible, load(scale.factor + k)));
+  });
+  ints.best[row] = best;
+  ints.total[row] = sum(total);
+  ints.weight_step[row] = scale.step;
 }
 
-// The scores of all rows of one kv head become weights.
-inline void soften_rows(const Tile& tile, const Range& range, int head, Scratch& scratch) {
-  const HeadScales& scales = scratch.scales[head];
-  WeightScale scale;
-  for (int row = 0; row < tile.rows; ++row) {
-    scale.set(scales.v, range.low(tile, row), range.high(tile, row));
-    soften_row(tile, head * tile.rows + row, scales.k, scale, scratch);
+// The states of all rows take in a key block, whose weights soften_row() has made: their outputs and
+// sums are rescaled to the larger maximum, or the step of the weights is.
+inline void rescale_rows(const Tile& tile, const Scratch& scratch) {
+  const IntegerScratch& ints = scratch.integers;
+  const State& state = scratch.span;
+  const int num_states = tile.num_states();
+  const vf one = set1(1.0f);
+  for (int row = 0; row < num_states; row += kLanes) {
+    const int n = std::min(kLanes, num_states - row);
+    auto get = [&](const float* p) { return n == kLanes ? load(p + row) : load_part(p + row, n); };
+    auto put = [&](float* p, vf x) { n == kLanes ? store(p + row, x) : store_part(p + row, x, n); };
+    const vf before = get(state.max), best = get(ints.best);
+    const vmask rises = less(before, best);
+    const vf gap = exp2_negative(sub(min(before, best), max(before, best)));
+    const vf share = select(less(set1(kNegativeInfinity), before), gap, one);
+    const vf shrink = select(rises, share, one), grow = select(rises, one, share);
+    put(state.max, max(best, before));
+    put(state.sum, add(mul(get(state.sum), shrink), mul(grow, get(ints.total))));
+    put(ints.weight_step, mul(grow, get(ints.weight_step)));
+    float factors[kLanes];
+    store(factors, shrink);
+    for (int i = 0; i < n; ++i) {
+      if (factors[i] == 1.0f) continue;
+      float* acc = state.acc + (row + i) * tile.width;
+      for (int d = 0; d < tile.width; d += kLanes)
+        store(acc + d, mul(load(acc + d), set1(factors[i])));
+    }
   }
+}
+
+// The scores of all rows become weights.
+inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scratch) {
+  for (int head = 0; head < tile.kv_heads; ++head) {
+    const HeadScales& scales = scratch.scales[head];
+    WeightScale scale;
+    for (int row = 0; row < tile.rows; ++row) {
+      scale.set(scales.v, range, range.low(tile, row), range.high(tile, row));
+      soften_row(range, head * tile.rows + row, scales.k, scale, scratch);
+    }
+  }
+  rescale_rows(tile, scratch);
 }
 
 // Tokens first <= t < last of one head in pairs, into ints.values; first is even.
@@ -224,7 +246,7 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
     }
   };
   int k = first;
-  for (; k + Unrolled <= last; k += Unrolled) {
+  for (; Unrolled > 2 && k + Unrolled <= last; k += Unrolled) {
     QUIRE_UNROLL
     for (int i = 0; i < Unrolled; i += 2) add_two(k + i);
   }
@@ -296,7 +318,7 @@ inline void attend_integer_block(const Tile& tile, const Range& range,
                score_integers(tile, chunk, head, block.k, scratch, ahead);
              });
   block.load_scales(tile.kv_heads, scratch.scales);
-  for (int head = 0; head < tile.kv_heads; ++head) soften_rows(tile, range, head, scratch);
+  soften_rows(tile, range, scratch);
   each_chunk(tile, range, block.v, after, following,
              [&](const Range& chunk, int head, Ahead<int8_t>* ahead) {
                weigh_values(tile, chunk, head, block.v, scratch, ahead);

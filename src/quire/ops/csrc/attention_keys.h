@@ -1,6 +1,7 @@
 // Where attention finds K and V: the tokens of one row in the pages of the cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -10,6 +11,28 @@
 namespace quire::attention {
 
 constexpr int kKeyBlock = 64;
+
+// 8 vectors of 8 floats: lane i of out[j] is lane j of in[i].
+QUIRE_INLINE void transpose(const __m256 (&in)[8], __m256 (&out)[8]) {
+  __m256 pairs[8], fours[8];
+  QUIRE_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    out[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    out[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
 
 // Scales of kKeyBlock tokens for one kv head.
 struct HeadScales {
@@ -34,12 +57,29 @@ struct KeyBlock<int8_t> {
   const float* v_scale[kKeyBlock];
 
   bool load_scales(int heads, HeadScales* out) const {
-    for (int t = 0; t < kKeyBlock; ++t)
-      for (int head = 0; head < heads; ++head) {
-        out[head].k[t] = k_scale[t][head];
-        out[head].v[t] = v_scale[t][head];
-      }
+    for (int head = 0; head < heads; head += 8) {
+      const int n = std::min(heads - head, 8);
+      load_scales(k_scale, head, n, out[head].k);
+      load_scales(v_scale, head, n, out[head].v);
+    }
     return true;
+  }
+
+ private:
+  // n <= 8 heads; what `out` keeps of one and of the next lie a HeadScales apart.
+  static void load_scales(const float* const* by_token, int head, int n, float* out) {
+    constexpr int kStride = sizeof(HeadScales) / sizeof(float);
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i wanted = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+    for (int t = 0; t < kKeyBlock; t += 8) {
+      __m256 tokens[8], by_head[8];
+      QUIRE_UNROLL
+      for (int i = 0; i < 8; ++i) tokens[i] = _mm256_maskload_ps(by_token[t + i] + head, wanted);
+      transpose(tokens, by_head);
+      QUIRE_UNROLL
+      for (int i = 0; i < 8; ++i)
+        if (i < n) _mm256_storeu_ps(out + i * kStride + t, by_head[i]);
+    }
   }
 };
 

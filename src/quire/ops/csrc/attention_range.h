@@ -29,6 +29,8 @@ struct IntegerScratch {
   float* q_step;       // [kv_heads, rows]
   int16_t* weights;    // [kv_heads, rows, kKeyBlock]
   float* weight_step;  // [kv_heads, rows]
+  float* best;         // [kv_heads, rows], of one key block: the largest score
+  float* total;        // [kv_heads, rows], and the sum of the weights
   int16_t* values;     // [kKeyBlock / 2, depth, 2], of one head: two tokens side by side
 };
 
@@ -82,6 +84,12 @@ struct Range {
     return Range{block, std::max(from, first), std::min(to, first + size)};
   }
 };
+
+// Calls body(k) for the first key of every vector of keys in which the range has one.
+template <class F>
+QUIRE_INLINE void each_vector(const Range& range, F&& body) {
+  for (int k = range.from / kLanes * kLanes; k < range.to; k += kLanes) body(k);
+}
 
 // Calls body(row, count) over all rows, 4, 2 or 1 at a time.
 template <class F>
