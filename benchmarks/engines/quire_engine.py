@@ -48,9 +48,9 @@ class KernelClock:
             call(library, name, *arguments)
             self.seconds += time.perf_counter() - started
 
-        def timed_run(calls: ReplayList) -> None:
+        def timed_run(calls: ReplayList, count: int | None = None) -> None:
             started = time.perf_counter()
-            run(calls)
+            run(calls, count)
             self.seconds += time.perf_counter() - started
 
         NativeLibrary.call, ReplayList.run = timed, timed_run

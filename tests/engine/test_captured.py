@@ -7,15 +7,18 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.models.llama import LlamaModel
+from quire.ops.capture import CapturedCalls
 from quire.runner.captured import CapturedSteps
 from quire.runner.replay_failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
@@ -50,11 +53,11 @@ def captured_forward(llm: LLM) -> Any:
     return runner_of(llm)._forward._model
 
 
-def generate(llm: LLM) -> list[RequestOutput]:
+def generate(llm: LLM, logprobs: int | None = 2) -> list[RequestOutput]:
     """Requests of many lengths, so that a step has 8 rows at first and one at last; one forks."""
     prompts = workload()
     lengths = [20, 3, 11, 16, 5, 8, 14]
-    asked = [params(i, n) for i, n in enumerate(lengths)]
+    asked = [replace(params(i, n), logprobs=logprobs) for i, n in enumerate(lengths)]
     asked.append(SamplingParams(n=3, temperature=0.9, seed=4, max_tokens=9, ignore_eos=True))
     return llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
 
@@ -115,6 +118,78 @@ class TorchAtTheEnd:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden) + 1.0
+
+
+def counted_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each replay that draws."""
+    counted: list[int] = []
+    replay_all = CapturedCalls.replay_all
+
+    def count(calls: CapturedCalls) -> torch.Tensor:
+        counted.append(1)
+        return replay_all(calls)
+
+    monkeypatch.setattr(CapturedCalls, "replay_all", count)
+    return counted
+
+
+def test_captured_draws_are_those_of_the_sampler(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a replay draws with the parameters, or for the positions, of another row or
+    step, or draws for rows that ask for more. Between the two passes that draw, slots have had
+    other requests."""
+    counted = counted_draws(monkeypatch)
+    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    eager, captured = engines
+    for logprobs in (2, None, 2, None):
+        counted.clear()
+        expected = generate(eager, logprobs)
+        assert not counted
+        assert_same(generate(captured, logprobs), expected, exact=True)
+        assert bool(counted) == (logprobs is None)
+    filtered = [
+        SamplingParams(temperature=0.7, top_k=5, seed=1, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=1.3, top_p=0.8, seed=2, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0.9, min_p=0.1, seed=3, max_tokens=6, ignore_eos=True),
+        SamplingParams(temperature=0.9, top_k=1, max_tokens=11, ignore_eos=True),
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt in workload(4)]
+    for asked in (filtered, filtered[::-1]):
+        expected = eager.generate(prompts, asked)
+        assert_same(captured.generate(prompts, asked), expected, exact=True)
+
+
+def test_a_row_without_a_token_fails_alone(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a replay takes the mark of a row that has no token for one."""
+    counted = counted_draws(monkeypatch)
+    engines.append(LLM(None, **SETTINGS, enable_prefix_caching=False))
+    prompts: Sequence[list[int]] = workload(4)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
+    runner = runner_of(engines[0])
+    rows, apply = runner._rows, runner._changes.apply
+
+    def spoil(plan: Any) -> Any:
+        refused = apply(plan)
+        done = rows.num_tokens - rows.num_prompt
+        is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
+        for slot in np.flatnonzero(is_third & (done == 5) & ~rows.failed):
+            runner._changes._pages[:, :, rows.tables[0][slot, 0]] = 255  # in float32 no number
+        return refused
+
+    monkeypatch.setattr(runner._changes, "apply", spoil)
+    counted.clear()
+    outputs = engines[0].generate(prompts, greedy)
+    assert counted
+    assert [output.error is None for output in outputs] == [True, True, False, True]
+    assert "not finite" in (outputs[2].error or "")
+    assert outputs[2].outputs[0].token_ids == expected[2][:5]
+    for index in (0, 1, 3):
+        assert outputs[index].outputs[0].token_ids == expected[index]
+    assert engines[0].engine.client.stats().num_used_blocks == 0
 
 
 def test_a_model_that_computes_in_torch_stays_eager(

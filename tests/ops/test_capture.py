@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,6 +49,34 @@ def test_a_replay_computes_from_what_the_inputs_hold_now() -> None:
     expected = block()
     assert not torch.equal(captured.result, expected)
     assert torch.equal(captured.replay(), expected)
+
+
+@needs_kernels
+def test_what_follows_a_computation_is_replayed_on_demand() -> None:
+    """Turns red when it reads what the computation gave before, or overwrites it."""
+    block, arena = Block(OPS), CaptureArena(1 << 16)
+    weight = torch.full((96,), 2.0)
+    captured = capture(TEAM, arena, block, then=lambda y: OPS.rms_norm(y, weight, 1e-6))
+    assert captured.then_result is not None
+    assert (captured.num_calls, len(captured.calls)) == (3, 4)
+    for scale in (1.0, -3.0):
+        block.x.mul_(scale)
+        assert torch.equal(captured.replay(), block())
+        expected = OPS.rms_norm(block(), weight, 1e-6)
+        assert torch.equal(captured.replay_all(), expected)
+        assert torch.equal(captured.result, block())
+
+
+@needs_kernels
+@pytest.mark.parametrize("then", [torch.exp, lambda y: torch.from_numpy(y.numpy().copy())])
+def test_what_follows_is_left_out_if_it_computes_elsewhere(
+    then: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    block = Block(OPS)
+    captured = capture(TEAM, CaptureArena(1 << 16), block, then=then)
+    assert captured.then_result is None
+    assert len(captured.calls) == captured.num_calls == 3
+    assert torch.equal(captured.replay(), block())
 
 
 @needs_kernels

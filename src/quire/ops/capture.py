@@ -112,27 +112,50 @@ def _tensor_over(block: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CapturedCalls:
-    """result: what the computation gave, in the arena: to be read before anything else is captured
-    or replayed there."""
+    """The calls of a computation, of which there are `num_calls`, and those of what follows it.
+    result, then_result: what they gave, in the arena: to be read before anything else is captured
+    or replayed there; None if nothing follows."""
 
     calls: ReplayList
+    num_calls: int
     result: torch.Tensor
+    then_result: torch.Tensor | None = None
 
     def replay(self) -> torch.Tensor:
-        """Compute again from what the inputs hold now. Raises EngineError if a kernel fails."""
-        self.calls.run()
+        """Compute again from what the inputs hold now, without what follows. Raises EngineError if
+        a kernel fails."""
+        self.calls.run(self.num_calls)
         return self.result
 
+    def replay_all(self) -> torch.Tensor:
+        """As `replay`, and then what follows, for the result of that. There must be something."""
+        assert self.then_result is not None
+        self.calls.run()
+        return self.then_result
 
-def capture(team: Team, arena: CaptureArena, compute: Callable[[], torch.Tensor]) -> CapturedCalls:
-    """Run `compute` and record the kernels that `team` computes in it.
 
-    Raises NotCapturableError with the reason if a replay would not do the same; what the
-    computation has written until then stays written.
+def capture(
+    team: Team,
+    arena: CaptureArena,
+    compute: Callable[[], torch.Tensor],
+    then: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> CapturedCalls:
+    """Run `compute` and record the kernels that `team` computes in it; and `then` with its result,
+    which is left out if it cannot be captured.
+
+    Raises NotCapturableError with the reason if a replay of `compute` would not do the same; what
+    the computation has written until then stays written.
     """
+    then_result: torch.Tensor | None = None
     with team.recording() as calls, _NothingButKernels(arena.empty):
         result = compute()
-    return CapturedCalls(_replay_list(calls), arena.borrowed(result))
+        num_calls = len(calls)
+        if then is not None:
+            try:
+                then_result = arena.borrowed(then(result))
+            except NotCapturableError:
+                del calls[num_calls:]
+    return CapturedCalls(_replay_list(calls), num_calls, arena.borrowed(result), then_result)
 
 
 def _replay_list(calls: Sequence[KernelCall]) -> ReplayList:

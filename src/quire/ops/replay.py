@@ -59,10 +59,11 @@ class ReplayList:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def run(self) -> None:
-        """Make all calls, without the interpreter lock. Raises EngineError at the first that fails;
-        those after it are not made."""
-        code = self._replay(self._calls, len(self._calls), ctypes.byref(self._failed))
+    def run(self, count: int | None = None) -> None:
+        """Make the first `count` calls, or all, without the interpreter lock. Raises EngineError at
+        the first that fails; those after it are not made."""
+        count = len(self._calls) if count is None else count
+        code = self._replay(self._calls, count, ctypes.byref(self._failed))
         if code != 0:
             raise kernel_error(*self._names[self._failed.value], code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 
@@ -10,13 +11,24 @@ from quire.models import CausalLM
 from quire.ops.capture import ArenaFullError, CaptureArena, CapturedCalls, capture
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
+from quire.protocol.step import IntArray
+from quire.runner.captured_draws import CapturedDraws
 from quire.runner.decode_inputs import DecodeInputs
 from quire.runner.replay_failures import ReplayFailures
 from quire.runner.rows import ScheduledRows, Slots
 
-__all__ = ["CapturedSteps"]
+__all__ = ["CapturedSteps", "Replayed"]
 
 _log = logging.getLogger("quire.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a captured step gave, to be read before the next: logits float32 [R, V], and token ids
+    int32 [R] if it has drawn them, -1 in rows that have none."""
+
+    logits: torch.Tensor
+    token_ids: IntArray | None = None
 
 
 class CapturedSteps:
@@ -33,30 +45,42 @@ class CapturedSteps:
         model: CausalLM,
         inputs: DecodeInputs,
         slots: Slots,
+        draws: CapturedDraws,
         team: Team,
         arena: CaptureArena,
     ) -> None:
         """inputs: of the rows in `slots` [max_rows], which is written here; empty to capture
-        nothing. team: that computes the model's kernels."""
+        nothing. team: that computes the model's kernels, and the draws'."""
         self._model = model
         self._inputs = inputs
         self._slots = slots
+        self._draws = draws
         self._team = team
         self._arena = arena
         self._max_rows = len(slots)
         self._failures = ReplayFailures("decode steps")
         self._steps: dict[int, CapturedCalls] = {}
 
-    def logits(self, rows: ScheduledRows) -> torch.Tensor | None:
-        """Logits float32 [R, V] of rows [R], to be read before the next call, or None if these rows
-        have to be computed the other way. Raises EngineError if a kernel fails."""
+    def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Replayed | None:
+        """Compute rows [R], or None if that has to be done the other way. Raises EngineError if a
+        kernel fails.
+
+        positions: int64 [R], of the tokens that these rows draw. draws: whether to draw them, if
+            this step was captured with draws and no row asks for more.
+        """
         num_rows = len(rows.slots)
         if num_rows > self._max_rows or not rows.samples.all() or (rows.num_tokens != 1).any():
             return None
         self._slots[:num_rows] = rows.slots
+        draws = self._draws.prepare(rows.slots, positions) and draws
         step = self._steps.get(num_rows)
         try:
-            return self._capture(num_rows) if step is None else step.replay()
+            if step is None:
+                logits = self._capture(num_rows)
+                return None if logits is None else Replayed(logits)
+            if draws and step.then_result is not None:
+                return Replayed(step.result, step.replay_all().numpy())
+            return Replayed(step.replay())
         except Exception:
             if self._failures.note():
                 self._max_rows = 0
@@ -64,7 +88,9 @@ class CapturedSteps:
 
     def _capture(self, num_rows: int) -> torch.Tensor | None:
         try:
-            step = capture(self._team, self._arena, lambda: self._compute(num_rows))
+            step = capture(
+                self._team, self._arena, lambda: self._compute(num_rows), then=self._draws
+            )
         except ArenaFullError as error:
             _log.warning("decode steps of %d rows and more are not captured: %s", num_rows, error)
             self._max_rows = num_rows - 1

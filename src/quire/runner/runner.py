@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.protocol.step import RowFailure, StepPlan, StepResult
-from quire.runner.captured import CapturedSteps
+from quire.protocol.step import IntArray, RowFailure, StepPlan, StepResult
+from quire.runner.captured import CapturedSteps, Replayed
 from quire.runner.changes import PlanChanges
 from quire.runner.forward import NOT_FINITE, Forward, ForwardPass, in_order_of_writing
 from quire.runner.host_draws import HostDraws, HostSample
 from quire.runner.pending import FinishedStep
 from quire.runner.rows import RowTable, ScheduledRows
+from quire.sampling import not_finite
 
 __all__ = ["ModelRunner"]
 
@@ -44,7 +45,10 @@ class ModelRunner:
         """Apply the plan's difference, compute its rows, sample, and commit."""
         refused = self._changes.apply(plan)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
-        forward = self._compute(rows)
+        replayed = self._replay(rows, draws=not plan.forks)
+        if replayed is not None and replayed.token_ids is not None:
+            return self._drawn(plan.step_id, rows, replayed.token_ids, refused)
+        forward = self._forward.compute(rows) if replayed is None else _whole(rows, replayed)
         forward.failed += refused + _broken(forward)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
@@ -62,17 +66,31 @@ class ModelRunner:
             failed=(*forward.failed, *sample.failed),
         )
 
-    def _compute(self, rows: ScheduledRows) -> Forward:
-        """Decode steps by replaying a captured one, all others call by call."""
+    def _replay(self, rows: ScheduledRows, *, draws: bool) -> Replayed | None:
+        """Decode steps by a captured one; None for all others."""
         if not len(rows.slots):
-            return Forward()
+            return None
         try:
-            logits = self._captured.logits(rows)
+            return self._captured.compute(rows, self._rows.num_tokens[rows.slots], draws=draws)
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
-            logits = None
-        if logits is None:
-            return self._forward.compute(rows)
-        return Forward(slots=rows.slots.tolist(), logits=[logits])
+            return None
+
+    def _drawn(
+        self, step_id: int, rows: ScheduledRows, token_ids: IntArray, failed: list[RowFailure]
+    ) -> StepResult:
+        """Commit a step that has drawn all its tokens [R], -1 in rows without one."""
+        self._rows.commit_computed(rows)
+        slots = rows.slots
+        if token_ids.min() < 0:
+            is_broken = token_ids < 0
+            failed += [
+                RowFailure(slot, not_finite(int(self._rows.num_tokens[slot])))
+                for slot in slots[is_broken].tolist()
+            ]
+            self._rows.failed[slots[is_broken]] = True
+            slots, token_ids = slots[~is_broken], token_ids[~is_broken]
+        self._rows.append(slots, token_ids)
+        return StepResult(step_id, slots.astype(np.int32), token_ids.copy(), failed=tuple(failed))
 
     def _sample(self, forward: Forward, sampled: dict[int, int]) -> HostSample:
         """sampled: slots, each with the index of its logits."""
@@ -82,6 +100,10 @@ class ModelRunner:
         logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
         index = np.fromiter(sampled.values(), np.int64, len(sampled))
         return self._draws.sample(logits, slots, index)
+
+
+def _whole(rows: ScheduledRows, replayed: Replayed) -> Forward:
+    return Forward(slots=rows.slots.tolist(), logits=[replayed.logits])
 
 
 def _broken(forward: Forward) -> list[RowFailure]:

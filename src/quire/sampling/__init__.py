@@ -10,7 +10,14 @@ from quire.sampling.device_extras import (
 )
 from quire.sampling.device_sampler import DeviceSample, DeviceSampler
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
-from quire.sampling.sampler import NO_TOKEN, Draw, SampleOutput, Sampler, TokenHistory
+from quire.sampling.sampler import (
+    NO_TOKEN,
+    Draw,
+    SampleOutput,
+    Sampler,
+    TokenHistory,
+    not_finite,
+)
 from quire.sampling.state import SamplingState
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "SamplingState",
     "TokenHistory",
     "find_candidates",
+    "not_finite",
     "prompt_logprobs",
     "token_logprobs",
 ]

@@ -12,7 +12,7 @@ import torch
 from quire.protocol.step import RowFailure
 from quire.sampling.device_columns import DeviceColumns
 from quire.sampling.sampler import NO_TOKEN, Draw, not_finite
-from quire.sampling.state import NO_LOGPROBS, SamplingState
+from quire.sampling.state import SamplingState
 
 __all__ = ["DeviceSample", "DeviceSampler"]
 
@@ -40,11 +40,8 @@ class DeviceSampler:
         self._identity = torch.arange(2 * len(state.occupied), device=columns.seed.device)
 
     def is_graphable(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all that these rows ask is computed by `sample` alone: no edits of logits, no
-        log-probabilities, no candidates."""
-        state = self._state
-        plain = ~state.edited[slots] & (state.num_logprobs[slots] == NO_LOGPROBS)
-        return bool((plain & (state.num_candidates[slots] == 0)).all())
+        """Whether all that these rows ask is computed by `sample` alone."""
+        return self._state.is_plain(slots)
 
     def sample(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ class SamplingState:
     logprobs) bool; temperature, top_p, min_p float64; top_k int64, 0 is off; seed uint64;
     sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all; num_candidates
     int64, 0 for rows that draw. A slot that is left has the values that it was born with.
+
+    version: another number whenever a column may have changed.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
@@ -42,6 +45,7 @@ class SamplingState:
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
         self.num_candidates = np.zeros(num_slots, np.int64)
         self.edits: dict[int, RowEdits] = {}
+        self.version = 0
 
     def enter(
         self,
@@ -67,6 +71,7 @@ class SamplingState:
         edits = edits_of(params, stops)
         if edits is not None:
             self.edits[slot] = edits
+        self.version += 1
         self.occupied[slot] = True
         self.edited[slot] = edits is not None
         self.greedy[slot] = params.is_greedy
@@ -90,6 +95,7 @@ class SamplingState:
             raise EngineError(
                 f"cannot fork slot {src} to slot {dst}: {wrong}. Fork to a free slot."
             )
+        self.version += 1
         for column in self._columns():
             column[dst] = column[src]
         self.sample_index[dst] = sample_index
@@ -98,9 +104,16 @@ class SamplingState:
 
     def leave(self, slot: int) -> None:
         """The row of `slot` is gone, and nothing of it stays behind. An empty slot stays empty."""
+        self.version += 1
         for column, empty in zip(self._columns(), _EMPTY, strict=True):
             column[slot] = empty
         self.edits.pop(slot, None)
+
+    def is_plain(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
+        """Whether all that these rows ask is to draw: no edits of logits, no log-probabilities, no
+        candidates."""
+        plain = ~self.edited[slots] & (self.num_logprobs[slots] == NO_LOGPROBS)
+        return bool((plain & (self.num_candidates[slots] == 0)).all())
 
     def _columns(self) -> tuple[npt.NDArray[np.generic], ...]:
         return (

@@ -13,6 +13,7 @@ from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.block_copies import DirectCopies
 from quire.runner.captured import CapturedSteps
+from quire.runner.captured_draws import CapturedDraws
 from quire.runner.captured_forward import CapturedForward
 from quire.runner.changes import PlanChanges
 from quire.runner.decode_inputs import DecodeInputs, RowTensors
@@ -60,6 +61,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         loaded.model,
         DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
         slots,
+        CapturedDraws(sampling, ops.draw, max_captured),
         loaded.team,
         arena,
     )

@@ -15,6 +15,7 @@
 
 #include "parallel.h"
 #include "philox.h"
+#include "replay.h"
 #include "rows.h"
 #include "simd.h"
 
@@ -296,3 +297,4 @@ QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size,
   });
   return unknown != 0 ? unknown : failed.load();
 }
+QUIRE_REPLAYABLE(quire_draw)
