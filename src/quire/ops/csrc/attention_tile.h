@@ -205,21 +205,31 @@ struct LocatedBlock {
   }
 };
 
-// The tile over one span of tokens, into scratch.span. continues: whether the caller takes the next
+// Asks for the first keys of a tile at once: nothing fetched them while something else was computed.
+template <class E>
+inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
+  const Range& range = block.range;
+  Ahead<E>(block.keys.k + range.from, range.first_chunk(kChunk<E>), tile.kv_heads * tile.head_dim)
+      .fetch_all();
+}
+
+// The tile over one span of tokens, into scratch.span. fetched: whether the span before did so with
+// the first keys. continues: whether the caller takes the next
 // span after this one, so that its first block may be prefetched; else, of `then` if there is one.
 template <class E>
-inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool continues,
-                        const LocatedBlock<E>* then, Scratch& scratch) {
-  const int num_states = tile.num_states();
-  std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
-  std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
-  for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
+inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool fetched,
+                        bool continues, const LocatedBlock<E>* then, Scratch& scratch) {
   const int64_t low = std::max(tile.low(0), span * kSpan);
   const int64_t end = tile.position(tile.rows - 1) + 1;
   const int64_t high = std::min(end, (span + 1) * kSpan);
   LocatedBlock<E> blocks[2];
   int at = 0;
   blocks[at].locate(keys, low / kKeyBlock * kKeyBlock, low, end);
+  if (!fetched) await_keys(tile, blocks[at]);
+  const int num_states = tile.num_states();
+  std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
+  std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
+  for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
   for (;; at ^= 1) {
     const Range& range = blocks[at].range;
     const int64_t following = range.block + kKeyBlock;

@@ -81,7 +81,8 @@ class VectorPiece {
     follows_ = true;
   }
   void attend(int64_t span, bool continues, bool) {
-    attend_span(tile_, keys_, span, continues, follows_ ? &following_ : nullptr, scratch_);
+    attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr, scratch_);
+    fetched_ = true;
   }
   // Returns whether that is the result: false asks for careful spans.
   static bool store(const Batch& b, const Work& work, const State& total) {
@@ -95,7 +96,7 @@ class VectorPiece {
   const Keys<E> keys_;
   Scratch scratch_;
   LocatedBlock<E> following_;
-  bool follows_ = false;
+  bool follows_ = false, fetched_ = false;
 };
 
 // All spans of a tile, one after the other. next: what the thread is likely to do then, or null.
