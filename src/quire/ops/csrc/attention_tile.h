@@ -73,9 +73,11 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
     }
   };
   int k = first;
-  for (; k + kUnrolledKeys <= last; k += kUnrolledKeys) {
-    QUIRE_UNROLL
-    for (int i = 0; i < kUnrolledKeys; ++i) add_one(k + i);
+  if constexpr (NQ <= 2) {  // more rows compute for longer on each key, and leave few registers
+    for (; k + kUnrolledKeys <= last; k += kUnrolledKeys) {
+      QUIRE_UNROLL
+      for (int i = 0; i < kUnrolledKeys; ++i) add_one(k + i);
+    }
   }
   for (; k < last; ++k) add_one(k);
   QUIRE_UNROLL
@@ -214,8 +216,8 @@ inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
 }
 
 // The tile over one span of tokens, into scratch.span. fetched: whether the span before did so with
-// the first keys. continues: whether the caller takes the next
-// span after this one, so that its first block may be prefetched; else, of `then` if there is one.
+// the first keys. continues: whether the caller takes the next span after this one, so that its
+// first block may be prefetched; else, of `then` if there is one.
 template <class E>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool fetched,
                         bool continues, const LocatedBlock<E>* then, Scratch& scratch) {

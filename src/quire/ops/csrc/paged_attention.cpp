@@ -214,7 +214,7 @@ bool run_batch(const Batch& given, Team* team) {
   }
   if (count == 0) return true;  // no row has a query
   const int64_t spans = count < enough ? most_spans(b) : 1;
-  // Tiles of one row are alike: as many for each thread balance, and larger ones are read faster.
+  // Tiles of one row are alike: as many for each thread balance; large ones read long stretches.
   const bool alike = b.num_rows == 1 && spans == 1;
   while (heads > 1 && count * spans < enough && !(alike && count % team_size(team) == 0)) {
     heads = (heads + 1) / 2;
