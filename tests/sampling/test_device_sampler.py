@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.errors import EngineError
 from quire.ops import ALL_OPS
 from quire.protocol import SamplingParams
-from quire.sampling import NO_TOKEN, DeviceColumns, DeviceSampler, SamplingState
+from quire.sampling import NO_TOKEN, DeviceColumns, DeviceSampler, SamplingState, failures_of
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits
 
@@ -79,7 +79,7 @@ def test_rows_that_are_no_numbers_fail_alone():
     expected = sampler(state).sample(logits, slots, positions, Tokens())
     assert got.token_ids.tolist() == expected.token_ids.tolist()
     assert got.token_ids.tolist()[:2] == [NO_TOKEN, NO_TOKEN]
-    failures = device.failures(got.token_ids.numpy(), slots, positions)
+    failures = failures_of(got.token_ids.numpy(), slots, positions)
     assert [failure.slot for failure in failures] == [2, 1]
     assert "position 4 are not finite" in failures[0].message
 

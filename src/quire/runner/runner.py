@@ -12,7 +12,7 @@ from quire.runner.forward import NOT_FINITE, Forward, ForwardPass, in_order_of_w
 from quire.runner.host_draws import HostDraws, HostSample
 from quire.runner.pending import FinishedStep
 from quire.runner.rows import RowTable, ScheduledRows
-from quire.sampling import not_finite
+from quire.sampling import NO_TOKEN, failures_of
 
 __all__ = ["ModelRunner"]
 
@@ -78,19 +78,14 @@ class ModelRunner:
     def _drawn(
         self, step_id: int, rows: ScheduledRows, token_ids: IntArray, failed: list[RowFailure]
     ) -> StepResult:
-        """Commit a step that has drawn all its tokens [R], -1 in rows without one."""
+        """Commit a step that has drawn all its tokens [R], NO_TOKEN in rows without one."""
         self._rows.commit_computed(rows)
-        slots = rows.slots
-        if token_ids.min() < 0:
-            is_broken = token_ids < 0
-            failed += [
-                RowFailure(slot, not_finite(int(self._rows.num_tokens[slot])))
-                for slot in slots[is_broken].tolist()
-            ]
-            self._rows.failed[slots[is_broken]] = True
-            slots, token_ids = slots[~is_broken], token_ids[~is_broken]
+        broken = failures_of(token_ids, rows.slots, self._rows.num_tokens[rows.slots])
+        self._rows.failed[[failure.slot for failure in broken]] = True
+        is_drawn = token_ids != NO_TOKEN
+        slots, token_ids = rows.slots[is_drawn], token_ids[is_drawn]
         self._rows.append(slots, token_ids)
-        return StepResult(step_id, slots.astype(np.int32), token_ids.copy(), failed=tuple(failed))
+        return StepResult(step_id, slots.astype(np.int32), token_ids, failed=(*failed, *broken))
 
     def _sample(self, forward: Forward, sampled: dict[int, int]) -> HostSample:
         """sampled: slots, each with the index of its logits."""

@@ -16,7 +16,7 @@ from quire.sampling.sampler import (
     SampleOutput,
     Sampler,
     TokenHistory,
-    not_finite,
+    failures_of,
 )
 from quire.sampling.state import SamplingState
 
@@ -35,8 +35,8 @@ __all__ = [
     "Sampler",
     "SamplingState",
     "TokenHistory",
+    "failures_of",
     "find_candidates",
-    "not_finite",
     "prompt_logprobs",
     "token_logprobs",
 ]

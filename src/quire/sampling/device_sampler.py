@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.protocol.step import RowFailure
 from quire.sampling.device_columns import DeviceColumns
-from quire.sampling.sampler import NO_TOKEN, Draw, not_finite
+from quire.sampling.sampler import Draw
 from quire.sampling.state import SamplingState
 
 __all__ = ["DeviceSample", "DeviceSampler"]
@@ -70,15 +69,3 @@ class DeviceSampler:
             slots,
         )
         return DeviceSample(token_ids)
-
-    def failures(
-        self,
-        token_ids: npt.NDArray[np.int32],
-        slots: npt.NDArray[np.integer[Any]],
-        positions: npt.NDArray[np.integer[Any]],
-    ) -> tuple[RowFailure, ...]:
-        """A sentence for each row without a token, once the tokens [N] have come to the host."""
-        return tuple(
-            RowFailure(int(slots[index]), not_finite(int(positions[index])))
-            for index in np.flatnonzero(token_ids == NO_TOKEN).tolist()
-        )

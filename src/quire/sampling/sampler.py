@@ -25,6 +25,7 @@ __all__ = [
     "Sampler",
     "TokenHistory",
     "check_finite",
+    "failures_of",
     "not_finite",
 ]
 
@@ -69,6 +70,18 @@ def not_finite(position: int, what: str = "") -> str:
     return (
         f"the model's logits for position {position} are not finite{what}. "
         "Send the request again; if it stays so, check the model's files and data type."
+    )
+
+
+def failures_of(
+    token_ids: IntArray,
+    slots: npt.NDArray[np.integer[Any]],
+    positions: npt.NDArray[np.integer[Any]],
+) -> tuple[RowFailure, ...]:
+    """A sentence for each of the rows [N] that a kernel drew no token for: NO_TOKEN (-1)."""
+    return tuple(
+        RowFailure(int(slots[index]), not_finite(int(positions[index])))
+        for index in np.flatnonzero(token_ids == NO_TOKEN).tolist()
     )
 
 
@@ -163,17 +176,8 @@ class Sampler:
         self, logits: torch.Tensor, rows: IdArray, which: IdArray, batch: _Batch
     ) -> IntArray:
         """Draw for `which` of the batch, from `rows` of `logits`."""
-        state, slots = self._state, batch.slots[which]
-        columns = (
-            rows,
-            state.temperature[slots],
-            state.top_k[slots],
-            state.top_p[slots],
-            state.min_p[slots],
-            state.seed[slots].view(np.int64),
-            state.sample_index[slots],
-            batch.positions[which],
-        )
+        parameters = self._state.draw_parameters(batch.slots[which])
+        columns = (rows, *parameters, batch.positions[which])
         return self._draw_tokens(logits, *map(torch.from_numpy, columns)).numpy()
 
     def _read_logprobs(

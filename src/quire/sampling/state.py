@@ -115,6 +115,20 @@ class SamplingState:
         plain = ~self.edited[slots] & (self.num_logprobs[slots] == NO_LOGPROBS)
         return bool((plain & (self.num_candidates[slots] == 0)).all())
 
+    def draw_parameters(
+        self, slots: npt.NDArray[np.integer[Any]]
+    ) -> tuple[npt.NDArray[np.generic], ...]:
+        """Of rows `slots` [R], as `quire.ops.draw` takes them: temperature, top_k, top_p, min_p,
+        seeds and sample indices, [R] each; temperature 0 in greedy rows."""
+        return (
+            np.where(self.greedy[slots], 0.0, self.temperature[slots]),
+            self.top_k[slots],
+            self.top_p[slots],
+            self.min_p[slots],
+            self.seed[slots].view(np.int64),
+            self.sample_index[slots],
+        )
+
     def _columns(self) -> tuple[npt.NDArray[np.generic], ...]:
         return (
             self.occupied,

@@ -73,7 +73,7 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
     }
   };
   int k = first;
-  if constexpr (NQ <= 2) {  // more rows compute for longer on each key, and leave few registers
+  if constexpr (NQ <= 2) {  // more rows leave few registers
     for (; k + kUnrolledKeys <= last; k += kUnrolledKeys) {
       QUIRE_UNROLL
       for (int i = 0; i < kUnrolledKeys; ++i) add_one(k + i);
