@@ -80,12 +80,14 @@ class ModelRunner:
     ) -> StepResult:
         """Commit a step that has drawn all its tokens [R], NO_TOKEN in rows without one."""
         self._rows.commit_computed(rows)
-        broken = failures_of(token_ids, rows.slots, self._rows.num_tokens[rows.slots])
-        self._rows.failed[[failure.slot for failure in broken]] = True
-        is_drawn = token_ids != NO_TOKEN
-        slots, token_ids = rows.slots[is_drawn], token_ids[is_drawn]
+        slots = rows.slots
+        if NO_TOKEN in token_ids:
+            failed += failures_of(token_ids, slots, self._rows.num_tokens[slots])
+            is_drawn = token_ids != NO_TOKEN
+            self._rows.failed[slots[~is_drawn]] = True
+            slots, token_ids = slots[is_drawn], token_ids[is_drawn]
         self._rows.append(slots, token_ids)
-        return StepResult(step_id, slots.astype(np.int32), token_ids, failed=(*failed, *broken))
+        return StepResult(step_id, slots.astype(np.int32), token_ids.copy(), failed=tuple(failed))
 
     def _sample(self, forward: Forward, sampled: dict[int, int]) -> HostSample:
         """sampled: slots, each with the index of its logits."""
