@@ -72,7 +72,8 @@ inline int64_t scales_size(const Batch& b) {
 inline int64_t integer_size(const Batch& b) {
   if (!b.integers()) return 0;
   const int64_t depth = integer_depth(b.head_dim);
-  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 4) + kKeyBlock / 2 * depth;
+  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 4) +
+         kKeyBlock / 2 * turned_depth(b.head_dim);
 }
 
 inline IntegerScratch carve_integers(const Batch& b, float*& at) {
@@ -80,8 +81,8 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   IntegerScratch s;
   s.q = reinterpret_cast<int16_t*>(at);
   s.weights = s.q + rows * depth;
-  s.values = s.weights + rows * kKeyBlock;
-  s.q_step = reinterpret_cast<float*>(s.values + kKeyBlock * depth);
+  s.keys = s.values = s.weights + rows * kKeyBlock;
+  s.q_step = reinterpret_cast<float*>(s.keys + kKeyBlock * turned_depth(b.head_dim));
   s.weight_step = s.q_step + rows;
   s.best = s.weight_step + rows;
   s.total = s.best + rows;

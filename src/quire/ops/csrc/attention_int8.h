@@ -19,7 +19,6 @@ constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
 // everything is next to nothing, NaN when something is not finite.
 inline void round_query(const float* q, int width, int depth, int row, const IntegerScratch& out) {
   int16_t* to = out.q + int64_t{row} * depth;
-  std::memset(to, 0, sizeof(int16_t) * depth);
   vf most = zero(), broken = zero();
   for (int i = 0; i < width; i += kLanes) {
     most = max(absolute(load(q + i)), most);
@@ -29,15 +28,9 @@ inline void round_query(const float* q, int width, int depth, int row, const Int
   const float step = maximum(most) / kQueryTop;
   const bool some = finite && step >= std::numeric_limits<float>::min();
   out.q_step[row] = some ? step : finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-  if (!some) return;
-  for (int i = 0; i < width; i += kLanes) round_words(to + i, mul(load(q + i), set1(1.0f / step)));
-}
-
-// All queries of a tile into integers, once.
-inline void round_queries(const Tile& tile, const Scratch& scratch) {
-  for (int row = 0; row < tile.num_states(); ++row)
-    round_query(scratch.q + int64_t{row} * tile.width, tile.width, tile.depth(), row,
-                scratch.integers);
+  const int words = some ? width : 0;
+  std::memset(to + words, 0, sizeof(int16_t) * (depth - words));
+  for (int i = 0; i < words; i += kLanes) round_words(to + i, mul(load(q + i), set1(1.0f / step)));
 }
 
 // scores[r][j] = q[r] · k[j] for NR adjacent rows and kLanes / NR keys, as floats without steps.
@@ -195,7 +188,7 @@ inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scr
   rescale_rows(tile, scratch);
 }
 
-// Tokens first <= t < last of one head in pairs, into ints.values; first is even.
+// Tokens first <= t < last of one head in pairs, into ints.values, dims in order; first is even.
 inline void pair_values(const int8_t* const* v, int64_t at, int head_dim, int depth, int first,
                         int last, const IntegerScratch& ints) {
   for (int k = first; k < last; k += 2) {
@@ -208,16 +201,18 @@ inline void pair_values(const int8_t* const* v, int64_t at, int head_dim, int de
       } else {
         pair_words(load_bytes(v[k] + at + d, n), load_bytes(v[k + 1] + at + d, n), words);
       }
-      store_words(to, words[0]);
-      store_words(to + kWords, words[1]);
+      vi ordered[2] = {(vi)words[0], (vi)words[1]};
+      in_order(ordered);
+      store_words(to, (raw)ordered[0]);
+      store_words(to + kWords, (raw)ordered[1]);
     }
   }
 }
 
 // acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] over first <= k < last for NR adjacent rows
 // and ND · kWords dims. words_of(k, i, out): the dims d + i · kWords … of tokens k and k + 1.
-// Unrolled: tokens that code takes at once.
-template <int NR, int ND, int Unrolled, class F>
+// Unrolled: tokens that code takes at once. InOrder: whether the lanes of words are.
+template <int NR, int ND, int Unrolled, bool InOrder, class F>
 QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first, int last,
                                  float* acc, int width, int d, F&& words_of) {
   const int16_t* weights = ints.weights + int64_t{row} * kKeyBlock;
@@ -229,11 +224,7 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
   auto add_two = [&](int k) __attribute__((always_inline)) {
     raw pair[NR];
     QUIRE_UNROLL
-    for (int r = 0; r < NR; ++r) {
-      int32_t both;
-      std::memcpy(&both, weights + r * kKeyBlock + k, sizeof both);
-      pair[r] = (raw)set1_int(both);
-    }
+    for (int r = 0; r < NR; ++r) pair[r] = two_words(weights + r * kKeyBlock + k);
     QUIRE_UNROLL
     for (int i = 0; i < ND; ++i) {
       raw words[2];
@@ -256,7 +247,7 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
     const vf step = set1(ints.weight_step[row + r]);
     QUIRE_UNROLL
     for (int i = 0; i < ND; ++i) {
-      in_order(sums[r][i]);
+      if constexpr (!InOrder) in_order(sums[r][i]);
       float* to = acc + r * width + d + i * kWords;
       store(to, fma(step, to_float(sums[r][i][0]), load(to)));
       if (d + i * kWords + kLanes < width)
@@ -281,7 +272,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
     auto weigh = [&](auto dims, int d) __attribute__((always_inline)) {
       constexpr int kDims = dims;
       if (shared) {
-        weigh_integers<NR, kDims, 2>(
+        weigh_integers<NR, kDims, 2, true>(
             ints, state, first, last, acc, tile.width, d,
             [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
               const int16_t* from = ints.values + int64_t{k} * tile.depth() + 2 * (d + i * kWords);
@@ -290,7 +281,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
             });
         return;
       }
-      weigh_integers<NR, kDims, kUnrolledKeys>(
+      weigh_integers<NR, kDims, kUnrolledKeys, false>(
           ints, state, first, last, acc, tile.width, d,
           [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
             if (i == 0 && row == 0) ahead->fetch(2 * kDims * kWords);
@@ -324,10 +315,5 @@ inline void attend_integer_block(const Tile& tile, const Range& range,
                weigh_values(tile, chunk, head, block.v, scratch, ahead);
              });
 }
-
-// Elements of other types have no integers.
-template <class E>
-inline void attend_integer_block(const Tile&, const Range&, const KeyBlock<E>&, const E* const*,
-                                 int, Scratch&) {}
 
 }  // namespace quire::attention

@@ -31,11 +31,17 @@ struct IntegerScratch {
   float* weight_step;  // [kv_heads, rows]
   float* best;         // [kv_heads, rows], of one key block: the largest score
   float* total;        // [kv_heads, rows], and the sum of the weights
-  int16_t* values;     // [kKeyBlock / 2, depth, 2], of one head: two tokens side by side
+  // What rows share of one head, in the same memory, since values follow scores.
+  int16_t* keys;    // [turned_depth / 2, kKeyBlock, 2]: two dims of a token side by side
+  int16_t* values;  // [kKeyBlock / 2, depth, 2]: one dim of two tokens side by side
 };
 
+constexpr int kTurnedDims = 4 * kLanes;  // of a key, turned at once
 constexpr int integer_depth(int head_dim) {
   return (head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
+}
+constexpr int turned_depth(int head_dim) {
+  return (head_dim + kTurnedDims - 1) / kTurnedDims * kTurnedDims;
 }
 
 struct Scratch {
@@ -91,16 +97,11 @@ QUIRE_INLINE void each_vector(const Range& range, F&& body) {
   for (int k = range.from / kLanes * kLanes; k < range.to; k += kLanes) body(k);
 }
 
-// Calls body(row, count) over all rows, 4, 2 or 1 at a time.
-template <class F>
-QUIRE_INLINE void each_rows(int rows, F&& body) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>());
-  if (row + 2 <= rows) {
-    body(row, std::integral_constant<int, 2>());
-    row += 2;
-  }
-  if (row < rows) body(row, std::integral_constant<int, 1>());
+// Calls body(row, count) over all rows from `row` on: Most at a time, then half as many, …
+template <int Most = 4, class F>
+QUIRE_INLINE void each_rows(int rows, F&& body, int row = 0) {
+  for (; row + Most <= rows; row += Most) body(row, std::integral_constant<int, Most>());
+  if constexpr (Most > 1) each_rows<Most / 2>(rows, body, row);
 }
 
 // Calls body(chunk, head, ahead) for every head of every chunk of a range: the heads take a chunk of

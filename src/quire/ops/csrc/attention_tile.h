@@ -7,7 +7,7 @@
 // single operation of a query, so batched = alone and chunked = whole hold bit for bit.
 #pragma once
 
-#include "attention_int8.h"
+#include "attention_int8_wide.h"
 #include "attention_range.h"
 
 namespace quire::attention {
@@ -243,7 +243,8 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
     const E* const* after = next == nullptr ? nullptr : next->keys.k + next->range.from;
     const int keys_after = next == nullptr ? 0 : next->range.first_chunk(kChunk<E>);
     if (tile.integers) {
-      attend_integer_block(tile, range, blocks[at].keys, after, keys_after, scratch);
+      if constexpr (std::is_same_v<E, int8_t>)
+        attend_integers(tile, range, blocks[at].keys, after, keys_after, scratch);
     } else if (tile.rows < kCopyRows) {
       attend_block(tile, range, blocks[at].keys, after, keys_after, scratch);
     } else {

@@ -101,6 +101,12 @@ QUIRE_INLINE vi lane_sums(const vi (&x)[8]) {
 
 #endif
 
+// The pair of words at p in every lane.
+QUIRE_INLINE raw two_words(const int16_t* p) {
+  int32_t both;
+  std::memcpy(&both, p, sizeof both);
+  return (raw)set1_int(both);
+}
 // sum + the products of two pairs of words in every lane.
 QUIRE_INLINE vi add_pairs(vi sum, raw a, raw b) {
 #if defined(__AVX512VNNI__)

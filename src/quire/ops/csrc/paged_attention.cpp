@@ -23,16 +23,18 @@ float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
 }
 
-void load_queries(const Batch& b, const Work& work, float* q) {
+// Scaled, as floats, or as integers by way of one row of floats.
+void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scratch& scratch) {
   const vf scale = set1(b.scale * kLog2E);
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
     each_query_row(b, work, b.q_stride, [&](int64_t offset, int row) {
       const Q* from = static_cast<const Q*>(b.q) + offset;
-      float* to = q + row * b.width;
+      float* to = tile.integers ? scratch.q : scratch.q + row * b.width;
       int d = 0;
       for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(from + d), scale));
       if (d < b.head_dim) store(to + d, mul(load_part(from + d, b.head_dim - d), scale));
+      if (tile.integers) round_query(to, b.width, tile.depth(), row, scratch.integers);
     });
   });
 }
@@ -67,8 +69,7 @@ class VectorPiece {
         tile_(make_tile(b, work)),
         keys_(make_keys<E>(b, work)),
         scratch_(carve(b, memory, span)) {
-    load_queries(b, work, scratch_.q);
-    if (tile_.integers) round_queries(tile_, scratch_);
+    load_queries(b, work, tile_, scratch_);
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
