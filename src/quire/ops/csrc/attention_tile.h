@@ -215,12 +215,28 @@ inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
       .fetch_all();
 }
 
-// The tile over one span of tokens, into scratch.span. fetched: whether the span before did so with
-// the first keys. continues: whether the caller takes the next span after this one, so that its
-// first block may be prefetched; else, of `then` if there is one.
+// One key block of any tile.
 template <class E>
+inline void attend_keys(const Tile& tile, const Range& range, const KeyBlock<E>& keys,
+                        const E* const* after, int keys_after, Scratch& scratch) {
+  if (tile.integers) {
+    if constexpr (std::is_same_v<E, int8_t>)
+      attend_integers(tile, range, keys, after, keys_after, scratch);
+  } else if (tile.rows < kCopyRows) {
+    attend_block(tile, range, keys, after, keys_after, scratch);
+  } else {
+    attend_wide_block(tile, range, keys, scratch);
+  }
+}
+
+// The tile over one span of tokens, into `state`, by attend(range, keys, after, keys_after) for each
+// key block. fetched: whether the span before did so with the first keys. continues: whether the
+// caller takes the next span after this one, so that its first block may be prefetched; else, of
+// `then` if there is one.
+template <class E, class F>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool fetched,
-                        bool continues, const LocatedBlock<E>* then, Scratch& scratch) {
+                        bool continues, const LocatedBlock<E>* then, const State& state,
+                        F&& attend) {
   const int64_t low = std::max(tile.low(0), span * kSpan);
   const int64_t end = tile.position(tile.rows - 1) + 1;
   const int64_t high = std::min(end, (span + 1) * kSpan);
@@ -229,9 +245,9 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
   blocks[at].locate(keys, low / kKeyBlock * kKeyBlock, low, end);
   if (!fetched) await_keys(tile, blocks[at]);
   const int num_states = tile.num_states();
-  std::memset(scratch.span.acc, 0, sizeof(float) * num_states * tile.width);
-  std::memset(scratch.span.sum, 0, sizeof(float) * num_states);
-  for (int row = 0; row < num_states; ++row) scratch.span.max[row] = kNegativeInfinity;
+  std::memset(state.acc, 0, sizeof(float) * num_states * tile.width);
+  std::memset(state.sum, 0, sizeof(float) * num_states);
+  for (int row = 0; row < num_states; ++row) state.max[row] = kNegativeInfinity;
   for (;; at ^= 1) {
     const Range& range = blocks[at].range;
     const int64_t following = range.block + kKeyBlock;
@@ -242,14 +258,7 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
     }
     const E* const* after = next == nullptr ? nullptr : next->keys.k + next->range.from;
     const int keys_after = next == nullptr ? 0 : next->range.first_chunk(kChunk<E>);
-    if (tile.integers) {
-      if constexpr (std::is_same_v<E, int8_t>)
-        attend_integers(tile, range, blocks[at].keys, after, keys_after, scratch);
-    } else if (tile.rows < kCopyRows) {
-      attend_block(tile, range, blocks[at].keys, after, keys_after, scratch);
-    } else {
-      attend_wide_block(tile, range, blocks[at].keys, scratch);
-    }
+    attend(range, blocks[at].keys, after, keys_after);
     if (following >= high) return;
   }
 }

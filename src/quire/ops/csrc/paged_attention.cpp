@@ -4,6 +4,7 @@
 
 #include "attention_amx.h"
 #include "attention_batch.h"
+#include "attention_bf16.h"
 #include "attention_tile.h"
 #include "parallel.h"
 #include "replay.h"
@@ -56,7 +57,8 @@ void store_output(const Batch& b, const Work& work, const State& total) {
 int64_t first_span(const Tile& tile) { return tile.low(0) / kSpan; }
 int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpan; }
 
-// A piece of the work as run_tile and its like see it, on vectors. attention_amx.h has another one.
+// A piece of the work as run_tile and its like see it, on vectors. attention_amx.h and
+// attention_bf16.h have others.
 template <class E>
 class VectorPiece {
  public:
@@ -82,7 +84,12 @@ class VectorPiece {
     follows_ = true;
   }
   void attend(int64_t span, bool continues, bool) {
-    attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr, scratch_);
+    attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr,
+                scratch_.span,
+                [&](const Range& range, const KeyBlock<E>& keys, const E* const* after,
+                    int keys_after) {
+                  attend_keys(tile_, range, keys, after, keys_after, scratch_);
+                });
     fetched_ = true;
   }
   // Returns whether that is the result: false asks for careful spans.
@@ -257,6 +264,10 @@ bool run(const Batch& b, Team* team) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<E, bf16>) {
     if (LanePiece::takes(b)) return run_batch<LanePiece>(b, team);
+  }
+#elif defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<E, bf16>) {
+    if (PairPiece::takes(b)) return run_batch<PairPiece>(b, team);
   }
 #endif
   return run_batch<VectorPiece<E>>(b, team);

@@ -48,8 +48,9 @@ _WEIGHTS_ROUNDED = {
     torch.bfloat16: Tolerance(2**-7, 4 * 2**-8, _REASON),
 }
 _ORDER = rounding("online softmax sums in another order than the reference", float32=2e-5)
-# csrc/attention_amx.h
-_ON_TILES = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
+# csrc/attention_amx.h, csrc/attention_bf16.h
+_BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
+_WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
 _NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
 
 OP = Op(
@@ -62,7 +63,7 @@ OP = Op(
             replace(
                 provider,
                 lacks=_NOT_IN_CPP,
-                tolerance=_ON_TILES if provider.name == "cpu_amx" else None,
+                tolerance=_BF16_WEIGHTS if provider.name in _WITH_BF16_WEIGHTS else None,
             )
             for provider in cpu_providers(bind)
         ),
