@@ -265,6 +265,7 @@ struct Block {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     prefetch_scales(index);
     const QuantizedRows rows = tile_rows(t);
+    prefetch_outputs(t, rows.rows, index);
     kTiles<Format>[rows.rows - 1](format, rows, panel, ahead, sums, index);
     put(t, index, sums);
   }
@@ -272,6 +273,10 @@ struct Block {
   void prefetch_scales(int64_t index) const {  // for the end of a tile
     _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);
     _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
+  }
+  void prefetch_outputs(int64_t t, int64_t rows, int64_t index) const {
+    const Y* first = y + first_row(t) * call.outputs + index * kWidth;
+    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(first + r * call.outputs, 1);
   }
   void put(int64_t t, int64_t index, const float* sums) const {
     put_tile(call, tile_rows(t), sums, index * kWidth, y + first_row(t) * call.outputs);
