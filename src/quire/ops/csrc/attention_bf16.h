@@ -4,13 +4,15 @@
 // are rounded to bf16 and meet V, of which two tokens lie side by side; the sum that divides is that
 // of the rounded weights: what rounding does to all weights alike cancels. As in attention_tile.h,
 // what a query computes depends on its own keys alone: a score is one chain over dims per lane and
-// one tree, an output one chain over pairs of tokens at fixed places. Weights of keys that a query
-// does not see add zeros; where 0 does not hide a V that is not finite, a careful piece does.
+// one tree, an output one chain over pairs of tokens at fixed places. Many rows share K turned: keys
+// are lanes, and the same sums need no shuffles. Weights of keys that a query does not see add
+// zeros; where 0 does not hide a V that is not finite, a careful piece does.
 #pragma once
 
 #if defined(__AVX512BF16__)
 
 #include "attention_batch.h"
+#include "attention_int8_wide.h"
 #include "attention_tile.h"
 
 namespace quire::attention {
@@ -21,7 +23,7 @@ QUIRE_INLINE __m512i load_words(const bf16* p) { return _mm512_loadu_si512(p); }
 QUIRE_INLINE vf add_products(vf sum, __m512i x, __m512i y) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 }
-// Two tokens in turn, and what add_products() makes of them back in the order of dims.
+// Two tokens in turn, and what add_products() sums of them back in the order of dims.
 QUIRE_INLINE void interleave(__m512i a, __m512i b, __m512i (&out)[2]) {
   out[0] = _mm512_unpacklo_epi16(a, b);
   out[1] = _mm512_unpackhi_epi16(a, b);
@@ -71,35 +73,112 @@ inline void score_pair_rows(const Tile& tile, const Range& range, const bf16* q,
   });
 }
 
-// One row's scores of a key block become bf16 weights 2^(score · scale - max) in their place; the
-// row's state is rescaled. Keys outside low <= key < high get weight 0 whatever their score is.
-inline void soften_pairs(float* scores, int width, int row, int low, int high, vf scale,
-                         const State& state) {
-  constexpr int kVectors = kKeyBlock / kLanes;
-  float* s = scores + row * kKeyBlock;
-  if (low >= high) {
-    std::memset(s, 0, kKeyBlock * sizeof(bf16));
-    return;
+// Keys first <= key < last of one head, and those that share a vector with them, turned: by vectors
+// of keys, [pairs of dims, kLanes, 2].
+inline void turn_pairs(const bf16* const* k, int head_dim, int first, int last, bf16* out) {
+  for (int key = first / kLanes * kLanes; key < last; key += kLanes) {
+    for (int d = 0; d < head_dim; d += kPairDims) {
+      __m512i rows[kLanes], turned[kLanes];
+      QUIRE_UNROLL
+      for (int i = 0; i < kLanes; ++i) rows[i] = load_words(k[key + i] + d);
+      transpose(rows, turned);
+      bf16* to = out + int64_t{key} * head_dim + d * kLanes;
+      QUIRE_UNROLL
+      for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + i * kPairDims, turned[i]);
+    }
   }
+}
+
+// The lanes i of score_pairs() whose last two bits are Lane's, for one row and kLanes turned keys,
+// summed in the order of sums(). combine(row, sum) for first <= row < last.
+template <int Vectors, int Lane, class F>
+QUIRE_INLINE void score_quarter(const bf16* q, const bf16* keys, int first, int last, F&& combine) {
+  constexpr int kLane[4] = {Lane, Lane + 8, Lane + 4, Lane + 12};
+  __m512i key[4][Vectors];
+  QUIRE_UNROLL
+  for (int i = 0; i < 4; ++i)
+    QUIRE_UNROLL
+    for (int j = 0; j < Vectors; ++j)
+      key[i][j] = load_words(keys + (kLane[i] + j * kLanes) * kPairDims);
+  for (int row = first; row < last; ++row) {
+    vf dots[4];
+    QUIRE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      dots[i] = zero();
+      QUIRE_UNROLL
+      for (int j = 0; j < Vectors; ++j) {
+        int32_t pair;
+        std::memcpy(&pair, q + row * Vectors * kPairDims + 2 * kLane[i] + j * kPairDims,
+                    sizeof pair);
+        dots[i] = add_products(dots[i], key[i][j], _mm512_set1_epi32(pair));
+      }
+    }
+    combine(row, add(add(dots[0], dots[1]), add(dots[2], dots[3])));
+  }
+}
+
+// Scores of all rows with turned keys, bit for bit those of score_pairs(). rest: [rows, kLanes].
+template <int Vectors>
+inline void score_turned_pairs(const Tile& tile, const Range& range, const bf16* q,
+                               const bf16* turned, float* scores, float* rest,
+                               Ahead<bf16>* ahead) {
+  each_vector(range, [&](int key) {
+    int first = 0, last = tile.rows;  // of the rows that see one of the keys
+    while (range.high(tile, first) <= key) ++first;
+    while (range.low(tile, last - 1) >= key + kLanes) --last;
+    const bf16* keys = turned + int64_t{key} * tile.head_dim;
+    float* to = scores + key;
+    score_quarter<Vectors, 0>(q, keys, first, last, [&](int row, vf sum) {
+      ahead->fetch(kPairDims);
+      store(to + row * kKeyBlock, sum);
+    });
+    score_quarter<Vectors, 2>(q, keys, first, last, [&](int row, vf sum) {
+      store(to + row * kKeyBlock, add(load(to + row * kKeyBlock), sum));
+    });
+    score_quarter<Vectors, 1>(q, keys, first, last,
+                              [&](int row, vf sum) { store(rest + row * kLanes, sum); });
+    score_quarter<Vectors, 3>(q, keys, first, last, [&](int row, vf sum) {
+      store(to + row * kKeyBlock,
+            add(load(to + row * kKeyBlock), add(load(rest + row * kLanes), sum)));
+    });
+  });
+}
+
+// Keys low <= key < high of a block, low < high.
+inline uint64_t key_bits(int low, int high) {
+  return ~uint64_t{0} << low & ~uint64_t{0} >> (kKeyBlock - high);
+}
+
+// One row's scores of a key block become bf16 weights 2^(score · scale - max) in their place; the
+// row's state is rescaled. Masked: keys whose bit in `seen` is not set get weight 0 whatever their
+// score is; else the row sees all.
+template <bool Masked>
+inline void soften_seen(float* s, int width, int row, uint64_t seen, vf scale, const State& state) {
+  constexpr int kVectors = kKeyBlock / kLanes;
+  const auto seen_or = [&](int i, vf yes, vf no) __attribute__((always_inline)) {
+    return Masked ? select(static_cast<vmask>(seen >> i * kLanes), yes, no) : yes;
+  };
   vf x[kVectors], top = set1(kNegativeInfinity);
-  vmask seen[kVectors];
   QUIRE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     x[i] = mul(load(s + i * kLanes), scale);
-    seen[i] = lanes(low - i * kLanes, high - i * kLanes);
-    top = max(select(seen[i], x[i], set1(kNegativeInfinity)), top);
+    top = max(seen_or(i, x[i], set1(kNegativeInfinity)), top);
   }
   const float before = state.max[row], best = maximum(top);
   const float now = best > before ? best : before;
   const vf base = set1(now == kNegativeInfinity ? 0.0f : now);
+  const auto weight = [&](int i) __attribute__((always_inline)) {
+    return seen_or(i, weight_of(sub(x[i], base)), zero());
+  };
   const __m512i ones = _mm512_set1_epi16(0x3f80);
   vf total = zero();
   QUIRE_UNROLL
   for (int i = 0; i < kVectors; i += 2) {
-    const vf low_weights = select(seen[i], exp2_negative(sub(x[i], base)), zero());
-    const vf high_weights = select(seen[i + 1], exp2_negative(sub(x[i + 1], base)), zero());
-    const __m512i weights = narrowed(vf2{low_weights, high_weights});
-    total = add_products(total, weights, ones);
+    __m512i weights = _mm512_setzero_si512();
+    if (!Masked || static_cast<uint32_t>(seen >> i * kLanes) != 0) {
+      weights = narrowed(vf2{weight(i), weight(i + 1)});
+      total = add_products(total, weights, ones);
+    }
     _mm512_storeu_si512(reinterpret_cast<bf16*>(s) + i * kLanes, weights);
   }
   state.max[row] = now;
@@ -110,6 +189,21 @@ inline void soften_pairs(float* scores, int width, int row, int low, int high, v
     state.sum[row] = state.sum[row] * first_lane(shrink);
   }
   state.sum[row] = state.sum[row] + sum(total);
+}
+
+inline void soften_pairs(float* scores, int width, int row, int low, int high, vf scale,
+                         const State& state) {
+  float* s = scores + row * kKeyBlock;
+  if (low >= high) {
+    std::memset(s, 0, kKeyBlock * sizeof(bf16));
+    return;
+  }
+  const uint64_t seen = key_bits(low, high);
+  if (~seen == 0) {
+    soften_seen<false>(s, width, row, seen, scale, state);
+  } else {
+    soften_seen<true>(s, width, row, seen, scale, state);
+  }
 }
 
 // acc[r] += Σ_k weights[r][k] · v[k] over first <= k < last for NR adjacent rows and the dims d …
@@ -228,7 +322,8 @@ class PairPiece {
   }
   static constexpr int kMostRows = kMaxTileRows;
   static int64_t scratch_size(const Batch& b) {
-    return int64_t{b.tile_rows()} * (b.head_dim / 2 + kKeyBlock) + int64_t{kKeyBlock} * b.head_dim;
+    return int64_t{b.tile_rows()} * (b.head_dim / 2 + kKeyBlock + kLanes) +
+           int64_t{kKeyBlock} * b.head_dim;
   }
 
   // Loads the queries.
@@ -238,7 +333,8 @@ class PairPiece {
         keys_(make_keys<bf16>(b, work)),
         span_(span),
         scores_(memory),
-        q_(reinterpret_cast<bf16*>(memory + int64_t{b.tile_rows()} * kKeyBlock)),
+        rest_(memory + int64_t{b.tile_rows()} * kKeyBlock),
+        q_(reinterpret_cast<bf16*>(rest_ + int64_t{b.tile_rows()} * kLanes)),
         copy_(q_ + int64_t{b.tile_rows()} * b.head_dim),
         values_(copy_ + int64_t{kKeyBlock} * b.head_dim) {
     each_query_row(b, work, b.q_stride, [&](int64_t offset, int row) {
@@ -320,14 +416,11 @@ class PairPiece {
                });
   }
 
-  // As attend_wide_block(): K side by side, since tokens some KiB apart share few sets of the
-  // first-level cache.
+  // As attend_wide_block(): K and V are made ready once for all rows.
   void attend_many(const Range& range, const KeyBlock<bf16>& keys, const bf16* const* after,
                    int following) {
-    const bf16* rows[kKeyBlock];
-    copy_keys(range, keys, rows);
     Ahead<bf16> values(keys.v + range.from, range.to - range.from, tile_.head_dim);
-    score_pair_rows<kKeyBlock>(tile_, range, q(0), rows, 0, scores(0), &values);
+    score_many(range, keys, &values);
     values.fetch_all();
     soften(range);
     interleave_rows(keys.v, 0, tile_.head_dim, range.from, range.to, values_);
@@ -339,15 +432,33 @@ class PairPiece {
     ahead.fetch_all();
   }
 
-  // rows: where keys then lie. Those outside the range repeat one.
-  void copy_keys(const Range& range, const KeyBlock<bf16>& keys, const bf16** rows) {
+  void score_many(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
+    switch (tile_.head_dim / kPairDims) {
+      case 1: return score_turned<1>(range, keys, ahead);
+      case 2: return score_turned<2>(range, keys, ahead);
+      case 3: return score_turned<3>(range, keys, ahead);
+      case 4: return score_turned<4>(range, keys, ahead);
+      default: return score_copied(range, keys, ahead);  // too wide for the registers
+    }
+  }
+
+  template <int Vectors>
+  void score_turned(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
+    turn_pairs(keys.k, tile_.head_dim, range.from, range.to, copy_);
+    score_turned_pairs<Vectors>(tile_, range, q(0), copy_, scores(0), rest_, ahead);
+  }
+
+  // Side by side, since tokens some KiB apart share few sets of the first-level cache.
+  void score_copied(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
+    const bf16* rows[kKeyBlock];
     for (int k = 0; k < kKeyBlock; ++k) {
-      const bool some = k >= range.from && k < range.to;
+      const bool some = k >= range.from && k < range.to;  // the others repeat one
       bf16* to = copy_ + int64_t{some ? k : range.from} * tile_.head_dim;
       rows[k] = to;
       for (int d = 0; some && d < tile_.head_dim; d += kPairDims)
         _mm512_storeu_si512(to + d, load_words(keys.k[k] + d));
     }
+    score_pair_rows<kKeyBlock>(tile_, range, q(0), rows, 0, scores(0), ahead);
   }
 
   // V anew for each row.
@@ -369,8 +480,9 @@ class PairPiece {
   const Keys<bf16> keys_;
   const State span_;
   float* scores_;  // [kv_heads, rows, kKeyBlock]; weights take the first half of each row
+  float* rest_;    // [rows, kLanes], see score_turned_pairs()
   bf16* q_;        // [kv_heads, rows, head_dim]
-  bf16* copy_;     // [kKeyBlock, head_dim], K
+  bf16* copy_;     // [kKeyBlock, head_dim], K; or turned
   bf16* values_;   // [kKeyBlock / 2, head_dim / 32, 2, 32], V
   LocatedBlock<bf16> following_;
   bool follows_ = false, fetched_ = false;

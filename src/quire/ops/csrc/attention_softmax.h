@@ -53,6 +53,22 @@ inline void soften(int width, float* scores, int row, int low, int high,
   state.sum[row] = state.sum[row] + sum(total);
 }
 
+#if defined(__AVX512BF16__)
+// 2^x for x <= 0, within 6e-6 of itself: far less than rounding to bf16 does to it. Below 2^-126 it
+// is 0 once it is rounded. NaN stays NaN.
+QUIRE_INLINE vf weight_of(vf x) {
+  x = max(set1(-127.0f), x);
+  constexpr int kBelow = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const vf f = _mm512_reduce_ps(x, kBelow);  // x less the integer below it, which scalef takes
+  vf p = set1(1.3426686e-2f);
+  p = fma(p, f, set1(5.2242473e-2f));
+  p = fma(p, f, set1(2.4128021e-1f));
+  p = fma(p, f, set1(6.9304484e-1f));
+  p = fma(p, f, set1(1.0f));
+  return _mm512_scalef_ps(p, x);
+}
+#endif
+
 // total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section 3.1).
 inline void merge(int num_states, int width, const State& part, State& total) {
   for (int row = 0; row < num_states; ++row) {
