@@ -18,6 +18,7 @@ namespace quire::linear {
 constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 
 // What arithmetics in vector registers have in common; one in others has these by itself.
+template <int StreamedRows>
 struct Vectors {
   static constexpr int kRows = kVectorRows;  // of a tile, at most
   static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
@@ -25,16 +26,20 @@ struct Vectors {
   static constexpr int64_t kBlockBytes = 3 << 20;
   // How far a tile that reads weights from memory asks ahead: some 500 ns at the speed of memory.
   static constexpr int64_t kAheadBytes = 8192;
+  // Tiles of at most so many rows take a line of weights in so little time that hardware alone,
+  // given one long stream, fetches ahead better than with tiles that ask for lines.
+  static constexpr int kStreamedRows = StreamedRows;
   // Panels that a tile of `rows` rows computes side by side: at most kRows rows by panels, so many
   // that the sums hide the latency of the instruction.
   static constexpr int panels_together(int rows) {
+    if (rows <= kStreamedRows) return 1;
     return 4 * rows <= kRows ? 4 : 2 * rows <= kRows ? 2 : 1;
   }
 };
 
 // x and weights as float32, by fma: k even, then k odd.
 template <class Weight>
-struct Fma : Vectors {
+struct Fma : Vectors<kLanes == 16 && std::is_same_v<Weight, bf16> ? 2 : 0> {
   using W = Weight;
   using X = float;
   static constexpr int kLine = kLanes;
@@ -70,7 +75,7 @@ struct Fma : Vectors {
 #if defined(__AVX512BF16__)
 // bf16 by bf16: VDPBF16PS adds both products of a pair to a float32, the one of the odd k first
 // (Intel SDM: round to nearest even, denormals are zeros).
-struct Bf16Dot : Vectors {
+struct Bf16Dot : Vectors<4> {
   using W = bf16;
   using X = bf16;
   static constexpr int kLine = 32;
@@ -134,7 +139,7 @@ void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t p
     if (left <= kEndPairs && left + kLinePairs > kEndPairs) ahead.start += (P - 1) * stride;
     const int count = static_cast<int>(std::min(left, kLinePairs));
     for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += ahead.step) {
-      const int64_t step = P > 1 ? kPairElements : ahead.step;
+      const int64_t step = R <= A::kStreamedRows ? 0 : P > 1 ? kPairElements : ahead.step;
       for (int64_t e = 0; e < step; e += kCacheLine<typename A::W>) {
         for (int p = 0; p < P; ++p) {
           _mm_prefetch(reinterpret_cast<const char*>(ahead.start + p * stride + e), _MM_HINT_T1);
