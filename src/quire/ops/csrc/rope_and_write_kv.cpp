@@ -67,6 +67,13 @@ QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E
   });
 }
 
+// Asks for the next token: a processor's own prefetching begins anew in every row.
+template <class E>
+QUIRE_INLINE void fetch_row(const E* row, int64_t width) {
+  constexpr int64_t kLine = 64 / sizeof(E);
+  for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i);
+}
+
 // weight null: no norms.
 template <class E>
 QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
@@ -111,6 +118,7 @@ QUIRE_API int quire_rope_and_write_kv(
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
         await_token<To>(pages, slots[t], kv_heads * head_dim);
+        fetch_row(q + stride, (q_heads + 2 * kv_heads) * head_dim);
         const Turn turn{cos + at, sin + at, half};
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);
