@@ -12,7 +12,6 @@
 #if defined(__AVX512BF16__)
 
 #include "attention_batch.h"
-#include "attention_int8_wide.h"
 #include "attention_tile.h"
 
 namespace quire::attention {
@@ -191,6 +190,7 @@ inline void soften_seen(float* s, int width, int row, uint64_t seen, vf scale, c
   state.sum[row] = state.sum[row] + sum(total);
 }
 
+// soften_seen() for a row that sees the keys low <= key < high.
 inline void soften_pairs(float* scores, int width, int row, int low, int high, vf scale,
                          const State& state) {
   float* s = scores + row * kKeyBlock;
@@ -434,16 +434,16 @@ class PairPiece {
 
   void score_many(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
     switch (tile_.head_dim / kPairDims) {
-      case 1: return score_turned<1>(range, keys, ahead);
-      case 2: return score_turned<2>(range, keys, ahead);
-      case 3: return score_turned<3>(range, keys, ahead);
-      case 4: return score_turned<4>(range, keys, ahead);
+      case 1: return turn_and_score<1>(range, keys, ahead);
+      case 2: return turn_and_score<2>(range, keys, ahead);
+      case 3: return turn_and_score<3>(range, keys, ahead);
+      case 4: return turn_and_score<4>(range, keys, ahead);
       default: return score_copied(range, keys, ahead);  // too wide for the registers
     }
   }
 
   template <int Vectors>
-  void score_turned(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
+  void turn_and_score(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
     turn_pairs(keys.k, tile_.head_dim, range.from, range.to, copy_);
     score_turned_pairs<Vectors>(tile_, range, q(0), copy_, scores(0), rest_, ahead);
   }

@@ -11,34 +11,6 @@ namespace quire::attention {
 
 #if defined(__AVX512F__)
 
-// 16 vectors of 32-bit lanes: lane i of out[j] is lane j of in[i].
-QUIRE_INLINE void transpose(const raw (&in)[16], raw (&out)[16]) {
-  raw pairs[16], fours[16];
-  QUIRE_UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
-  }
-  QUIRE_UNROLL
-  for (int i = 0; i < 16; i += 4) {
-    fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-    fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-  }
-  QUIRE_UNROLL
-  for (int i = 0; i < 4; ++i) {  // 128 bits i, i + 4, … of every row
-    const raw even_low = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0x88);
-    const raw even_high = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0x88);
-    const raw odd_low = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0xDD);
-    const raw odd_high = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0xDD);
-    out[i] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-    out[i + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-    out[i + 8] = _mm512_shuffle_i32x4(even_low, even_high, 0xDD);
-    out[i + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD);
-  }
-}
-
 constexpr int kPairWords = 2 * kKeyBlock;  // one pair of words of every key
 
 // Keys first <= key < last of one head, and those that share a vector with them, into ints.keys.

@@ -34,6 +34,36 @@ QUIRE_INLINE void transpose(const __m256 (&in)[8], __m256 (&out)[8]) {
   }
 }
 
+#if defined(__AVX512F__)
+// 16 vectors of 32-bit lanes: lane i of out[j] is lane j of in[i].
+QUIRE_INLINE void transpose(const __m512i (&in)[16], __m512i (&out)[16]) {
+  __m512i pairs[16], fours[16];
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 4; ++i) {  // 128 bits i, i + 4, … of every row
+    const __m512i even_low = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0x88);
+    const __m512i even_high = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0x88);
+    const __m512i odd_low = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0xDD);
+    const __m512i odd_high = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0xDD);
+    out[i] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+    out[i + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+    out[i + 8] = _mm512_shuffle_i32x4(even_low, even_high, 0xDD);
+    out[i + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD);
+  }
+}
+#endif
+
 // Scales of kKeyBlock tokens for one kv head.
 struct HeadScales {
   float k[kKeyBlock], v[kKeyBlock];

@@ -45,7 +45,7 @@ constexpr int turned_depth(int head_dim) {
 }
 
 struct Scratch {
-  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e)
+  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e); one row before integers
   float* scores;  // [kv_heads, rows, kKeyBlock]
   float* wide;    // [kKeyBlock, width]
   State span;

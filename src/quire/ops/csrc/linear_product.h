@@ -126,7 +126,7 @@ struct Block {
     }
   }
 
-  // Tiles [first, last) by one panel. A single tile reads it from memory and asks ahead; several
+  // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
   // find it in the caches, so the last of them have time to fetch the panel `next`, each its part.
   template <class E>
   void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, int64_t next,

@@ -118,7 +118,7 @@ QUIRE_API int quire_rope_and_write_kv(
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
         await_token<To>(pages, slots[t], kv_heads * head_dim);
-        fetch_row(q + stride, (q_heads + 2 * kv_heads) * head_dim);
+        if (t + 1 < num_tokens) fetch_row(q + stride, (q_heads + 2 * kv_heads) * head_dim);
         const Turn turn{cos + at, sin + at, half};
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);
