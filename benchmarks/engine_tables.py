@@ -20,9 +20,14 @@ TITLES = ("prefill", *(f"decode B={column}" for column in COLUMNS[1:]))
 LEGEND = (
     "Median tokens per second (range), and the share of the combined limit, "
     "max(bytes / read, operations / product): r if the read binds, a if arithmetic does; "
-    "the share of the other limit in brackets where it is at least half as large."
+    "the share of the other limit in brackets where it is at least half as large. Shares are "
+    "medians over the turns whose limits before and after differ by at most 15 %, "
+    "if these are half of them or more."
 )
 OTHER_SHARE_FROM = 0.5
+STEADY_WITHIN = 0.15
+"""Of the larger one. In a virtual machine the speed of memory may jump by more than half, when its
+cores come to lie apart or together: what lies between two such limits is the speed of neither."""
 
 Figures = dict[str, dict[str, Any]]
 """By name, as in a file: median, low, high, values."""
@@ -99,18 +104,35 @@ def _cell(column: str, figures: Figures) -> str:
 
 
 def _shares(start: str, figures: Figures) -> str:
-    """The larger share of every turn, their median."""
-    arithmetic = figures[f"{start}_share_of_arithmetic"]
-    read = figures.get(f"{start}_share_of_read")
-    if read is None:
-        return f"{arithmetic['median']:.0%} a"
-    pairs = zip(read["values"], arithmetic["values"], strict=True)
-    combined = statistics.median(map(max, pairs))
-    other, binding = sorted([(read["median"], "r"), (arithmetic["median"], "a")])
+    """The larger share of every turn that counts, their median."""
+    limits = {"read": "share_of_read", "product": "share_of_arithmetic"}
+    found = {limit: figures[name]["values"] for limit, share in limits.items()
+             if (name := f"{start}_{share}") in figures}  # fmt: skip
+    turns = list(zip(*found.values(), strict=True))
+    steady = list(zip(*(_is_steady(start, limit, figures) for limit in found), strict=True))
+    chosen = [turn for turn, is_steady in zip(turns, steady, strict=True) if all(is_steady)]
+    if 2 * len(chosen) >= len(turns):
+        turns = chosen
+    medians = [statistics.median(shares) for shares in zip(*turns, strict=True)]
+    if "read" not in found:
+        return f"{medians[0]:.0%} a"
+    combined = statistics.median(map(max, turns))
+    other, binding = sorted(zip(medians, "ra", strict=True))
     text = f"{combined:.0%} {binding[1]}"
     if other[0] >= OTHER_SHARE_FROM * binding[0]:
         text += f" ({other[0]:.0%} {other[1]})"
     return text
+
+
+def _is_steady(start: str, limit: str, figures: Figures) -> list[bool]:
+    """Of every turn, whether this limit was nearly the same before and after it. Old records keep
+    their mean alone, which counts as steady."""
+    unit = "gb_per_s" if limit == "read" else "gop_per_s"
+    names = [f"{start}_{limit}_{when}_{unit}" for when in ("before", "after")]
+    if not all(name in figures for name in names):
+        return [True] * len(figures[f"{start}_share_of_arithmetic"]["values"])
+    pairs = zip(*(figures[name]["values"] for name in names), strict=True)
+    return [min(pair) >= (1 - STEADY_WITHIN) * max(pair) for pair in pairs]
 
 
 def _limits_cell(figures: Figures) -> str:

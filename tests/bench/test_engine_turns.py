@@ -218,3 +218,16 @@ def test_ratios_are_of_the_same_turns() -> None:
     # Of each turn the larger share: 0.5, 0.6, 0.5, 0.5.
     assert "| Fake, one |  |  |  | 30.0 (10.0–100.0), 50% a (40% r) |" in text
     assert "Idle, Fake, two: 0.1% of a core (at most 0.1%)." in text
+
+
+def test_shares_are_of_turns_with_steady_limits() -> None:
+    """Turns red when a turn between a slow and a fast machine speaks for either."""
+    tables = importlib.import_module("engine_tables")
+    one = record("one", [10.0, 20.0, 40.0], group="a", read=[0.9, 0.6, 0.8])
+    spread = dict.fromkeys(("median", "low", "high"), 0.0)
+    for when, values in (("before", [30.0, 55.0, 30.0]), ("after", [31.0, 30.0, 26.0])):
+        one["figures"][f"decode_16_read_{when}_gb_per_s"] = {"values": values, **spread}
+        one["figures"][f"decode_16_product_{when}_gop_per_s"] = {"values": [1.0] * 3, **spread}
+    assert "20.0 (10.0–40.0), 85% r (50% a)" in tables.render_tables([one])
+    one["figures"]["decode_16_product_after_gop_per_s"]["values"] = [0.8] * 3
+    assert "20.0 (10.0–40.0), 80% r (50% a)" in tables.render_tables([one])  # too few: of all
