@@ -26,8 +26,8 @@ LEGEND = (
 )
 OTHER_SHARE_FROM = 0.5
 STEADY_WITHIN = 0.15
-"""Of the larger one. In a virtual machine the speed of memory may jump by more than half, when its
-cores come to lie apart or together: what lies between two such limits is the speed of neither."""
+"""Of the larger one. In a virtual machine the speed of memory may jump by more than half: what
+lies between two such limits is the speed of neither."""
 
 Figures = dict[str, dict[str, Any]]
 """By name, as in a file: median, low, high, values."""
