@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.errors import EngineError
 from quire.models.llama import LlamaModel
 from quire.ops.capture import CapturedCalls
 from quire.runner.captured import CapturedSteps
@@ -160,6 +161,29 @@ def test_captured_draws_are_those_of_the_sampler(
         assert_same(captured.generate(prompts, asked), expected, exact=True)
 
 
+def test_steps_that_go_on_as_before_are_repeated(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a repeated step reads old block tables or positions, or one that fails leaves
+    rows half changed."""
+    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    eager, captured = engines
+    steps, counted = captured_steps(captured), itertools.count()
+    repeat = steps.repeat
+
+    def fail_at_times() -> Any:
+        if next(counted) % 5 == 3:
+            raise EngineError("a kernel failed")
+        return repeat()
+
+    expected = generate(eager, None)
+    for each in (repeat, fail_at_times, repeat):
+        monkeypatch.setattr(steps, "repeat", Mock(wraps=each))
+        assert_same(generate(captured, None), expected, exact=True)
+        assert steps.repeat.call_count > 3  # type: ignore[attr-defined]
+    assert generate(captured, 2)[0].outputs[0].logprobs is not None
+
+
 def test_a_row_without_a_token_fails_alone(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,17 +194,17 @@ def test_a_row_without_a_token_fails_alone(
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
     runner = runner_of(engines[0])
-    rows, apply = runner._rows, runner._changes.apply
+    rows, execute = runner._rows, runner.execute
 
+    @torch.inference_mode()
     def spoil(plan: Any) -> Any:
-        refused = apply(plan)
         done = rows.num_tokens - rows.num_prompt
         is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
         for slot in np.flatnonzero(is_third & (done == 5) & ~rows.failed):
             runner._changes._pages[:, :, rows.tables[0][slot, 0]] = 255  # in float32 no number
-        return refused
+        return execute(plan)
 
-    monkeypatch.setattr(runner._changes, "apply", spoil)
+    monkeypatch.setattr(runner, "execute", spoil)
     counted.clear()
     outputs = engines[0].generate(prompts, greedy)
     assert counted
@@ -300,17 +324,17 @@ def test_a_failing_kernel_fails_its_row_alone(
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
     assert 4 in captured_steps(engines[0])._steps
-    rows = runner_of(engines[0])._rows
-    append = type(rows).append
+    runner = runner_of(engines[0])
+    rows, execute = runner._rows, runner.execute
 
-    def spoil(slots: Any, token_ids: Any) -> None:
-        append(rows, slots, token_ids)
+    def spoil(plan: Any) -> Any:
         done = rows.num_tokens - rows.num_prompt
-        slot = next((s for s in slots if rows.num_prompt[s] == len(prompts[2])), None)
-        if slot is not None and done[slot] == 5:
+        is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
+        for slot in np.flatnonzero(is_third & (done == 5)):
             rows.token_ids[slot, rows.num_tokens[slot] - 1] = 10**6  # outside the embedding
+        return execute(plan)
 
-    monkeypatch.setattr(rows, "append", spoil)
+    monkeypatch.setattr(runner, "execute", spoil)
     outputs = engines[0].generate(prompts, greedy)
     assert [output.error is None for output in outputs] == [True, True, False, True]
     assert "failed with code 3" in (outputs[2].error or "")

@@ -96,7 +96,8 @@ def _step_inputs(num_rows: int) -> None:
 
 def _append_tokens(num_rows: int) -> None:
     rows = torch.zeros(num_rows, dtype=torch.int64)
-    _call("append_tokens", rows, rows.int(), rows, rows, torch.zeros((64, 100), dtype=torch.int32))
+    tokens = torch.zeros((64, 100), dtype=torch.int32)
+    _call("append_tokens", rows, rows.int(), rows, rows, tokens, 63)
 
 
 def _apply_updates(count: int) -> None:

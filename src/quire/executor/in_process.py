@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -29,6 +31,9 @@ class InProcessExecutor:
         self._process_id = os.getpid()
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
+        self._lock = threading.Lock()
+        self._to_launch: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._is_launching = False
         self._last_end = 0.0
         try:
             self._worker: Worker | None = self._launcher.submit(make_worker).result()
@@ -46,9 +51,23 @@ class InProcessExecutor:
                 "forked from it: start a new engine here"
             )
         future: Future[StepResult] = Future()
-        launch = self._launcher.submit(self._launch, self._worker, plan, future)
-        launch.add_done_callback(lambda launch: launch.cancelled() and future.cancel())
+        with self._lock:
+            self._to_launch.append((plan, future))
+            if self._is_launching:
+                return future
+            self._is_launching = True
+        self._launcher.submit(self._launch_all, self._worker)
         return future
+
+    def _launch_all(self, worker: Worker) -> None:
+        """Until none is left, so that a step that was planned meanwhile begins at once."""
+        while True:
+            with self._lock:
+                if not self._to_launch:
+                    self._is_launching = False
+                    return
+                plan, future = self._to_launch.popleft()
+            self._launch(worker, plan, future)
 
     def _launch(self, worker: Worker, plan: StepPlan, future: Future[StepResult]) -> None:
         started = time.perf_counter()
@@ -91,7 +110,11 @@ class InProcessExecutor:
 
     def shutdown(self) -> None:
         """What was not launched yet is dropped; nobody may wait for it any more."""
-        self._launcher.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            for _, future in self._to_launch:
+                future.cancel()
+            self._to_launch.clear()
+        self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:
             self._worker.close()

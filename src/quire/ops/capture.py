@@ -12,6 +12,7 @@ few sizes, without being run, and only the numbers that follow its sizes may dif
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,21 +141,24 @@ def capture(
     compute: Callable[[], torch.Tensor],
     then: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> CapturedCalls:
-    """Run `compute` and record the kernels that `team` computes in it; and `then` with its result,
-    which is left out if it cannot be captured.
+    """Run `compute` and record the kernels that `team` computes in it; and those of `then` with its
+    result, which is not run, and left out if it cannot be captured.
 
     Raises NotCapturableError with the reason if a replay of `compute` would not do the same; what
     the computation has written until then stays written.
     """
-    then_result: torch.Tensor | None = None
     with team.recording() as calls, _NothingButKernels(arena.empty):
         result = compute()
-        num_calls = len(calls)
-        if then is not None:
-            try:
-                then_result = arena.borrowed(then(result))
-            except NotCapturableError:
-                del calls[num_calls:]
+    num_calls = len(calls)
+    then_result: torch.Tensor | None = None
+    if then is not None:
+        with (
+            contextlib.suppress(NotCapturableError),
+            team.recording(computes=False) as following,
+            _NothingButKernels(arena.empty),
+        ):
+            then_result = arena.borrowed(then(result))
+            calls += following
     return CapturedCalls(_replay_list(calls), num_calls, arena.borrowed(result), then_result)
 
 

@@ -8,7 +8,10 @@ destination is written, and no block is both source and destination of copies in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +44,9 @@ def _empty_ints() -> IntArray:
 
 
 EMPTY_INTS: IntArray = _empty_ints()
+
+
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 def no_ints() -> IntArray:
@@ -140,6 +146,22 @@ class StepPlan:
     delta_tokens: IntArray = field(default_factory=no_ints)
     forks: tuple[ForkRow, ...] = ()
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether nothing changes but entries of block tables, where rows go on."""
+        return not (
+            self.enter
+            or self.extend
+            or self.forks
+            or len(self.leave)
+            or len(self.swap_out_src)
+            or len(self.copy_src)
+            or len(self.swap_in_src)
+            or len(self.start_fork_src)
+            or len(self.append_slot)
+            or len(self.delta_slot)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -187,6 +209,10 @@ class RowFailure:
     message: str
 
 
+def _nothing() -> Mapping[int, Any]:
+    return _NOTHING
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step computed.
@@ -203,8 +229,8 @@ class StepResult:
     step_id: int
     slots: IntArray
     token_ids: IntArray
-    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
-    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
+    candidates: Mapping[int, TokenCandidates] = field(default_factory=_nothing)
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=_nothing)
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=_nothing)
     failed: tuple[RowFailure, ...] = ()
     seconds: float = 0.0

@@ -25,7 +25,7 @@ _log = logging.getLogger("quire.runner")
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """What a captured step gave, to be read before the next: logits float32 [R, V], and token ids
-    int32 [R] if it has drawn them, -1 in rows that have none."""
+    int32 [R] if it has drawn them, which the rows have then; -1 in rows that have none and fail."""
 
     logits: torch.Tensor
     token_ids: IntArray | None = None
@@ -60,6 +60,7 @@ class CapturedSteps:
         self._max_rows = len(slots)
         self._failures = ReplayFailures("decode steps")
         self._steps: dict[int, CapturedCalls] = {}
+        self._last_drawn: tuple[CapturedCalls, IntArray] | None = None
 
     def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Replayed | None:
         """Compute rows [R], or None if that has to be done the other way. Raises EngineError if a
@@ -68,6 +69,7 @@ class CapturedSteps:
         positions: int64 [R], of the tokens that these rows draw. draws: whether to draw them, if
             this step was captured with draws and no row asks for more.
         """
+        self._last_drawn = None
         num_rows = len(rows.slots)
         if num_rows > self._max_rows or not rows.samples.all() or (rows.num_tokens != 1).any():
             return None
@@ -79,12 +81,31 @@ class CapturedSteps:
                 logits = self._capture(num_rows)
                 return None if logits is None else Replayed(logits)
             if draws and step.then_result is not None:
-                return Replayed(step.result, step.replay_all().numpy())
+                token_ids = step.replay_all().numpy()
+                self._last_drawn = step, token_ids
+                return Replayed(step.result, token_ids)
             return Replayed(step.replay())
         except Exception:
-            if self._failures.note():
-                self._max_rows = 0
+            self._note_failure()
             raise
+
+    def repeat(self) -> IntArray:
+        """The step before once more, if it has drawn: its rows go on by a token each. Token ids as
+        those of `Replayed`. Raises EngineError if a kernel fails; then no row has changed."""
+        assert self._last_drawn is not None
+        step, token_ids = self._last_drawn
+        self._draws.advance()
+        try:
+            step.replay_all()
+        except Exception:
+            self._note_failure()
+            raise
+        return token_ids
+
+    def _note_failure(self) -> None:
+        """Of the exception that is being handled."""
+        if self._failures.note():
+            self._max_rows = 0
 
     def _capture(self, num_rows: int) -> torch.Tensor | None:
         try:

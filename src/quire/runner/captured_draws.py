@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
-from quire.runner.rows import Slots
+from quire.runner.rows import RowTable, Slots
 from quire.sampling import Draw, SamplingState
 
 __all__ = ["CapturedDraws"]
@@ -15,17 +17,31 @@ class CapturedDraws:
     """For rows that ask no more than a token. Where the draw reads its parameters stays the same:
     whoever captured it sets them anew before each replay."""
 
-    def __init__(self, sampling: SamplingState, draw: Draw, max_rows: int) -> None:
-        """draw: the operation `quire.ops.draw`, on the host."""
+    def __init__(
+        self,
+        sampling: SamplingState,
+        rows: RowTable,
+        slots: Slots,
+        draw: Draw,
+        append_tokens: Callable[..., None],
+    ) -> None:
+        """slots: which rows draw, as of `DecodeInputs`. draw, append_tokens: the operations, on the
+        host."""
         self._sampling = sampling
         self._draw = draw
+        self._append_tokens = append_tokens
+        self._row_columns = [
+            torch.from_numpy(column)
+            for column in (rows.num_computed, rows.num_tokens, rows.token_ids)
+        ]
+        self._all_slots = torch.from_numpy(slots)
         self._slots = np.zeros(0, np.int64)
         self._version = -1
         self._is_plain = False
-        self._index = torch.arange(max_rows)
-        self._positions = np.zeros(max_rows, np.int64)
+        self._index = torch.arange(len(slots))
+        self._positions = np.zeros(len(slots), np.int64)
         of_none = sampling.draw_parameters(self._slots)
-        self._parameters = [np.zeros(max_rows, column.dtype) for column in of_none]
+        self._parameters = [np.zeros(len(slots), column.dtype) for column in of_none]
 
     def prepare(self, slots: Slots, positions: Slots) -> bool:
         """Row i of the next draw is that of slots[i], for its token at positions[i]. False if some
@@ -40,10 +56,17 @@ class CapturedDraws:
             self._slots, self._version = slots, sampling.version
         return self._is_plain
 
+    def advance(self) -> None:
+        """The next draw is of the same rows as the last, for the tokens after theirs."""
+        self._positions += 1
+
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [R, V] of the prepared rows → token ids int32 [R]; -1 in rows that have none."""
+        """logits [R, V] of the prepared rows → token ids int32 [R], which the rows have then; -1 in
+        rows that have none and fail."""
         count = len(logits)
         columns = [
             torch.from_numpy(column[:count]) for column in (*self._parameters, self._positions)
         ]
-        return self._draw(logits, self._index[:count], *columns)
+        token_ids = self._draw(logits, self._index[:count], *columns)
+        self._append_tokens(self._all_slots[:count], token_ids, *self._row_columns, -1)
+        return token_ids

@@ -100,4 +100,5 @@ class DeviceDraws:
             state.row_tensors.num_computed,
             state.num_tokens,
             state.row_tensors.token_ids,
+            state.spare,
         )

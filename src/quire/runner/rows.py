@@ -59,12 +59,18 @@ class RowTable:
             self.fork(int(src), int(dst))
             self.standing[dst] = 0
         self.append(plan.append_slot.astype(np.int64), plan.append_token)
+        self.update_tables(plan)
+        self.standing[plan.delta_slot] = plan.delta_tokens
+
+    def update_tables(self, plan: StepPlan) -> None:
+        """Take over what a plan changes in the block tables of rows that stay."""
+        if not len(plan.table_slot):
+            return
         for group, table in enumerate(self.tables):
             of_group = plan.table_group == group
             table[plan.table_slot[of_group], plan.table_index[of_group]] = plan.table_block[
                 of_group
             ]
-        self.standing[plan.delta_slot] = plan.delta_tokens
 
     def _enter(self, row: EnterRow) -> None:
         slot, length = row.slot, len(row.token_ids)

@@ -11,7 +11,7 @@ from quire.runner.changes import PlanChanges
 from quire.runner.forward import NOT_FINITE, Forward, ForwardPass, in_order_of_writing
 from quire.runner.host_draws import HostDraws, HostSample
 from quire.runner.pending import FinishedStep
-from quire.runner.rows import RowTable, ScheduledRows
+from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import NO_TOKEN, failures_of
 
 __all__ = ["ModelRunner"]
@@ -35,19 +35,37 @@ class ModelRunner:
         self._captured = captured
         self._forward = forward
         self._draws = draws
+        self._drawn_slots: Slots | None = None  # of the last step, if a captured one drew for all
 
     def launch(self, plan: StepPlan) -> FinishedStep:
         """As `DeviceRunner.launch`, but the step is over when this returns."""
         return FinishedStep(self.execute(plan))
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's difference, compute its rows, sample, and commit."""
+        slots, self._drawn_slots = self._drawn_slots, None
+        if slots is not None and plan.keeps_rows:
+            token_ids = self._repeat(plan)
+            if token_ids is not None:
+                return self._drawn(plan.step_id, slots, token_ids, [])
+        return self._execute(plan)
+
+    def _repeat(self, plan: StepPlan) -> IntArray | None:
+        """Token ids of the rows of the last step, which go on as they did, without a look at them;
+        None if that has to be done the other way."""
+        self._rows.update_tables(plan)
+        try:
+            return self._captured.repeat()
+        except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
+            return None
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
         refused = self._changes.apply(plan)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
         replayed = self._replay(rows, draws=not plan.forks)
         if replayed is not None and replayed.token_ids is not None:
-            return self._drawn(plan.step_id, rows, replayed.token_ids, refused)
+            return self._drawn(plan.step_id, rows.slots, replayed.token_ids, refused)
         forward = self._forward.compute(rows) if replayed is None else _whole(rows, replayed)
         forward.failed += refused + _broken(forward)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
@@ -76,18 +94,19 @@ class ModelRunner:
             return None
 
     def _drawn(
-        self, step_id: int, rows: ScheduledRows, token_ids: IntArray, failed: list[RowFailure]
+        self, step_id: int, slots: Slots, token_ids: IntArray, failed: list[RowFailure]
     ) -> StepResult:
-        """Commit a step that has drawn all its tokens [R], NO_TOKEN in rows without one."""
-        self._rows.commit_computed(rows)
-        slots = rows.slots
-        if NO_TOKEN in token_ids:
-            failed += failures_of(token_ids, slots, self._rows.num_tokens[slots])
+        """The result of a step that has drawn and committed all its tokens [R], NO_TOKEN in rows
+        without one."""
+        token_ids = token_ids.copy()
+        if NO_TOKEN in token_ids.tolist():
+            failed += failures_of(token_ids, slots, self._rows.num_tokens[slots] - 1)
             is_drawn = token_ids != NO_TOKEN
             self._rows.failed[slots[~is_drawn]] = True
             slots, token_ids = slots[is_drawn], token_ids[is_drawn]
-        self._rows.append(slots, token_ids)
-        return StepResult(step_id, slots.astype(np.int32), token_ids.copy(), failed=tuple(failed))
+        else:
+            self._drawn_slots = slots
+        return StepResult(step_id, slots.astype(np.int32), token_ids, failed=tuple(failed))
 
     def _sample(self, forward: Forward, sampled: dict[int, int]) -> HostSample:
         """sampled: slots, each with the index of its logits."""

@@ -61,7 +61,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         loaded.model,
         DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
         slots,
-        CapturedDraws(sampling, ops.draw, max_captured),
+        CapturedDraws(sampling, rows, slots, ops.draw, ops.append_tokens),
         loaded.team,
         arena,
     )

@@ -1,16 +1,18 @@
 """Rows take the tokens that were drawn for them, and are computed up to these.
 
-`append_tokens(slots, token_ids, num_computed, num_tokens, row_tokens) → None`
+`append_tokens(slots, token_ids, num_computed, num_tokens, row_tokens, spare) → None`
 
 slots: int64 [R], distinct, except that the spare row may be there more than once. token_ids:
 integers [R]. Of all slots: num_computed, num_tokens int64 [N], row_tokens int32 [N, L]. With
 n = num_tokens[slot]: row_tokens[slot, n] = token id, num_computed[slot] = n, num_tokens[slot] =
 n + 1. A token id below 0 (the row has failed, and its next step is dropped) is stored as 0, so that
-an embedding can read it. The spare row, slot N - 1, pads steps, and nothing of it changes.
+an embedding can read it. spare: the slot that pads steps, of which nothing changes, -1 for none.
 """
 
+from quire.ops.append_tokens.cpu import bind
 from quire.ops.append_tokens.inputs import make_inputs
 from quire.ops.append_tokens.reference import append_tokens
+from quire.ops.cpu_provider import cpu_providers
 from quire.ops.operation import Op, exact
 from quire.ops.triton_provider import triton_provider
 
@@ -21,5 +23,8 @@ OP = Op(
     reference=append_tokens,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=(triton_provider("quire.ops.append_tokens.triton:append_tokens"),),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.append_tokens.triton:append_tokens"),
+    ),
 )

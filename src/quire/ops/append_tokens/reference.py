@@ -13,9 +13,10 @@ def append_tokens(
     num_computed: torch.Tensor,
     num_tokens: torch.Tensor,
     row_tokens: torch.Tensor,
+    spare: int,
 ) -> None:
     """Shapes as in the contract (`quire.ops.append_tokens`)."""
-    is_row = slots < num_tokens.shape[0] - 1
+    is_row = slots != spare
     at = num_tokens[slots]
     kept = row_tokens[slots, at]
     row_tokens[slots, at] = torch.where(is_row, token_ids.clamp(min=0).to(kept.dtype), kept)

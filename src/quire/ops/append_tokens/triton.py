@@ -45,6 +45,7 @@ def append_tokens(
     num_computed: torch.Tensor,
     num_tokens: torch.Tensor,
     row_tokens: torch.Tensor,
+    spare: int,
 ) -> None:
     """Contract in `quire.ops.append_tokens`."""
     num_rows = slots.shape[0]
@@ -55,7 +56,7 @@ def append_tokens(
         num_tokens,
         row_tokens,
         num_rows,
-        row_tokens.shape[0] - 1,
+        spare,
         row_tokens.shape[1],
         BLOCK=_ROWS_PER_PROGRAM,
     )
