@@ -24,7 +24,7 @@ from tests.ops.tile_emulator import (
 
 from quire.config import env
 from quire.errors import ConfigError
-from quire.ops import Case, Op, Team, build_op_set, force_isa, native
+from quire.ops import ALL_OPS, Case, Op, Team, build_op_set, force_isa, native
 from quire.ops.check import check_provider, compare
 from quire.ops.compile import build_hash, library_path
 from quire.ops.inputs import DTYPES, normal
@@ -191,6 +191,26 @@ def test_outputs_that_go_past_the_caches_have_the_same_bits(tiles: ctypes.CDLL, 
     for threads in (1, 3):
         matrix = tile_provider(op).load(Team(threads))(*arguments)
         assert torch.equal(matrix(x), torch.cat([matrix(part) for part in x.split(60)]))
+
+
+@pytest.mark.parametrize(("width", "depth"), [(1, 32), (33, 96), (64, 128), (1024, 32)])
+@pytest.mark.parametrize("op", TILE_OPS, ids=lambda op: op.name)
+def test_a_gated_layer_is_its_two_operations(
+    tiles: ctypes.CDLL, op: Op, width: int, depth: int
+) -> None:
+    """Turns red when sums that wait become the outputs of the other panel of a pair."""
+    other = ALL_OPS["activation_and_mul"].provider("cpu_avx512_bf16")
+    assert other is not None
+    apply = other.load()
+    generator = torch.Generator().manual_seed(0)
+    x = normal(generator, 300, depth, dtype=torch.bfloat16)
+    arguments = tile_weights(op, generator, 2 * width, depth)
+    bias = normal(generator, 2 * width, dtype=torch.bfloat16)
+    expected = apply(tile_provider(op).load()(*arguments, bias=bias)(x), "silu")
+    for threads in (1, 3):
+        matrix = tile_provider(op).load(Team(threads))(*arguments, bias=bias, gate="silu")
+        for rows in (1, 2, 15, 16, 17, 33, 64, 65, 129, 255, 300):
+            assert torch.equal(matrix(x[:rows]), expected[:rows]), f"{rows} rows, {threads} threads"
 
 
 def test_blocks_of_long_rows_have_the_same_bits(tiles: ctypes.CDLL) -> None:

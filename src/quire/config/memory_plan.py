@@ -105,9 +105,9 @@ def weight_bytes(
     """Weights in memory, in `spec.dtype` but for matrices that are quantized.
 
     Packed weights replace the plain ones. In `spec.dtype` they take as much, but for less than 32
-    rows of padding in a matrix whose rows are no multiple of 32; `RUNTIME_BYTES` has room for
-    those. The one layer that exists twice while it is packed does so before the KV pool takes its
-    memory.
+    rows of padding in a matrix whose rows are no multiple of 32, or in each half of a gated one;
+    `RUNTIME_BYTES` has room for those. The one layer that exists twice while it is packed does so
+    before the KV pool takes its memory.
     """
     return quantized_bytes(spec, quantization, _plain_weight_bytes(spec, checkpoint))
 
@@ -132,8 +132,9 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
 
     Per token: the residual stream and its norm, before a block and in it, then either the next of
     both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
-    product. An embedding wider than the residual stream counts as its width. Counted at 4 bytes per
-    element whatever the dtype, because the references in plain torch compute in float32.
+    product, of which a gate in the same kernel leaves the second alone. An embedding wider than the
+    residual stream counts as its width. Counted at 4 bytes per element whatever the dtype, because
+    the references in plain torch compute in float32.
     """
     heads = (matrix.inputs for matrix in spec.matrices if matrix.is_head)
     width = max((spec.hidden_size, *heads))

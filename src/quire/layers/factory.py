@@ -59,11 +59,17 @@ class LayerFactory:
         )
 
     def merged_linear(
-        self, in_features: int, parts: Mapping[str, int], *, bias: bool
+        self, in_features: int, parts: Mapping[str, int], *, bias: bool, gate: str | None = None
     ) -> MergedLinear:
         shape = MatrixShape(sum(parts.values()), in_features)
         return MergedLinear(
-            self._formats.choose(shape), in_features, parts, self._dtype, self._device, bias=bias
+            self._formats.choose(shape),
+            in_features,
+            parts,
+            self._dtype,
+            self._device,
+            bias=bias,
+            gate=gate,
         )
 
     def qkv_linear(
@@ -145,8 +151,9 @@ class LayerFactory:
     def gated_mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool = False
     ) -> GatedMLP:
-        gate_up = self.merged_linear(size, {"gate": inner_size, "up": inner_size}, bias=bias)
-        return GatedMLP(self._ops, gate_up, self.linear(inner_size, size, bias=bias), activation)
+        parts = {"gate": inner_size, "up": inner_size}
+        gate_up = self.merged_linear(size, parts, bias=bias, gate=activation)
+        return GatedMLP(gate_up, self.linear(inner_size, size, bias=bias))
 
     def mlp(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -43,7 +44,8 @@ class Linear:
 class MergedLinear:
     """Projections of one input, their outputs side by side; x [T, I] → [T, sum(parts)].
 
-    parts: output size by name, in the order of the output.
+    parts: output size by name, in the order of the output. gate: an activation of the first of two
+    parts of one size, times the second; [T, its size].
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class MergedLinear:
         device: torch.device,
         *,
         bias: bool,
+        gate: str | None = None,
     ) -> None:
         sizes = list(parts.values())
         weight = torch.empty((sum(sizes), in_features), dtype=dtype, device=device)
@@ -64,7 +67,8 @@ class MergedLinear:
         if biases is not None:
             views = zip(parts, biases.split(sizes), strict=True)
             storage |= {f"{part}.bias": view for part, view in views}
-        self.weights = PackedWeights(weight_format.pack, weight, biases, storage)
+        pack = partial(weight_format.pack, gate=gate)
+        self.weights = PackedWeights(pack, weight, biases, storage)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)

@@ -13,16 +13,14 @@ __all__ = ["MLP", "GatedMLP"]
 class GatedMLP:
     """down(act(gate(x)) · up(x)); x [T, E] → [T, E] (Shazeer 2020, equation 6).
 
-    gate_up: parts "gate" and "up", in this order.
+    gate_up: act(gate(x)) · up(x), parts "gate" and "up", in this order.
     """
 
-    def __init__(self, ops: OpSet, gate_up: MergedLinear, down: Linear, activation: str) -> None:
-        self._activation_and_mul = ops.activation_and_mul
-        self._kind = activation
+    def __init__(self, gate_up: MergedLinear, down: Linear) -> None:
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self._activation_and_mul(self.gate_up(x), self._kind))
+        return self.down(self.gate_up(x))
 
 
 class MLP:

@@ -20,6 +20,7 @@ __all__ = [
     "PANEL",
     "cpu_providers",
     "input_rows",
+    "packed_columns",
     "page_strides",
     "paired_rows",
     "pointer",
@@ -45,6 +46,12 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
         )
         for isa in ISAS
     )
+
+
+def packed_columns(outputs: int, gate: str | None) -> int:
+    """Columns of the panels of a layer (csrc/gate.h)."""
+    halves = 1 if gate is None else 2
+    return halves * -(-outputs // halves // PANEL) * PANEL
 
 
 def token_rows(x: torch.Tensor) -> torch.Tensor:

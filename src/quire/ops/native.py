@@ -71,15 +71,15 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "activation": (_POINTER,) * 2 + (_INT64,) + (_INT32,) * 2,
         "activation_and_mul": (_POINTER, _INT64, _POINTER) + (_INT64,) * 2 + (_INT32,) * 2,
         "embedding": (_POINTER, _INT32, _INT64) + (_POINTER,) * 2 + (_INT64,) * 3,
-        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,)),
+        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,) * 2),
         "linear_rows": (_POINTER, _POINTER, _INT32, _POINTER) + (_INT64,) * 3 + (_INT32,),
-        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 3),
-        "linear_int8_pack": (_POINTER,) * 2 + (_INT64,) * 2,
+        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 4),
+        "linear_int8_pack": (_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,),
         "linear_int8_rows": ((_POINTER,) * 3 + (_INT32, _POINTER) + (_INT64,) * 3 + (_INT32,)),
-        "linear_int8": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,) * 2,
-        "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3,
+        "linear_int8": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,) * 3,
+        "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3 + (_INT32,),
         "linear_int4_rows": ((_POINTER,) * 4 + (_INT32, _POINTER) + (_INT64,) * 4 + (_INT32,)),
-        "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 2,
+        "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 3,
         "decode_inputs": (
             (_POINTER, _INT64, _POINTER)
             + (_POINTER, _INT64) * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ from quire.ops.embedding import OP as EMBEDDING
 from quire.ops.layer_norm import OP as LAYER_NORM
 from quire.ops.linear import INVARIANT, PackedMatrix
 from quire.ops.linear import OP as LINEAR
+from quire.ops.linear.gated import GatedMatrix
 from quire.ops.linear_int4 import OP as LINEAR_INT4
 from quire.ops.linear_int8 import OP as LINEAR_INT8
 from quire.ops.operation import Op
@@ -111,6 +113,20 @@ class OpSet:
     edit_logits: Callable[..., torch.Tensor]
     token_logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
     chosen: Mapping[str, str]
+
+    def gated_linear(self, name: str, gate: str | None) -> Callable[..., PackedMatrix]:
+        """`linear`, `linear_int8` or `linear_int4` for layers with this gate, or None: by itself
+        where `activation_and_mul` has the same provider, else with a call of that."""
+        pack, chosen = getattr(self, name), self.chosen[name]
+        if gate is None:
+            return pack
+        provider = ALL_OPS[name].provider(chosen)
+        takes_gate = provider is None or "gate" not in provider.lacks
+        if takes_gate and chosen == self.chosen[ACTIVATION_AND_MUL.name]:
+            return partial(pack, gate=gate)
+        return lambda *args, **kwargs: GatedMatrix(
+            pack(*args, **kwargs), self.activation_and_mul, gate
+        )
 
 
 def select(

@@ -22,10 +22,12 @@ MIN_CAPABILITY = (8, 0)
 
 
 def triton_provider(
-    target: str, tolerance: Mapping[torch.dtype, Tolerance] | None = None
+    target: str,
+    tolerance: Mapping[torch.dtype, Tolerance] | None = None,
+    lacks: frozenset[str] = frozenset(),
 ) -> Provider:
     """`triton` over a function named as `module:function`."""
-    return Provider("triton", triton_unavailable, partial(_load, target), tolerance)
+    return Provider("triton", triton_unavailable, partial(_load, target), tolerance, lacks)
 
 
 def triton_unavailable(platform: Platform) -> str | None:

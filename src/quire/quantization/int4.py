@@ -36,13 +36,16 @@ class Int4Format:
     def __init__(
         self, ops: OpSet, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = True
     ) -> None:
-        self._linear = ops.linear_int4
+        self._ops = ops
         self._group_size = group_size
         self._zero_points = zero_points
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
         values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
-        return self._linear(values, scale, zero, bias, dtype=weight.dtype)
+        linear = self._ops.gated_linear("linear_int4", gate)
+        return linear(values, scale, zero, bias, dtype=weight.dtype)
 
 
 Int4Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

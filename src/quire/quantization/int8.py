@@ -17,11 +17,13 @@ class Int8Format:
     """`WeightFormat` for any number of outputs, and inputs up to `INT8_MAX_INPUTS`."""
 
     def __init__(self, ops: OpSet) -> None:
-        self._linear = ops.linear_int8
+        self._ops = ops
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
         values, scale = quantize_int8(weight)
-        return self._linear(values, scale, bias, dtype=weight.dtype)
+        return self._ops.gated_linear("linear_int8", gate)(values, scale, bias, dtype=weight.dtype)
 
 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

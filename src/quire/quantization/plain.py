@@ -13,7 +13,9 @@ class PlainFormat:
     """`WeightFormat` that changes no number."""
 
     def __init__(self, ops: OpSet) -> None:
-        self._linear = ops.linear
+        self._ops = ops
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
-        return self._linear(weight, bias)
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
+        return self._ops.gated_linear("linear", gate)(weight, bias)

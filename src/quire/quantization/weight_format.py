@@ -22,8 +22,11 @@ DEVICE_BLOCK_ELEMENTS = 1 << 24
 class WeightFormat(Protocol):
     """One way to keep a matrix."""
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
-        """weight [O, I] and bias [O] of one dtype, which may be let go afterwards."""
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
+        """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
+        `quire.ops.linear`."""
         ...
 
 

@@ -48,28 +48,34 @@ struct Silu {
   }
 };
 
+// Calls f with the activation. 1: it is unknown.
+template <class F>
+QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
+  switch (static_cast<Activation>(kind)) {
+    case Activation::kGelu:
+      f(Gelu());
+      return 0;
+    case Activation::kGeluTanh:
+      f(GeluTanh());
+      return 0;
+    case Activation::kRelu:
+      f(Relu());
+      return 0;
+    case Activation::kSilu:
+      f(Silu());
+      return 0;
+  }
+  return 1;
+}
+
 // Calls f with a null pointer of the element type, and the activation. 1: one of them is unknown.
 template <class F>
 int dispatch(DType dtype, int32_t kind, F&& f) {
   int unknown = 0;
-  auto with = [&](auto activation) {
+  const int unknown_kind = dispatch_activation(kind, [&](auto activation) {
     unknown = dispatch(dtype, [&](auto* tag) { f(tag, activation); });
-  };
-  switch (static_cast<Activation>(kind)) {
-    case Activation::kGelu:
-      with(Gelu());
-      return unknown;
-    case Activation::kGeluTanh:
-      with(GeluTanh());
-      return unknown;
-    case Activation::kRelu:
-      with(Relu());
-      return unknown;
-    case Activation::kSilu:
-      with(Silu());
-      return unknown;
-  }
-  return 1;
+  });
+  return unknown_kind != 0 ? unknown_kind : unknown;
 }
 
 }  // namespace quire

@@ -21,16 +21,17 @@ int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
 }  // namespace
 }  // namespace quire::linear
 
-// weight: contiguous [outputs, depth]. packed: panels (linear_layout.h).
+// weight: contiguous [outputs, depth]. packed: panels (linear_layout.h). gate: of gate.h.
 QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,
-                                int32_t dtype, quire::Team* team) {
+                                int32_t dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using W = std::remove_pointer_t<decltype(tag)>;
+    const Outputs all{outputs, gate};
     const int64_t grain = kWorkPerTask / (depth * kWidth + 1) + 1;
-    parallel_for(panels_of(outputs), grain, team, [&](int64_t panel) {
-      pack_panel(static_cast<const W*>(weight), outputs, depth, panel, static_cast<W*>(packed));
+    parallel_for(all.panels(), grain, team, [&](int64_t panel) {
+      pack_panel(static_cast<const W*>(weight), all, depth, panel, static_cast<W*>(packed));
     });
   });
 }
@@ -54,13 +55,14 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
 QUIRE_REPLAYABLE(quire_linear_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
-// float32. bias: float32 or null.
+// float32, of a gated layer half as wide. bias: float32 or null. gate: as it was packed for.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
                            void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
-                           int32_t y_dtype, int32_t weight_dtype, quire::Team* team) {
+                           int32_t y_dtype, int32_t weight_dtype, int32_t gate,
+                           quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
-  const Problem problem{rows, outputs, depth, x_stride, outputs, bias, team};
+  const Problem problem{rows, {outputs, gate}, depth, x_stride, bias, team};
   int failed = 0, unknown = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
     using W = std::remove_pointer_t<decltype(weight_tag)>;

@@ -39,27 +39,31 @@ struct Bf16Job {
   bool streams;
 
   struct Target {
-    int64_t column;
+    int64_t index;
     Y* y;
   };
   TileRows tile(int64_t t) const { return {x + block->tile_offset(t), block->rows_of(t)}; }
   const bf16* panel(int64_t index) const { return block->panel(index); }
   int64_t lines() const { return pairs_of(block->problem.depth); }
   Target target(int64_t t, int64_t index) const {
-    return {index * kWidth, y + t * block->height * block->problem.y_stride + index * kWidth};
+    return {index, y + t * block->height * block->problem.outputs.width()};
   }
   QUIRE_INLINE void put(const Target& to, int r, const uint8_t* sums) const {
     const Problem& problem = block->problem;
     const auto* values = reinterpret_cast<const float*>(sums);
+    Y* const row = to.y + r * problem.outputs.width();
     if (streams) {
+      const int64_t column = problem.outputs.column(to.index);
       vf pair[2] = {load(values), load(values + kLanes)};
       if (problem.bias != nullptr) {
-        pair[0] = add(pair[0], load(problem.bias + to.column));
-        pair[1] = add(pair[1], load(problem.bias + to.column + kLanes));
+        pair[0] = add(pair[0], load(problem.bias + column));
+        pair[1] = add(pair[1], load(problem.bias + column + kLanes));
       }
-      stream_pair(to.y + r * problem.y_stride, pair[0], pair[1]);
+      stream_pair(row + column, pair[0], pair[1]);
     } else {
-      put_columns(problem, values, to.column, to.y - to.column + r * problem.y_stride);
+      put_panel<1>(problem.outputs, to.index, 1, row, [&](Y* columns, int64_t) {
+        put_columns(problem, values, to.index, columns);
+      });
     }
   }
 };

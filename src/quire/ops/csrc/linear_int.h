@@ -10,7 +10,7 @@
 #include <array>
 #include <utility>
 
-#include "panels.h"
+#include "gate.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "simd_int.h"
@@ -23,9 +23,11 @@ constexpr int64_t kCacheLine = 64;
 // memory, more where it computes longer. Measured best of 1 to 12 KB.
 constexpr int64_t kAheadOfFewRows = 6144, kAheadOfRows = 8192;
 
-// scale, bias: of the output columns, up to a whole number of panels; bias may be null.
+// scale, bias: of the outputs, up to the end of the last panel; bias may be null.
 struct LinearCall {
-  int64_t rows, outputs, depth, x_stride;
+  int64_t rows;
+  Outputs outputs;
+  int64_t depth, x_stride;
   const float* scale;
   const float* bias;
   Team* team;
@@ -137,23 +139,23 @@ QUIRE_INLINE void each_sum(F&& f) {
 // Where a vector of sums stands in what a tile gives out, [R, kWidth].
 QUIRE_INLINE int place(int r, int half) { return r * kWidth + half * kLanes; }
 
-// Sums of a tile, [rows, kWidth], of the columns from `column`: scaled, with bias, rounded, and no
-// more than there are. y: of the first row.
+// Sums of a tile, [rows, kWidth], by panel `index`: scaled, with bias, rounded, and no more than
+// there are. y: rows of its columns with a stride.
 template <class Y>
-void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t column,
-              Y* y) {
-  const vf scale[2] = {load(call.scale + column), load(call.scale + column + kLanes)};
-  const int64_t left = call.outputs - column;
-  for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += call.outputs) {
+void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t index,
+              Y* y, int64_t stride) {
+  const int64_t output = call.outputs.output(index), left = call.outputs.columns(index);
+  const vf scale[2] = {load(call.scale + output), load(call.scale + output + kLanes)};
+  for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += stride) {
     const vf row_scale = set1(rows.scales[r]);
     vf value[2];
     for (int half = 0; half < 2; ++half) {
       value[half] = mul(mul(load(sums + half * kLanes), row_scale), scale[half]);
       if (call.bias != nullptr) {
-        value[half] = add(value[half], load(call.bias + column + half * kLanes));
+        value[half] = add(value[half], load(call.bias + output + half * kLanes));
       }
     }
-    put_pair(y + column, value[0], value[1], left);
+    put_pair(y, value[0], value[1], left);
   }
 }
 
@@ -207,7 +209,7 @@ struct Block {
   mutable std::atomic<bool> out_of_memory{false};
 
   Block(const Format& format, const LinearCall& call, const QuantizedRows& x, Y* y)
-      : format(format), call(call), x(x), y(y), num_panels(panels_of(call.outputs)) {
+      : format(format), call(call), x(x), y(y), num_panels(call.outputs.panels()) {
     num_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
     streams = pays_to_stream(y, call.rows, call.outputs);
   }
@@ -271,15 +273,21 @@ struct Block {
   }
 
   void prefetch_scales(int64_t index) const {  // for the end of a tile
-    _mm_prefetch(call.scale + index * kWidth, _MM_HINT_T0);
-    _mm_prefetch(call.scale + index * kWidth + kLanes, _MM_HINT_T0);
+    const float* scale = call.scale + call.outputs.output(index);
+    _mm_prefetch(scale, _MM_HINT_T0);
+    _mm_prefetch(scale + kLanes, _MM_HINT_T0);
   }
   void prefetch_outputs(int64_t t, int64_t rows, int64_t index) const {
-    const Y* first = y + first_row(t) * call.outputs + index * kWidth;
-    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(first + r * call.outputs, 1);
+    const int64_t width = call.outputs.width();
+    const Y* first = y + first_row(t) * width + call.outputs.column(index);
+    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(first + r * width, 1);
   }
   void put(int64_t t, int64_t index, const float* sums) const {
-    put_tile(call, tile_rows(t), sums, index * kWidth, y + first_row(t) * call.outputs);
+    const QuantizedRows rows = tile_rows(t);
+    Y* const first = y + first_row(t) * call.outputs.width();
+    put_panel<Format::kMaxRows>(call.outputs, index, rows.rows, first, [&](Y* to, int64_t stride) {
+      put_tile(call, rows, sums, index, to, stride);
+    });
   }
 };
 
@@ -293,7 +301,8 @@ int multiply_block(const Format& format, const LinearCall& call, const E* x, Qua
     quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(t),
                  r - block.first_row(t));
   });
-  const int64_t grain = kWorkPerTask / (kWidth * call.rows * call.depth + 1) + 1;
+  const int64_t in_turn = call.outputs.panels_in_turn();
+  const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
   const auto enter = [&](int64_t) {
     if constexpr (kLoops<Format>) {
       return format.loop(block);
@@ -301,14 +310,16 @@ int multiply_block(const Format& format, const LinearCall& call, const E* x, Qua
       return format.enter(block.height());
     }
   };
-  const auto multiply_panel = [&](int64_t index, [[maybe_unused]] auto& entered) {
-    if constexpr (kLoops<Format>) {
-      entered.multiply(index, 0, block.num_tiles);
-    } else {
-      block.multiply_panel(index);
+  const auto multiply_panels = [&](int64_t task, [[maybe_unused]] auto& entered) {
+    for (int64_t index = task * in_turn; index < (task + 1) * in_turn; ++index) {
+      if constexpr (kLoops<Format>) {
+        entered.multiply(index, 0, block.num_tiles);
+      } else {
+        block.multiply_panel(index);
+      }
     }
   };
-  parallel_ranges_of(block.num_panels, grain, call.team, multiply_panel, enter);
+  parallel_ranges_of(block.num_panels / in_turn, grain, call.team, multiply_panels, enter);
   return block.out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
 }
 
@@ -341,7 +352,7 @@ int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
     call.rows = std::min(block_rows, rows - first);
     const QuantizedRows part{inputs, sums, scales, call.rows};
     const int failed = multiply_block(format, call, x + first * call.x_stride, part,
-                                      y + first * call.outputs);
+                                      y + first * call.outputs.width());
     if (failed != 0) return failed;
   }
   return 0;

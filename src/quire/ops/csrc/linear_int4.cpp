@@ -104,15 +104,15 @@ struct Int4Source {
   const uint8_t* weight;
   const uint16_t* scale;
   const uint8_t* zero;
-  int64_t outputs, depth;
+  Outputs outputs;
+  int64_t depth;
 };
 
 // One panel of zeros before, from the columns that there are.
 void pack_panel(const Int4Source& source, const Int4Layout& layout, int64_t panel, uint8_t* packed,
                 uint8_t* packed_zeros) {
-  for (int64_t c = 0; c < kWidth; ++c) {
-    const int64_t column = panel * kWidth + c;
-    if (column >= source.outputs) return;
+  for (int64_t c = 0; c < source.outputs.columns(panel); ++c) {
+    const int64_t column = source.outputs.output(panel) + c;
     for (int64_t g = 0; g < layout.groups; ++g) {
       const uint8_t* values = source.weight + column * source.depth + g * layout.group_size;
       uint8_t* target = packed + layout.group_start(panel, g);
@@ -164,17 +164,17 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
 }  // namespace quire::linear_int
 
 // weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero: bytes
-// or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros.
+// or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros. gate: of gate.h.
 QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
                                      const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
                                      int64_t outputs, int64_t groups, int64_t group_size,
-                                     quire::Team* team) {
+                                     int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  const int64_t panels = panels_of(outputs), depth = groups * group_size;
-  const Int4Source source{weight, scale, zero, outputs, depth};
+  const int64_t depth = groups * group_size;
+  const Int4Source source{weight, scale, zero, {outputs, gate}, depth};
   const Int4Layout layout{group_size, groups};
-  parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
+  parallel_for(source.outputs.panels(), kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
     pack_panel(source, layout, panel, packed, packed_zeros);
   });
   return 0;
@@ -205,15 +205,16 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
 QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type
-// or of float32. power and bias (or null): float32 for whole panels.
+// or of float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall.
+// gate: as it was packed for.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
                                 void* y, int64_t rows, int64_t outputs, int64_t groups,
                                 int64_t group_size, int32_t x_dtype, int32_t y_dtype,
-                                quire::Team* team) {
+                                int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  const LinearCall call{rows, outputs, groups * group_size, x_stride, power, bias, team};
+  const LinearCall call{rows, {outputs, gate}, groups * group_size, x_stride, power, bias, team};
   const auto by = [&](auto zeros) {
     constexpr bool kZeros = decltype(zeros)::value;
 #if defined(__AMX_INT8__)

@@ -98,12 +98,10 @@ struct Int8Job {
   const Block<Int8Tiles, Y>* block;
 
   struct Target {
-    const float* scale;    // of the columns
-    const float* bias;
+    int64_t index;
     const int32_t* sums;   // of the rows
     const float* scales;
     Y* y;
-    int64_t columns;
   };
   TileRows tile(int64_t t) const {
     const QuantizedRows rows = block->tile_rows(t);
@@ -112,27 +110,30 @@ struct Int8Job {
   const uint8_t* panel(int64_t index) const { return block->format.panel(index); }
   int64_t lines() const { return block->format.quads; }
   Target target(int64_t t, int64_t index) const {
-    const LinearCall& call = block->call;
     const QuantizedRows rows = block->tile_rows(t);
-    const int64_t column = index * kWidth;
-    const float* bias = call.bias == nullptr ? nullptr : call.bias + column;
-    Y* y = block->y + block->first_row(t) * call.outputs + column;
-    return {call.scale + column, bias, rows.sums, rows.scales, y, call.outputs - column};
+    return {index, rows.sums, rows.scales,
+            block->y + block->first_row(t) * block->call.outputs.width()};
   }
   QUIRE_INLINE void put(const Target& to, int r, const uint8_t* sums) const {
-    Y* y = to.y + r * block->call.outputs;
+    const LinearCall& call = block->call;
+    const int64_t output = call.outputs.output(to.index);
     const vi start = set1_int(to.sums[r]);
     const vf row_scale = set1(to.scales[r]);
     vf value[2];
     for (int half = 0; half < 2; ++half) {
       const vf sum = to_float(add_int(start, load_int(sums + half * kTileBytes)));
-      value[half] = mul(mul(sum, row_scale), load(to.scale + half * kLanes));
-      if (to.bias != nullptr) value[half] = add(value[half], load(to.bias + half * kLanes));
+      value[half] = mul(mul(sum, row_scale), load(call.scale + output + half * kLanes));
+      if (call.bias != nullptr) {
+        value[half] = add(value[half], load(call.bias + output + half * kLanes));
+      }
     }
+    Y* const row = to.y + r * call.outputs.width();
     if (block->streams) {
-      stream_pair(y, value[0], value[1]);
+      stream_pair(row + output, value[0], value[1]);
     } else {
-      put_pair(y, value[0], value[1], to.columns);
+      put_panel<1>(call.outputs, to.index, 1, row, [&](Y* columns, int64_t) {
+        put_pair(columns, value[0], value[1], call.outputs.columns(to.index));
+      });
     }
   }
 };
@@ -155,18 +156,20 @@ constexpr bool kLoops<Int8Tiles> = true;
 #endif
 }  // namespace quire::linear_int
 
-// weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4].
+// weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4]. gate: of gate.h.
 QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int64_t outputs,
-                                     int64_t depth, quire::Team* team) {
+                                     int64_t depth, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  const int64_t quads = (depth + 3) / 4, panels = panels_of(outputs);
-  parallel_for(panels, kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
+  const Outputs all{outputs, gate};
+  const int64_t quads = (depth + 3) / 4;
+  parallel_for(all.panels(), kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
     uint8_t* target = packed + panel * quads * 4 * kWidth;
+    const int8_t* source = weight + all.output(panel) * depth;
+    const int64_t columns = all.columns(panel);
     for (int64_t c = 0; c < kWidth; ++c) {
-      const int64_t column = panel * kWidth + c;
       for (int64_t k = 0; k < 4 * quads; ++k) {
-        const int number = column < outputs && k < depth ? weight[column * depth + k] : 0;
+        const int number = c < columns && k < depth ? source[c * depth + k] : 0;
         target[(k / 4 * kWidth + c) * 4 + k % 4] = static_cast<uint8_t>(number + 128);
       }
     }
@@ -205,15 +208,16 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
 QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
-// float32. scale and bias (or null): float32 for whole panels.
+// float32, of a gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate: as
+// it was packed for.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t rows,
                                 int64_t outputs, int64_t depth, int32_t x_dtype,
-                                int32_t y_dtype, quire::Team* team) {
+                                int32_t y_dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Int8 format(packed, (depth + 3) / 4);
-  const LinearCall call{rows, outputs, depth, x_stride, scale, bias, team};
+  const LinearCall call{rows, {outputs, gate}, depth, x_stride, scale, bias, team};
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int8)

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "panels.h"
+#include "gate.h"
 
 namespace quire::linear {
 
@@ -38,13 +38,13 @@ QUIRE_INLINE void load_columns(const W* pair, vf& low, vf& high) {
   }
 }
 
-// Panel `index` of weight, contiguous [outputs, depth].
+// Panel `index` of weight, contiguous [outputs.count, depth].
 template <class W>
-void pack_panel(const W* weight, int64_t outputs, int64_t depth, int64_t index, W* packed) {
+void pack_panel(const W* weight, const Outputs& outputs, int64_t depth, int64_t index, W* packed) {
   constexpr int64_t kBlock = 32;  // of k: what is written stays in the first-level cache
-  const W* source = weight + index * kWidth * depth;
+  const W* source = weight + outputs.output(index) * depth;
   W* panel = packed + index * panel_elements(depth);
-  const int columns = static_cast<int>(std::min<int64_t>(kWidth, outputs - index * kWidth));
+  const int columns = static_cast<int>(outputs.columns(index));
   if (columns < kWidth || depth % 2 != 0) std::fill_n(panel, panel_elements(depth), W{});
   for (int64_t first = 0; first < depth; first += kBlock) {
     const int64_t last = std::min(depth, first + kBlock);

@@ -22,7 +22,9 @@ constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 constexpr int64_t kOwnBytes = 256 << 10;
 
 struct Problem {
-  int64_t rows, outputs, depth, x_stride, y_stride;
+  int64_t rows;
+  Outputs outputs;
+  int64_t depth, x_stride;
   const float* bias;
   Team* team;
 };
@@ -61,22 +63,21 @@ void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, Ahead<type
   }
 }
 
-// Columns [column, column + kWidth) of one row: bias, rounding, and no more than there are.
+// What one row has in the columns of panel `index`: bias, rounding, and no more than there are.
 template <class E>
-QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t column, E* y) {
-  for (int half = 0; half < 2; ++half, column += kLanes, sums += kLanes) {
-    const int64_t left = problem.outputs - column;
-    if (left <= 0) return;
+QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t index, E* y) {
+  int64_t output = problem.outputs.output(index), left = problem.outputs.columns(index);
+  for (; left > 0; left -= kLanes, output += kLanes, sums += kLanes, y += kLanes) {
     const int n = static_cast<int>(std::min<int64_t>(kLanes, left));
     vf value = load(sums);
     if (problem.bias != nullptr) {
-      const float* bias = problem.bias + column;
+      const float* bias = problem.bias + output;
       value = add(value, n == kLanes ? load(bias) : load_part(bias, n));
     }
     if (n == kLanes) {
-      store(y + column, value);
+      store(y, value);
     } else {
-      store_part(y + column, value, n);
+      store_part(y, value, n);
     }
   }
 }
@@ -90,7 +91,7 @@ struct Block {
   int64_t height, num_tiles, num_panels;
 
   Block(const Problem& problem, const typename A::W* weight)
-      : problem(problem), weight(weight), num_panels(panels_of(problem.outputs)) {
+      : problem(problem), weight(weight), num_panels(problem.outputs.panels()) {
     const int64_t least = (problem.rows + A::kRows - 1) / A::kRows;
     height = (problem.rows + least - 1) / least;
     num_tiles = (problem.rows + height - 1) / height;
@@ -120,9 +121,13 @@ struct Block {
     const int rows = rows_of(t);
     const auto& kernels = count == 1 ? kKernels<A>.one : kKernels<A>.many;
     kernels[rows - 1](x + tile_offset(t), panel(first), pairs_of(problem.depth), ahead, sums);
-    for (int64_t i = 0; i < rows * count; ++i) {
-      put_columns(problem, sums + i * kWidth, (first + i % count) * kWidth,
-                  y + (t * height + i / count) * problem.y_stride);
+    E* const to = y + t * height * problem.outputs.width();
+    for (int64_t p = 0; p < count; ++p) {
+      put_panel<A::kRows>(problem.outputs, first + p, rows, to, [&](E* row, int64_t stride) {
+        for (int64_t r = 0; r < rows; ++r, row += stride) {
+          put_columns(problem, sums + (r * count + p) * kWidth, first + p, row);
+        }
+      });
     }
   }
 
@@ -147,19 +152,21 @@ struct Block {
   }
 };
 
-// What one task computes of a block.
+// What one task computes of a block: so many panels, `together` of them side by side.
 struct TaskSize {
-  int64_t panels, tiles;
+  int64_t panels, together, tiles;
 };
 
 // Panels side by side for few rows, all tiles for many, unless that leaves threads without work.
 template <class A>
 TaskSize task_size(const Block<A>& block, int64_t threads) {
+  const int64_t in_turn = block.problem.outputs.panels_in_turn();
   const int64_t together = block.num_tiles == 1 ? A::panels_together(block.rows_of(0)) : 1;
-  if (threads == 1) return {together, block.num_tiles};
-  if (block.num_panels < 2 * together * threads && together > 1) return {1, 1};
+  const int64_t panels = std::max(together, in_turn);
+  if (threads == 1) return {panels, together, block.num_tiles};
+  if (block.num_panels < 2 * together * threads && together > 1) return {in_turn, 1, 1};
   const int64_t wanted = (4 * threads + block.num_panels - 1) / block.num_panels;
-  return {together, (block.num_tiles + wanted - 1) / wanted};
+  return {panels, together, (block.num_tiles + wanted - 1) / wanted};
 }
 
 // All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without memory
@@ -189,7 +196,9 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
     };
     const auto compute = [&](int64_t task, Worker& worker) {
       const auto [first, last] = tiles_of(task);
-      if (worker.x != nullptr) worker.loop.multiply(task % groups, first, last);
+      if (worker.x == nullptr) return;
+      const int64_t panel = task % groups * size.panels;
+      for (int64_t p = panel; p < panel + size.panels; ++p) worker.loop.multiply(p, first, last);
     };
     return parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
   } else {
@@ -197,8 +206,8 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
       if (x == nullptr) return;
       const int64_t panel = task % groups * size.panels;
       const int64_t end = std::min(block.num_panels, panel + size.panels);
-      if (size.panels > 1 && end - panel == size.panels) {
-        return block.multiply(x, 0, panel, size.panels, block.further(panel), y);
+      if (size.together > 1 && end - panel == size.together) {
+        return block.multiply(x, 0, panel, size.together, block.further(panel), y);
       }
       const auto [first, last] = tiles_of(task);
       for (int64_t p = panel; p < end; ++p) {
@@ -246,7 +255,8 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
       block.gather(t, rows, {weight, 0}, gathered);
     });
     multiply_block(
-        block, [&](const typename A::W*) { return gathered; }, y + first * problem.y_stride);
+        block, [&](const typename A::W*) { return gathered; },
+        y + first * problem.outputs.width());
   }
   return 0;
 }

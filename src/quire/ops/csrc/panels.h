@@ -27,15 +27,6 @@ int dispatch_result(int32_t x_dtype, int32_t y_dtype, F&& f) {
 // a tenth less time past them, 2 MiB a third less, 512 KiB the same.
 constexpr int64_t kStreamedBytes = 1 << 20;
 
-// Whether outputs [rows, outputs] are written by stream_pair(): they are many, and those of a panel
-// are a cache line.
-template <class E>
-bool pays_to_stream(const E* y, int64_t rows, int64_t outputs) {
-  return sizeof(E) * kWidth == 64 && outputs % kWidth == 0 &&
-         reinterpret_cast<uintptr_t>(y) % 64 == 0 &&
-         rows * outputs * static_cast<int64_t>(sizeof(E)) >= kStreamedBytes;
-}
-
 #if defined(__AVX512F__)
 // Other threads see it after a store fence.
 template <class E>

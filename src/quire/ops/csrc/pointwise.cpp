@@ -1,5 +1,6 @@
 // Operations on single elements of activations: sums, activation functions, gates.
 #include "activations.h"
+#include "gate.h"
 #include "parallel.h"
 #include "replay.h"
 #include "rows.h"
@@ -34,7 +35,28 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
   return {f(x.a), f(x.b)};
 }
 
+// Elements of activation(gate) · up; y may be gate.
+template <class A, class E, class Size>
+QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
+  put(y, mul(on_each(activation, get(gate, size)), get(up, size)), size);
+}
+
 }  // namespace
+
+template <class E>
+void apply_gate(int32_t kind, const E* up, E* y, int64_t y_stride, int64_t rows, int64_t width) {
+  dispatch_activation(kind, [&](auto activation) {
+    for (int64_t r = 0; r < rows; ++r, up += kWidth, y += y_stride) {
+      each_two(0, width, [&](int64_t i, auto size) {
+        put_gated(activation, y + i, up + i, y + i, size);
+      });
+    }
+  });
+}
+template void apply_gate(int32_t, const float*, float*, int64_t, int64_t, int64_t);
+template void apply_gate(int32_t, const bf16*, bf16*, int64_t, int64_t, int64_t);
+template void apply_gate(int32_t, const fp16*, fp16*, int64_t, int64_t, int64_t);
+
 }  // namespace quire
 
 // x, y, out: `count` > 0 elements, contiguous.
@@ -85,7 +107,7 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
         __builtin_prefetch(ahead(gate + i));
         __builtin_prefetch(ahead(up + i));
         __builtin_prefetch(ahead(y + i), 1);
-        put(y + i, mul(on_each(activation, get(gate + i, size)), get(up + i, size)), size);
+        put_gated(activation, gate + i, up + i, y + i, size);
       });
     });
   });

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from quire.ops.cpu_provider import PANEL, input_rows, row_ids
-from quire.ops.linear.contract import PackedMatrix, check_arguments
+from quire.ops.activation.cpu import gate_code
+from quire.ops.cpu_provider import input_rows, packed_columns, row_ids
+from quire.ops.linear.contract import PackedMatrix, check_arguments, refuse_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 from quire.ops.weight_arena import WeightArena
 
@@ -29,13 +30,17 @@ class _CpuMatrix:
         arena: WeightArena,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
+        *,
+        gate: str | None = None,
     ) -> None:
-        check_arguments(weight, bias)
+        check_arguments(weight, bias, gate)
         self._call = library.call
         self._outputs, self._depth = weight.shape
         self._dtype = weight.dtype
         self._code = DTYPE_CODES[weight.dtype]
-        size = -(-self._outputs // PANEL) * PANEL * (self._depth + self._depth % 2)
+        self._gate, self._gate_code = gate, gate_code(gate)
+        self._width = self._outputs if gate is None else self._outputs // 2
+        size = packed_columns(self._outputs, gate) * (self._depth + self._depth % 2)
         self._packed = arena.zeros(size * weight.element_size()).view(weight.dtype)
         self._bias = None if bias is None else bias.float().contiguous()
         self._pointer = self._packed.data_ptr()
@@ -48,11 +53,12 @@ class _CpuMatrix:
             self._outputs,
             self._depth,
             self._code,
+            self._gate_code,
         )
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
-        out = torch.empty((rows.shape[0], self._outputs), dtype=out_dtype or x.dtype)
+        out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)
         self._call(
             "linear",
             rows.data_ptr(),
@@ -66,10 +72,12 @@ class _CpuMatrix:
             DTYPE_CODES[x.dtype],
             DTYPE_CODES[out.dtype],
             self._code,
+            self._gate_code,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        refuse_rows(self._gate)
         ids = row_ids(ids)
         out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
         self._call(

@@ -27,3 +27,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
         wide = normal(generator, 4, 70)
         label = f"float32 slices over {dtype} weights"
         yield Case(label=label, args=(wide[:, 3:40], weight[:, :37], bias, ids))
+    weight, bias = normal(generator, 100, 64) / 8, normal(generator, 100)
+    for rows in (1, 5, 33):
+        args = (normal(generator, rows, 64), weight, bias, ids)
+        yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})

@@ -1,9 +1,10 @@
 """y = x (scale · (weight - zero))ᵀ + b with 4-bit weights in groups and, inside, 8-bit activations.
 
-`linear_int4(weight, scale, zero=None, bias=None, *, dtype=torch.float32)` → `PackedMatrix`; weight
-uint8 [O, I] with values 0 to 15, one per byte; scale float32 [O, I / G] for a group size G of 32,
-64 or 128, told from the shapes; zero uint8 [O, I / G], 0 to 15, or None for 8 everywhere; bias [O].
-None is kept. Scales are kept in 16 bits (`contract.pack_scale`), here and in every provider.
+`linear_int4(weight, scale, zero=None, bias=None, *, dtype=torch.float32, gate=None)` →
+`PackedMatrix`; weight uint8 [O, I] with values 0 to 15, one per byte; scale float32 [O, I / G] for
+a group size G of 32, 64 or 128, told from the shapes; zero uint8 [O, I / G], 0 to 15, or None for 8
+everywhere; bias [O]; gate as in `quire.ops.linear`. No tensor is kept. Scales are kept in 16 bits
+(`contract.pack_scale`), here and in every provider.
 
 Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
 8-bit integers with one scale (`linear_int8.activations.quantize_rows`); the sum of a group is exact
@@ -26,6 +27,7 @@ import torch
 
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.linear import PackedMatrix
+from quire.ops.linear.contract import NO_GATE
 from quire.ops.linear_int4.cpu import bind
 from quire.ops.linear_int4.inputs import make_inputs
 from quire.ops.linear_int4.reference import PlainInt4Matrix
@@ -43,8 +45,11 @@ def _apply(
     zero: torch.Tensor | None,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
+    **gate: str,
 ) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, scale, zero, bias, dtype=x.dtype)
+    matrix = linear(weight, scale, zero, bias, dtype=x.dtype, **gate)
+    if gate:
+        return matrix(x), matrix(x, torch.float32)
     return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
@@ -55,7 +60,7 @@ OP = Op(
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
     providers=(
         *cpu_providers(bind),
-        triton_provider("quire.ops.linear_int4.triton:linear_int4"),
+        triton_provider("quire.ops.linear_int4.triton:linear_int4", lacks=NO_GATE),
     ),
     apply=_apply,
 )

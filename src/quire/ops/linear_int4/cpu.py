@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 
+from quire.ops.activation.cpu import gate_code
+from quire.ops.cpu_provider import packed_columns
 from quire.ops.linear import PackedMatrix
 from quire.ops.linear_int4.contract import check_arguments, pack_scale
 from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
@@ -30,12 +32,12 @@ def _pack(
     bias: torch.Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
 ) -> IntegerPanels:
-    group_size = check_arguments(weight, scale, zero, bias)
+    group_size = check_arguments(weight, scale, zero, bias, gate)
     outputs, groups = scale.shape
     half, power = pack_scale(scale)
-    power = pad_columns(power)
-    columns = len(power)
+    columns = packed_columns(outputs, gate)
     packed = arena.zeros(columns * groups * (group_size // 2 + half.itemsize))
     packed_zeros = None if zero is None else arena.zeros(columns * groups // 2)
     weight, half = weight.contiguous(), half.contiguous()
@@ -50,14 +52,16 @@ def _pack(
         outputs,
         groups,
         group_size,
+        gate_code(gate),
     )
     return IntegerPanels(
         library,
         "linear_int4",
         [packed, packed_zeros],
-        power,
-        None if bias is None else pad_columns(bias),
+        pad_columns(power, gate),
+        None if bias is None else pad_columns(bias, gate),
         outputs=outputs,
         sizes=[groups, group_size],
         dtype=dtype,
+        gate=gate,
     )

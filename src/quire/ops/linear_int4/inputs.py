@@ -37,6 +37,10 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
             label=f"{dtype}, slices, zeros, NaN and infinity",
             args=(wide[:, 3:67], weight, scale, zero, None, ids),
         )
+    weight, scale, zero = int4_weight(generator, 100, 64, 32)
+    for rows in (1, 5, 50):
+        args = (normal(generator, rows, 64), weight, scale, zero, normal(generator, 100), ids)
+        yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})
 
 
 def int4_weight(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.ops.linear.reference import gated
 from quire.ops.linear_int4.contract import SYMMETRIC_ZERO, check_arguments, pack_scale
 from quire.ops.linear_int8.activations import quantize_rows
 
@@ -22,14 +23,15 @@ class PlainInt4Matrix:
         bias: torch.Tensor | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        gate: str | None = None,
     ) -> None:
-        self.group_size = check_arguments(weight, scale, zero, bias)
+        self.group_size = check_arguments(weight, scale, zero, bias, gate)
         shift = SYMMETRIC_ZERO if zero is None else zero.to(torch.int8).unsqueeze(-1)
         grouped = weight.to(torch.int8).unflatten(1, (-1, self.group_size))
         self.weight = (grouped - shift).flatten(1)
         self.scale, self.power = pack_scale(scale)
         self.bias = None if bias is None else bias.float()
-        self.dtype = dtype
+        self.dtype, self.gate = dtype, gate
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
@@ -44,7 +46,8 @@ class PlainInt4Matrix:
         y = sums * x_scale * self.power
         if self.bias is not None:
             y = y + self.bias
-        return y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
+        y = y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
+        return gated(y, self.gate)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()

@@ -1,7 +1,8 @@
 """y = x (scale · weight)ᵀ + b with 8-bit weights and, inside, 8-bit activations.
 
-`linear_int8(weight, scale, bias=None, *, dtype=torch.float32)` → `PackedMatrix`; weight int8 [O, I]
-in [-127, 127] with I ≤ 131,072, scale float32 [O] (one per output), bias [O]; none is kept.
+`linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight
+int8 [O, I] in [-127, 127] with I ≤ 131,072, scale float32 [O] (one per output), bias [O], gate as
+in `quire.ops.linear`; no tensor is kept.
 
 Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
 8-bit integers with one scale (`activations.quantize_rows`); products are exact in 32 bits; then in
@@ -23,6 +24,7 @@ import torch
 
 from quire.ops.cpu_provider import cpu_providers
 from quire.ops.linear import PackedMatrix
+from quire.ops.linear.contract import NO_GATE
 from quire.ops.linear_int8.cpu import bind
 from quire.ops.linear_int8.inputs import make_inputs
 from quire.ops.linear_int8.reference import PlainInt8Matrix
@@ -39,8 +41,11 @@ def _apply(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
+    **gate: str,
 ) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, scale, bias, dtype=x.dtype)
+    matrix = linear(weight, scale, bias, dtype=x.dtype, **gate)
+    if gate:
+        return matrix(x), matrix(x, torch.float32)
     return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
@@ -48,10 +53,12 @@ OP = Op(
     name="linear_int8",
     reference=PlainInt8Matrix,
     make_inputs=make_inputs,
-    tolerance=rounding("the same integers, scaled in the same order"),
+    tolerance=rounding(
+        "the same integers, scaled in the same order; of a gate a polynomial exp", float32=4e-6
+    ),
     providers=(
         *cpu_providers(bind),
-        triton_provider("quire.ops.linear_int8.triton:linear_int8"),
+        triton_provider("quire.ops.linear_int8.triton:linear_int8", lacks=NO_GATE),
     ),
     apply=_apply,
 )

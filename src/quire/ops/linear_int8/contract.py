@@ -6,12 +6,16 @@ import torch
 
 from quire.config.quantization import INT8_MAX_INPUTS
 from quire.errors import EngineError
+from quire.ops.linear.contract import check_gate
 
 __all__ = ["check_arguments"]
 
 
-def check_arguments(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raises EngineError unless weight is int8 [O, I], scale float32 [O] and bias [O] or None."""
+def check_arguments(
+    weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, gate: str | None = None
+) -> None:
+    """Raises EngineError unless weight is int8 [O, I], scale float32 [O] and bias [O] or None, and
+    as `check_gate`."""
     if (
         weight.dtype != torch.int8
         or weight.dim() != 2
@@ -33,3 +37,4 @@ def check_arguments(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tenso
         raise EngineError(
             f"linear_int8 takes a bias of {outputs} numbers, not of {list(bias.shape)}."
         )
+    check_gate(outputs, gate)

@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 
+from quire.ops.activation.cpu import gate_code
+from quire.ops.cpu_provider import packed_columns
 from quire.ops.linear import PackedMatrix
 from quire.ops.linear_int8.contract import check_arguments
 from quire.ops.linear_int8.panels import IntegerPanels, pad_columns
@@ -32,20 +34,28 @@ def _pack(
     bias: torch.Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
 ) -> IntegerPanels:
-    check_arguments(weight, scale, bias)
+    check_arguments(weight, scale, bias, gate)
     outputs, depth = weight.shape
-    scale = pad_columns(scale)
-    packed = arena.zeros(len(scale) * -(-depth // QUAD) * QUAD)
+    packed = arena.zeros(packed_columns(outputs, gate) * -(-depth // QUAD) * QUAD)
     weight = weight.contiguous()
-    library.call("linear_int8_pack", weight.data_ptr(), packed.data_ptr(), outputs, depth)
+    library.call(
+        "linear_int8_pack",
+        weight.data_ptr(),
+        packed.data_ptr(),
+        outputs,
+        depth,
+        gate_code(gate),
+    )
     return IntegerPanels(
         library,
         "linear_int8",
         [packed],
-        scale,
-        None if bias is None else pad_columns(bias),
+        pad_columns(scale, gate),
+        None if bias is None else pad_columns(bias, gate),
         outputs=outputs,
         sizes=[depth],
         dtype=dtype,
+        gate=gate,
     )

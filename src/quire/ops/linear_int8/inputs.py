@@ -31,6 +31,10 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
             label=f"{dtype}, slices, zeros, NaN and infinity",
             args=(wide[:, 3:40], weight, scale, None, ids),
         )
+    weight, scale = int8_weight(generator, 100, 64)
+    for rows in (1, 5, 33):
+        args = (normal(generator, rows, 64), weight, scale, normal(generator, 100), ids)
+        yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})
 
 
 def int8_weight(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.ops.activation.cpu import gate_code
 from quire.ops.cpu_provider import PANEL, input_rows, row_ids
+from quire.ops.linear.contract import refuse_rows
 from quire.ops.native import DTYPE_CODES, NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -30,18 +32,21 @@ class IntegerPanels:
         outputs: int,
         sizes: Sequence[int],
         dtype: torch.dtype,
+        gate: str | None,
     ) -> None:
         self._call, self._name = library.call, name
         self._kept = (*packed, scale, bias)
         pointers = [None if part is None else part.data_ptr() for part in self._kept]
         self._table, self._bias = pointers[:-1], pointers[-1]
         self._outputs, self._sizes = outputs, tuple(sizes)
+        self._gate, self._gate_code = gate, gate_code(gate)
+        self._width = outputs if gate is None else outputs // 2
         self._depth = torch.Size(sizes).numel()
         self._dtype = dtype
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
-        out = torch.empty((rows.shape[0], self._outputs), dtype=out_dtype or x.dtype)
+        out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)
         self._call(
             self._name,
             rows.data_ptr(),
@@ -54,10 +59,12 @@ class IntegerPanels:
             *self._sizes,
             DTYPE_CODES[x.dtype],
             DTYPE_CODES[out.dtype],
+            self._gate_code,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._outputs)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        refuse_rows(self._gate)
         ids = row_ids(ids)
         out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
         self._call(
@@ -74,6 +81,7 @@ class IntegerPanels:
         return out
 
 
-def pad_columns(values: torch.Tensor) -> torch.Tensor:
-    """values [O] → float32 with zeros up to a whole number of panels."""
-    return torch.nn.functional.pad(values.float(), (0, -len(values) % PANEL))
+def pad_columns(values: torch.Tensor, gate: str | None) -> torch.Tensor:
+    """values [O] → float32 with zeros up to the end of the last panel."""
+    width = len(values) if gate is None else len(values) // 2
+    return torch.nn.functional.pad(values.float(), (0, -width % PANEL))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.ops.linear.reference import gated
 from quire.ops.linear_int8.activations import quantize_rows
 from quire.ops.linear_int8.contract import check_arguments
 
@@ -24,9 +25,10 @@ class PlainInt8Matrix:
         bias: torch.Tensor | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        gate: str | None = None,
     ) -> None:
-        check_arguments(weight, scale, bias)
-        self.weight, self.scale, self.dtype = weight, scale, dtype
+        check_arguments(weight, scale, bias, gate)
+        self.weight, self.scale, self.dtype, self.gate = weight, scale, dtype, gate
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -39,7 +41,8 @@ class PlainInt8Matrix:
         y = products.float() * x_scale * self.scale
         if self.bias is not None:
             y = y + self.bias
-        return y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
+        y = y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
+        return gated(y, self.gate)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()
