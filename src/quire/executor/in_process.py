@@ -52,11 +52,10 @@ class InProcessExecutor:
             )
         future: Future[StepResult] = Future()
         with self._lock:
+            if not self._is_launching:
+                self._launcher.submit(self._launch_all, self._worker)
+                self._is_launching = True
             self._to_launch.append((plan, future))
-            if self._is_launching:
-                return future
-            self._is_launching = True
-        self._launcher.submit(self._launch_all, self._worker)
         return future
 
     def _launch_all(self, worker: Worker) -> None:

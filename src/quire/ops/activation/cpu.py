@@ -14,15 +14,12 @@ __all__ = ["bind", "bind_with_mul", "gate_code"]
 
 # enum Activation of csrc/activations.h
 _CODES: Mapping[str, int] = MappingProxyType({"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3})
-
-
-UNGATED = -1
-"""kUngated of csrc/gate.h."""
+_UNGATED = -1  # kUngated of csrc/gate.h
 
 
 def gate_code(gate: str | None) -> int:
     """`gate` of a linear layer as its kernels take it."""
-    return UNGATED if gate is None else _CODES[resolve_name(gate)]
+    return _UNGATED if gate is None else _CODES[resolve_name(gate)]
 
 
 def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
