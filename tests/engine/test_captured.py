@@ -338,6 +338,7 @@ def test_a_failing_kernel_fails_its_row_alone(
     outputs = engines[0].generate(prompts, greedy)
     assert [output.error is None for output in outputs] == [True, True, False, True]
     assert "failed with code 3" in (outputs[2].error or "")
+    assert captured_steps(engines[0])._failures.count == 1
     for index in (0, 1, 3):
         assert outputs[index].outputs[0].token_ids == expected[index]
 

@@ -15,7 +15,7 @@ __all__ = ["CapturedDraws"]
 
 class CapturedDraws:
     """For rows that ask no more than a token. Where the draw reads its parameters stays the same:
-    whoever captured it sets them anew before each replay."""
+    whoever captured it has them set (`prepare`, `advance`) before each replay."""
 
     def __init__(
         self,

@@ -30,7 +30,8 @@ class ScheduledRows:
 
 class RowTable:
     """The rows own the truth about computed counts and token values; a plan never names an
-    absolute position. A step's outcome is committed after sampling, so a step can be run again.
+    absolute position. A step's outcome is committed after sampling, by the last kernel of a step
+    that draws itself, so a step can be run again.
 
     token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
     num_tokens, num_computed, num_prompt, standing (tokens per step): int64 [slots].

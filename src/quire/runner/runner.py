@@ -44,26 +44,25 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's difference, compute its rows, sample, and commit."""
         slots, self._drawn_slots = self._drawn_slots, None
-        if slots is not None and plan.keeps_rows:
-            token_ids = self._repeat(plan)
-            if token_ids is not None:
-                return self._drawn(plan.step_id, slots, token_ids, [])
-        return self._execute(plan)
-
-    def _repeat(self, plan: StepPlan) -> IntArray | None:
-        """Token ids of the rows of the last step, which go on as they did, without a look at them;
-        None if that has to be done the other way."""
-        self._rows.update_tables(plan)
+        if slots is None or not plan.keeps_rows:
+            return self._execute(plan)
         try:
-            return self._captured.repeat()
+            token_ids = self._repeat(plan)
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
-            return None
+            return self._execute(plan, replays=False)
+        return self._drawn(plan.step_id, slots, token_ids, [])
+
+    def _repeat(self, plan: StepPlan) -> IntArray:
+        """Token ids of the rows of the last step, which go on as they did, without a look at
+        them."""
+        self._rows.update_tables(plan)
+        return self._captured.repeat()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan, *, replays: bool = True) -> StepResult:
         refused = self._changes.apply(plan)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
-        replayed = self._replay(rows, draws=not plan.forks)
+        replayed = self._replay(rows, draws=not plan.forks) if replays else None
         if replayed is not None and replayed.token_ids is not None:
             return self._drawn(plan.step_id, rows.slots, replayed.token_ids, refused)
         forward = self._forward.compute(rows) if replayed is None else _whole(rows, replayed)

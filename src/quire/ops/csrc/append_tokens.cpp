@@ -7,10 +7,14 @@
 #include "team.h"
 
 // Row slots[i] has its tokens at row_tokens + slots[i] · tokens_stride, and takes token_ids[i]. Of
-// slot `spare` nothing changes.
+// slot `spare` nothing changes. 3, and no row has changed, if one of them is full.
 QUIRE_API int quire_append_tokens(const int64_t* slots, int64_t num_rows, const int32_t* token_ids,
                                   int64_t* num_computed, int64_t* num_tokens, int32_t* row_tokens,
                                   int64_t tokens_stride, int64_t spare, quire::Team*) {
+  const auto is_full = [&](int64_t slot) {
+    return slot != spare && num_tokens[slot] >= tokens_stride;
+  };
+  if (std::any_of(slots, slots + num_rows, is_full)) return 3;
   for (int64_t i = 0; i < num_rows; ++i) {
     const int64_t slot = slots[i];
     if (slot == spare) continue;

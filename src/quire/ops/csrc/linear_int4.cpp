@@ -174,7 +174,8 @@ QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scal
   const int64_t depth = groups * group_size;
   const Int4Source source{weight, scale, zero, {outputs, gate}, depth};
   const Int4Layout layout{group_size, groups};
-  parallel_for(source.outputs.panels(), kWorkPerTask / (depth * kWidth * 8 + 1) + 1, team, [&](int64_t panel) {
+  const int64_t grain = kWorkPerTask / (depth * kWidth * 8 + 1) + 1;
+  parallel_for(source.outputs.panels(), grain, team, [&](int64_t panel) {
     pack_panel(source, layout, panel, packed, packed_zeros);
   });
   return 0;
