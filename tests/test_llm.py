@@ -408,6 +408,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it\n"
         "from quire import LLM, SamplingParams\n"
         "llm = LLM(quiet=True, num_kv_blocks=256)\n"
         "step = llm.engine.client.step\n"
