@@ -31,7 +31,8 @@ class BrokenAt:
         if self._raises and bad.any():
             raise RuntimeError("boom")
         hidden = self._model.forward(token_ids, positions, step)
-        hidden[bad] = float("nan")
+        wanted = step.wanted_tokens
+        hidden[bad if wanted is None else bad[wanted]] = float("nan")
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,8 @@ class StepInputs:
     """One step of a flat batch: row r owns tokens query_start_loc[r] … query_start_loc[r+1] - 1.
 
     query_start_loc: int32 [R + 1]. seq_lens: int32 [R], tokens in the cache after this step's
-    writes. max_query_len, max_seq_len: host integers. groups: per layer group.
+    writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
+    int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
     """
 
     query_start_loc: torch.Tensor
@@ -42,3 +43,4 @@ class StepInputs:
     max_seq_len: int
     groups: tuple[GroupInputs, ...]
     kv: KVPool
+    wanted_tokens: torch.Tensor | None = None

@@ -7,6 +7,7 @@ from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.layers.wanted import WantedTokens
 from quire.layers.weights import LayerWeights, WeightedLayer
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "ResidualAdd",
     "RotaryEmbedding",
     "TiedEmbedding",
+    "WantedTokens",
     "WeightedLayer",
 ]

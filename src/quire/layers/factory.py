@@ -19,6 +19,7 @@ from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
+from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet
 from quire.quantization import MatrixFormats, QuantizedFormats
 
@@ -147,6 +148,9 @@ class LayerFactory:
             *norms,
             scores=scores,
         )
+
+    def wanted_tokens(self, *, is_last: bool) -> WantedTokens:
+        return WantedTokens(self._ops, is_last=is_last)
 
     def gated_mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool = False

@@ -57,6 +57,7 @@ class Gemma2Block:
             rope=spec.ropes[layer],
             scores=ScoreOptions(soft_cap=traits.score_cap),
         )
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.bias)
         self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
 
@@ -67,10 +68,11 @@ class Gemma2Block:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
+        block those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
-        x = self.attention_post_norm(self.output(self.attention(self.qkv(x), positions, step)))
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
+        x, residual = self.mlp_norm.add(self.attention_post_norm(self.output(x)), residual)
         return self.mlp_post_norm(self.mlp(x)), residual
 
 
@@ -93,7 +95,7 @@ class Gemma2Model:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions [T] → hidden [T, E]."""
+        """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self._embed_scale(self.embed(token_ids)), None
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)

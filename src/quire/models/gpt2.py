@@ -42,6 +42,7 @@ class GPT2Block:
         self.attention_norm = make.layer_norm(size, eps)
         self.qkv = make.linear(size, 3 * size, bias=True, transposed=True)
         self.attention = make.attention(layer, heads, scale=scale)
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(size, size, bias=True, transposed=True)
         self.mlp_norm = make.layer_norm(size, eps)
         self.mlp = make.mlp(
@@ -55,10 +56,11 @@ class GPT2Block:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
+        block those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
-        x = self.output(self.attention(self.qkv(x), positions, step))
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
+        x, residual = self.mlp_norm.add(self.output(x), residual)
         return self.mlp(x), residual
 
 
@@ -83,7 +85,7 @@ class GPT2Model:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions [T] → hidden [T, E]."""
+        """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self.embed(token_ids), self.embed_positions(positions)
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)

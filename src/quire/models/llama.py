@@ -52,6 +52,7 @@ class LlamaBlock:
         self.attention = make.attention(
             layer, heads, rope=spec.ropes[layer], qk_norm_eps=eps if traits.qk_norm else None
         )
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
         self.mlp_norm = make.rms_norm(size, eps)
         self.mlp = make.gated_mlp(
@@ -65,10 +66,11 @@ class LlamaBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
+        block those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
-        x = self.output(self.attention(self.qkv(x), positions, step))
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
+        x, residual = self.mlp_norm.add(self.output(x), residual)
         return self.mlp(x), residual
 
 
@@ -89,7 +91,7 @@ class LlamaModel:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions [T] → hidden [T, E]."""
+        """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self.embed(token_ids), None
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)

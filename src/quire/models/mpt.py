@@ -52,6 +52,7 @@ class MPTBlock:
         self.attention_norm = make.layer_norm(size, eps, bias=False)
         self.qkv = make.linear(size, 3 * size, bias=False)
         self.attention = make.attention(layer, heads, scale=scale, scores=scores)
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(size, size, bias=False)
         self.mlp_norm = make.layer_norm(size, eps, bias=False)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=False)
@@ -63,10 +64,11 @@ class MPTBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
+        block those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
-        x = self.output(self.attention(self.qkv(x), positions, step))
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
+        x, residual = self.mlp_norm.add(self.output(x), residual)
         return self.mlp(x), residual
 
 
@@ -91,7 +93,7 @@ class MPTModel:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions [T] → hidden [T, E]."""
+        """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self.embed(token_ids), None
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)

@@ -54,6 +54,7 @@ class OPTBlock:
         self.attention_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
         self.qkv = make.qkv_linear(size, heads, bias=bias)
         self.attention = make.attention(layer, heads)
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(size, size, bias=bias)
         self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=bias)
@@ -65,17 +66,20 @@ class OPTBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next."""
+        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
+        block those of the wanted tokens."""
         if self._norm_before:
             x, residual = self.attention_norm.add(x, residual)
-            x, residual = self.mlp_norm.add(self._attend(x, positions, step), residual)
+            x, residual = self.wanted(self._attend(x, positions, step), residual, step)
+            x, residual = self.mlp_norm.add(self.output(x), residual)
             return self.mlp(x), residual
-        x, _ = self.attention_norm.add(self._attend(x, positions, step), x)
+        attended, x = self.wanted(self._attend(x, positions, step), x, step)
+        x, _ = self.attention_norm.add(self.output(attended), x)
         x, _ = self.mlp_norm.add(self.mlp(x), x)
         return x, None
 
     def _attend(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        return self.output(self.attention(self.qkv(x), positions, step))
+        return self.attention(self.qkv(x), positions, step)
 
 
 class OPTModel:
@@ -107,7 +111,7 @@ class OPTModel:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions [T] → hidden [T, E]."""
+        """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x = self.embed(token_ids)
         if self.project_in is not None:
             x = self.project_in(x)

@@ -21,7 +21,8 @@ _log = logging.getLogger("quire.runner")
 
 class CapturedForward:
     """A `Computes` that replays the model's forward for all steps of up to `max_tokens` tokens and
-    `max_rows` rows: what they are stands in buffers that stay, how many they are in the arguments.
+    `max_rows` rows, one token of each row wanted: what they are stands in buffers that stay, how
+    many they are in the arguments.
 
     It is recorded at once. Of a model that does more than call kernels or needs more than the arena
     has, nothing is captured. Then, and when a replay fails, the model computes call by call.
@@ -56,6 +57,7 @@ class CapturedForward:
         self._positions = torch.zeros(tokens, dtype=torch.int64)
         self._starts = torch.zeros(rows + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(rows, dtype=torch.int32)
+        self._wanted = torch.zeros(rows, dtype=torch.int64)
         self._tables = [torch.zeros((rows, blocks), dtype=torch.int32) for _ in windows]
         self._slots = [torch.zeros(tokens, dtype=torch.int64) for _ in windows]
         self._calls = self._capture() if max_tokens else None
@@ -64,15 +66,16 @@ class CapturedForward:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """As `CausalLM.forward`; hidden [T, E] is to be read before anything else is captured or
+        """As `CausalLM.forward`; the result is to be read before anything else is captured or
         replayed in the arena."""
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
-        calls = self._calls
-        if calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
+        calls, wanted = self._calls, step.wanted_tokens
+        fits = num_tokens <= self._max_tokens and num_rows <= self._max_rows
+        if calls is None or wanted is None or not fits:
             return self._call_by_call(token_ids, positions, step)
         try:
-            self._fill(token_ids, positions, step)
-            return calls.replay(num_tokens, num_rows)[:num_tokens]
+            self._fill(token_ids, positions, step, wanted)
+            return calls.replay(num_tokens, num_rows)[:num_rows]
         except Exception:  # noqa: BLE001  whatever it is
             hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
             if self._failures.note():
@@ -87,12 +90,19 @@ class CapturedForward:
             self._arena.give_back()
         return self._model.forward(token_ids, positions, step)
 
-    def _fill(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> None:
+    def _fill(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepInputs,
+        wanted: torch.Tensor,
+    ) -> None:
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
         self._token_ids[:num_tokens] = token_ids
         self._positions[:num_tokens] = positions
         self._starts[: num_rows + 1] = step.query_start_loc
         self._seq_lens[:num_rows] = step.seq_lens
+        self._wanted[:num_rows] = wanted
         for table, slots, group in zip(self._tables, self._slots, step.groups, strict=True):
             table[:num_rows, : group.block_table.shape[1]] = group.block_table
             slots[:num_tokens] = group.slot_mapping
@@ -117,5 +127,6 @@ class CapturedForward:
             plan = self._backend.plan(starts, seq_lens, table, window)
             groups.append(GroupInputs(table, slots[:num_tokens], window, plan))
         longest = self._tables[0].shape[1]
-        step = StepInputs(starts, seq_lens, num_tokens, longest, tuple(groups), self._kv)
+        wanted = self._wanted[:num_rows]
+        step = StepInputs(starts, seq_lens, num_tokens, longest, tuple(groups), self._kv, wanted)
         return self._model.forward(self._token_ids[:num_tokens], self._positions[:num_tokens], step)

@@ -12,7 +12,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.protocol.step import IntArray, PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
+from quire.protocol.step import PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.inputs import ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows, Slots
@@ -45,6 +45,18 @@ class Forward:
         self.prompt_logprobs.update(other.prompt_logprobs)
         self.failed += other.failed
         self.unfinished += other.unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptPiece:
+    """Tokens start <= i < end of a prompt, which predict those after them. first: index in the
+    batch of the row's first token. k: alternatives asked for."""
+
+    slot: int
+    first: int
+    start: int
+    end: int
+    k: int
 
 
 class Computes(Protocol):
@@ -94,45 +106,51 @@ class ForwardPass:
 
     def _compute(self, rows: ScheduledRows) -> Forward:
         inputs = self._build(rows)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
+        asking = self._asking_for_prompt_logprobs(rows)
+        step = inputs.step if asking else replace(inputs.step, wanted_tokens=inputs.last_token)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
+        last = hidden[inputs.last_token] if asking else hidden
         sampled = np.flatnonzero(rows.samples)
         result = Forward(slots=rows.slots[sampled].tolist())
         if len(sampled) == len(rows.slots):
-            result.logits.append(self._model.logits(hidden[inputs.last_token]))
+            result.logits.append(self._model.logits(last))
         else:
-            last = hidden[inputs.last_token]
             if len(sampled):
                 result.logits.append(self._model.logits(last[self._upload(sampled)]))
             others = np.flatnonzero(~rows.samples)
             is_finite = torch.isfinite(last[self._upload(others)]).all(dim=1)
             result.unfinished.append((rows.slots[others], is_finite))
-        if self._num_prompt_logprobs:
-            self._add_prompt_logprobs(rows, hidden, result)
+        for each in asking:
+            found = self._prompt_logprobs_of(hidden, each)
+            result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
         return result
 
-    def _add_prompt_logprobs(
-        self, rows: ScheduledRows, hidden: torch.Tensor, result: Forward
-    ) -> None:
-        """For rows that ask: how likely each prompt token was that this chunk predicts."""
+    def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
+        """What rows compute of prompts whose tokens' log-probabilities are asked for."""
+        if not self._num_prompt_logprobs:
+            return []
+        pieces: list[_PromptPiece] = []
         first = 0
         for i, slot in enumerate(rows.slots.tolist()):
-            k = self._num_prompt_logprobs.get(slot)
             start, count = int(rows.num_computed[i]), int(rows.num_tokens[i])
             end = min(start + count, int(self._rows.num_prompt[slot]) - 1)
+            k = self._num_prompt_logprobs.get(slot)
             if k is not None and end > start:
-                targets = self._rows.token_ids[slot, start + 1 : end + 1]
-                found = self._prompt_logprobs_of(hidden[first : first + end - start], targets, k)
-                result.prompt_logprobs[slot] = PromptLogprobs(start + 1, found)
+                pieces.append(_PromptPiece(slot, first, start, end, k))
             first += count
+        return pieces
 
     def _prompt_logprobs_of(
-        self, hidden: torch.Tensor, targets: IntArray, k: int
+        self, hidden: torch.Tensor, piece: _PromptPiece
     ) -> tuple[TokenLogprobs, ...]:
-        """hidden [C, E] before the targets [C]; not all logits at once, which bounds memory."""
+        """How likely each prompt token was that the piece predicts. hidden: [T, E] of the batch.
+        Not all logits at once, which bounds memory."""
+        targets = self._rows.token_ids[piece.slot, piece.start + 1 : piece.end + 1]
+        before = hidden[piece.first : piece.first + len(targets)]
         entries: list[TokenLogprobs] = []
         for offset in range(0, len(targets), PROMPT_LOGPROB_ROWS):
-            piece = slice(offset, offset + PROMPT_LOGPROB_ROWS)
-            entries += prompt_logprobs(self._model.logits(hidden[piece]), targets[piece], k)
+            part = slice(offset, offset + PROMPT_LOGPROB_ROWS)
+            entries += prompt_logprobs(self._model.logits(before[part]), targets[part], piece.k)
         return tuple(entries)
 
 

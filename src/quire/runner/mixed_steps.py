@@ -73,7 +73,7 @@ class MixedSteps:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """As `CausalLM.forward`; hidden [T, E] is valid until the next call."""
+        """As `CausalLM.forward`; the result is valid until the next call."""
         size = len(token_ids)
         known = None
         if size in self._buffers and token_ids is self._buffers[size].token_ids:
@@ -84,7 +84,8 @@ class MixedSteps:
             each.graph.replay()
             each.result.copy_(self._attention.compute(each.call, step))
         known.last.replay()
-        return known.hidden
+        wanted = step.wanted_tokens
+        return known.hidden if wanted is None else known.hidden[wanted]
 
     def _record(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
@@ -103,6 +104,8 @@ class MixedSteps:
             recorder.begin()
             return result
 
+        # How many tokens are wanted differs from step to step.
+        step = replace(step, wanted_tokens=None)
         recorder.begin()
         try:
             with self._attention.answered_by(split):
