@@ -131,10 +131,10 @@ class LanePiece {
     const LaneLayout lanes = lane_layout(tile.rows, tile.kv_heads);
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
     vf broken = zero();
-    each_query_row(b, work, b.out_stride, [&](int64_t offset, int row) {
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
       const int state = lanes.state(row / tile.rows, row % tile.rows);
       const float* acc = total.acc + int64_t{state} * b.head_dim;
-      bf16* to = static_cast<bf16*>(b.out) + offset;
+      bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
       const vf inverse = set1(1.0f / total.sum[state]);
       for (int d = 0; d < b.head_dim; d += kTileDims) {
         const vf x = mul(load(acc + d), inverse), y = mul(load(acc + d + kLanes), inverse);

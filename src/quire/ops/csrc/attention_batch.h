@@ -44,15 +44,25 @@ struct Work {
   int kv_head, num_kv_heads;
 };
 
-// Calls f(offset of the query row's first element in q or out, its row in the tile's state).
+// Calls f(token, where the query row begins in that of the token, its row in the tile's state).
 template <class F>
-void each_query_row(const Batch& b, const Work& work, int64_t stride, F&& f) {
+void each_query_row(const Batch& b, const Work& work, F&& f) {
   const int64_t first = b.query_start_loc[work.row] + work.token;
   int row = 0;
   for (int head = work.kv_head; head < work.kv_head + work.num_kv_heads; ++head)
     for (int t = 0; t < work.num_tokens; ++t)
       for (int g = 0; g < b.group; ++g)
-        f((first + t) * stride + int64_t{head * b.group + g} * b.head_dim, row++);
+        f(first + t, int64_t{head * b.group + g} * b.head_dim, row++);
+}
+
+// The bf16 query row at `begin` of a token. Asks for that of a later token: a processor's own
+// prefetching begins anew in every row.
+QUIRE_INLINE const bf16* fetch_query(const Batch& b, int64_t token, int64_t begin) {
+  constexpr int kLine = 64 / sizeof(bf16), kTokensAhead = 4;
+  const bf16* row = static_cast<const bf16*>(b.q) + token * b.q_stride + begin;
+  for (int d = 0; d < b.head_dim; d += kLine)
+    __builtin_prefetch(row + kTokensAhead * b.q_stride + d);
+  return row;
 }
 
 inline int64_t state_size(int64_t num_states, int width) { return num_states * (width + 2); }
@@ -72,7 +82,7 @@ inline int64_t scales_size(const Batch& b) {
 inline int64_t integer_size(const Batch& b) {
   if (!b.integers()) return 0;
   const int64_t depth = integer_depth(b.head_dim);
-  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 4) +
+  return b.tile_rows() * (depth / 2 + kKeyBlock / 2 + 2) +
          kKeyBlock / 2 * turned_depth(b.head_dim);
 }
 
@@ -84,8 +94,6 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   s.keys = s.values = s.weights + rows * kKeyBlock;
   s.q_step = reinterpret_cast<float*>(s.keys + kKeyBlock * turned_depth(b.head_dim));
   s.weight_step = s.q_step + rows;
-  s.best = s.weight_step + rows;
-  s.total = s.best + rows;
   at += integer_size(b);
   return s;
 }

@@ -143,11 +143,6 @@ inline void score_turned_pairs(const Tile& tile, const Range& range, const bf16*
   });
 }
 
-// Keys low <= key < high of a block, low < high.
-inline uint64_t key_bits(int low, int high) {
-  return ~uint64_t{0} << low & ~uint64_t{0} >> (kKeyBlock - high);
-}
-
 // One row's scores of a key block become bf16 weights 2^(score · scale - max) in their place; the
 // row's state is rescaled. Masked: keys whose bit in `seen` is not set get weight 0 whatever their
 // score is; else the row sees all.
@@ -337,9 +332,11 @@ class PairPiece {
         q_(reinterpret_cast<bf16*>(rest_ + int64_t{b.tile_rows()} * kLanes)),
         copy_(q_ + int64_t{b.tile_rows()} * b.head_dim),
         values_(copy_ + int64_t{kKeyBlock} * b.head_dim) {
-    each_query_row(b, work, b.q_stride, [&](int64_t offset, int row) {
-      std::memcpy(q_ + int64_t{row} * b.head_dim, static_cast<const bf16*>(b.q) + offset,
-                  b.head_dim * sizeof(bf16));
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      const bf16* from = fetch_query(b, token, begin);
+      bf16* to = q_ + int64_t{row} * b.head_dim;
+      for (int d = 0; d < b.head_dim; d += kPairDims)
+        _mm512_storeu_si512(to + d, load_words(from + d));
     });
   }
 
@@ -371,18 +368,22 @@ class PairPiece {
 
   // total / its sum, rounded. Returns whether all of it is finite.
   static bool store(const Batch& b, const Work& work, const State& total) {
-    vf broken = zero();
-    each_query_row(b, work, b.out_stride, [&](int64_t offset, int row) {
+    __m512i tops = _mm512_setzero_si512();
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
       const float* acc = total.acc + int64_t{row} * b.width;
-      bf16* to = static_cast<bf16*>(b.out) + offset;
+      bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
       const vf inverse = set1(1.0f / total.sum[row]);
+      __m512i top = _mm512_setzero_si512();
       for (int d = 0; d < b.head_dim; d += kPairDims) {
         const vf low = mul(load(acc + d), inverse), high = mul(load(acc + d + kLanes), inverse);
-        broken = fma(low, zero(), fma(high, zero(), broken));
-        _mm512_storeu_si512(to + d, narrowed_in_order(low, high));
+        const __m512i words = narrowed_in_order(low, high);
+        _mm512_storeu_si512(to + d, words);
+        // Magnitudes are in the order of their bits.
+        top = _mm512_max_epu16(_mm512_and_si512(words, _mm512_set1_epi16(0x7fff)), top);
       }
+      tops = _mm512_max_epu16(top, tops);
     });
-    return sum(broken) == 0.0f;
+    return _mm512_cmpge_epu16_mask(tops, _mm512_set1_epi16(0x7f80)) == 0;
   }
 
  private:

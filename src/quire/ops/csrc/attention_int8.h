@@ -15,22 +15,33 @@ namespace quire::attention {
 constexpr int kMaxIntegerDim = 512;  // of a head: Σ q k stays within 32 bits
 constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
 
-// One query row [width], scaled floats, into its place among the integers. The step is 0 when
+// One query row into its place among the integers. scale: of its scores. The step is 0 when
 // everything is next to nothing, NaN when something is not finite.
-inline void round_query(const float* q, int width, int depth, int row, const IntegerScratch& out) {
+inline void round_query(const bf16* q, int head_dim, float scale, int row,
+                        const IntegerScratch& out) {
+  constexpr float kLeast = std::numeric_limits<float>::min();
+  const int depth = integer_depth(head_dim);
   int16_t* to = out.q + int64_t{row} * depth;
-  vf most = zero(), broken = zero();
-  for (int i = 0; i < width; i += kLanes) {
-    most = max(absolute(load(q + i)), most);
-    broken = fma(load(q + i), zero(), broken);
+  const float top = largest(q, head_dim), step = top * std::fabs(scale) / kQueryTop;
+  const bool finite = step < std::numeric_limits<float>::infinity();
+  if (!finite || step < kLeast || top < kLeast * kQueryTop) {
+    out.q_step[row] = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    for (int i = 0; i < depth; i += kWords) store_words(to + i, (raw)set1_int(0));
+    return;
   }
-  const bool finite = sum(broken) == 0.0f;
-  const float step = maximum(most) / kQueryTop;
-  const bool some = finite && step >= std::numeric_limits<float>::min();
-  out.q_step[row] = some ? step : finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-  const int words = some ? width : 0;
-  std::memset(to + words, 0, sizeof(int16_t) * (depth - words));
-  for (int i = 0; i < words; i += kLanes) round_words(to + i, mul(load(q + i), set1(1.0f / step)));
+  out.q_step[row] = std::copysign(step, scale);
+  const vf inverse = set1(kQueryTop / top);
+  auto put = [&](const bf16* from, int i) __attribute__((always_inline)) {
+    store_words(to + i, words_in_turn(to_int(mul(lower_halves(from), inverse)),
+                                      to_int(mul(upper_halves(from), inverse))));
+  };
+  int i = 0;
+  for (; i + kWords <= head_dim; i += kWords) put(q + i, i);
+  if (i < head_dim) {
+    bf16 rest[kWords] = {};
+    std::memcpy(rest, q + i, (head_dim - i) * sizeof(bf16));
+    put(rest, i);
+  }
 }
 
 // scores[r][j] = q[r] · k[j] for NR adjacent rows and kLanes / NR keys, as floats without steps.
@@ -86,106 +97,148 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
   });
 }
 
-// What turns weights of the keys low <= key < high into integers: factor by key, and the step of
-// their products with V. The step is NaN when a scale of V is not finite.
-struct WeightScale {
-  float factor[kKeyBlock];
-  vmask seen[kKeyBlock / kLanes];
-  float step;
-  int low = -1, high = -1;
-
-  // block: the keys of the tile; the others are left out.
-  void set(const float* v_scale, const Range& block, int from, int to) {
-    if (from == low && to == high) return;
-    low = from;
-    high = to;
-    vf most = zero(), broken = zero();
-    each_vector(block, [&](int k) {
-      seen[k / kLanes] = lanes(low - k, high - k);
-      const vf scale = select(seen[k / kLanes], load(v_scale + k), zero());
-      most = max(absolute(scale), most);
-      broken = fma(scale, zero(), broken);
-    });
-    const bool finite = sum(broken) == 0.0f;
-    step = maximum(most) / kWeightTop;
-    const bool some = step >= std::numeric_limits<float>::min();
-    const vf inverse = set1(some && finite ? 1.0f / step : 0.0f);
-    if (!some) step = 0.0f;
-    if (!finite) step = std::numeric_limits<float>::quiet_NaN();
-    each_vector(block, [&](int k) {
-      store(factor + k, mul(select(seen[k / kLanes], load(v_scale + k), zero()), inverse));
-    });
+// The softmax of up to kLanes adjacent states of a tile, one to a lane, over a key block. Scores
+// become integer weights 2^(score - the block's maximum), one of which is worth a weight_step: V's
+// scales, of the keys that a state sees, are part of them, and it is NaN when one is not finite.
+// Outputs and sums are rescaled to the larger maximum, or the step of the weights is.
+class Softening {
+ public:
+  Softening(const Tile& tile, const Range& range, int first, int count, const Scratch& scratch)
+      : tile_(tile), range_(range), scratch_(scratch), first_(first), count_(count) {
+    find_keys();
   }
-};
 
-// One row's scores of a key block become integer weights 2^(score - the block's maximum). Keys that
-// the row does not see get weight 0 whatever their score is.
-inline void soften_row(const Range& range, int row, const float* k_scale, const WeightScale& scale,
-                       const Scratch& scratch) {
-  const IntegerScratch& ints = scratch.integers;
-  float* scores = scratch.scores + row * kKeyBlock;
-  int16_t* weights = ints.weights + row * kKeyBlock;
-  const vf q_step = set1(ints.q_step[row]);
-  vf top = set1(kNegativeInfinity), total = zero();
-  each_vector(range, [&](int k) {
-    const vf x = mul(mul(load(scores + k), q_step), load(k_scale + k));
-    store(scores + k, x);
-    top = max(select(scale.seen[k / kLanes], x, set1(kNegativeInfinity)), top);
-  });
-  const float best = maximum(top);
-  const vf base = set1(best == kNegativeInfinity ? 0.0f : best);
-  each_vector(range, [&](int k) {
-    const vf weight = exp2_negative(sub(load(scores + k), base));
-    const vf visible = select(scale.seen[k / kLanes], weight, zero());
-    total = add(total, visible);
-    round_words(weights + k, mul(visible, load(scale.factor + k)));
-  });
-  ints.best[row] = best;
-  ints.total[row] = sum(total);
-  ints.weight_step[row] = scale.step;
-}
+  void run() {
+    vf scores[kLanes], scales[kLanes];
+    for (int i = count_; i < kLanes; ++i) scores[i] = scales[i] = zero();
+    for (int i = 0; i < count_; ++i) {
+      scores[i] = scale_scores(i);
+      scales[i] = shares_scales(i) ? scales[i - 1] : largest_scale(i);
+    }
+    const vf best = maxima(scores), none = set1(kNegativeInfinity);
+    store(base_, select(less(none, best), best, zero()));
+    const vf step = weight_steps(fold_lanes(scales, larger));
+    vf totals[kLanes];
+    for (int i = count_; i < kLanes; ++i) totals[i] = zero();
+    for (int i = 0; i < count_; ++i) totals[i] = weigh(i);
+    take_in(best, sums(totals), step);
+  }
 
-// The states of all rows take in a key block, whose weights soften_row() has made: their outputs and
-// sums are rescaled to the larger maximum, or the step of the weights is.
-inline void rescale_rows(const Tile& tile, const Scratch& scratch) {
-  const IntegerScratch& ints = scratch.integers;
-  const State& state = scratch.span;
-  const int num_states = tile.num_states();
-  const vf one = set1(1.0f);
-  for (int row = 0; row < num_states; row += kLanes) {
-    const int n = std::min(kLanes, num_states - row);
-    auto get = [&](const float* p) { return n == kLanes ? load(p + row) : load_part(p + row, n); };
-    auto put = [&](float* p, vf x) { n == kLanes ? store(p + row, x) : store_part(p + row, x, n); };
-    const vf before = get(state.max), best = get(ints.best);
+ private:
+  // Magnitudes by their bits: NaN is above them all.
+  static QUIRE_INLINE vf larger(vf a, vf b) { return float_of(max_int(bits_of(a), bits_of(b))); }
+  static QUIRE_INLINE vf seen(uint64_t keys, int k, vf yes, vf no) {
+    return select(lanes_of(keys >> k), yes, no);
+  }
+
+  // Which keys each state sees; and the vectors of those for which weights are read, by each_rows().
+  void find_keys() {
+    const int rows = tile_.rows, last = first_ + count_ - 1;
+    const bool one_head = first_ / rows == last / rows;
+    from_ = range_.low(tile_, one_head ? first_ % rows / 4 * 4 : 0) / kLanes * kLanes;
+    to_ = range_.high(tile_, one_head ? std::min(last % rows | 3, rows - 1) : rows - 1);
+    for (int i = 0, row = first_ % rows, head = first_ / rows; i < count_; ++i) {
+      const bool as_before = i > 0 && row % tile_.group != 0;
+      keys_[i] = as_before ? keys_[i - 1]
+                           : key_bits(range_.low(tile_, row), range_.high(tile_, row));
+      head_[i] = head;
+      if (++row == rows) row = 0, ++head;
+    }
+  }
+
+  float* scores(int i) const { return scratch_.scores + (first_ + i) * kKeyBlock; }
+  const HeadScales& scales(int i) const { return scratch_.scales[head_[i]]; }
+  bool shares_scales(int i) const {
+    return i > 0 && keys_[i] == keys_[i - 1] && head_[i] == head_[i - 1];
+  }
+
+  QUIRE_INLINE vf scale_scores(int i) const {
+    float* const s = scores(i);
+    const float* const k_scale = scales(i).k;
+    const vf step = set1(scratch_.integers.q_step[first_ + i]), none = set1(kNegativeInfinity);
+    vf top = none;
+    for (int k = from_; k < to_; k += kLanes) {
+      const vf x = mul(mul(load(s + k), step), load(k_scale + k));
+      store(s + k, x);
+      top = max(seen(keys_[i], k, x, none), top);
+    }
+    return top;
+  }
+
+  QUIRE_INLINE vf largest_scale(int i) const {
+    vf most = zero();
+    for (int k = from_; k < to_; k += kLanes)
+      most = larger(seen(keys_[i], k, absolute(load(scales(i).v + k)), zero()), most);
+    return most;
+  }
+
+  vf weight_steps(vf largest) {
+    const vf step = div(largest, set1(kWeightTop));
+    const vmask finite = less(largest, set1(std::numeric_limits<float>::infinity()));
+    const vmask tiny = less(step, set1(std::numeric_limits<float>::min()));
+    store(inverse_, select(finite, select(tiny, zero(), div(set1(1.0f), step)), zero()));
+    return select(finite, select(tiny, zero(), step),
+                  set1(std::numeric_limits<float>::quiet_NaN()));
+  }
+
+  // The sum of a state's weights, lane by lane.
+  QUIRE_INLINE vf weigh(int i) const {
+    const float* const s = scores(i);
+    const float* const v_scale = scales(i).v;
+    int16_t* const weights = scratch_.integers.weights + (first_ + i) * kKeyBlock;
+    const vf base = set1(base_[i]), inverse = set1(inverse_[i]);
+    vf total = zero();
+    for (int k = from_; k < to_; k += kLanes) {
+      const vf weight = seen(keys_[i], k, exp2_negative(sub(load(s + k), base)), zero());
+      const vf factor = mul(seen(keys_[i], k, load(v_scale + k), zero()), inverse);
+      total = add(total, weight);
+      round_words(weights + k, mul(weight, factor));
+    }
+    return total;
+  }
+
+  void take_in(vf best, vf total, vf step) const {
+    const State& state = scratch_.span;
+    const vf one = set1(1.0f), before = get(state.max);
     const vmask rises = less(before, best);
     const vf gap = exp2_negative(sub(min(before, best), max(before, best)));
     const vf share = select(less(set1(kNegativeInfinity), before), gap, one);
     const vf shrink = select(rises, share, one), grow = select(rises, one, share);
     put(state.max, max(best, before));
-    put(state.sum, add(mul(get(state.sum), shrink), mul(grow, get(ints.total))));
-    put(ints.weight_step, mul(grow, get(ints.weight_step)));
+    put(state.sum, add(mul(get(state.sum), shrink), mul(grow, total)));
+    put(scratch_.integers.weight_step, mul(grow, step));
     float factors[kLanes];
     store(factors, shrink);
-    for (int i = 0; i < n; ++i) {
+    for (int i = 0; i < count_; ++i) {
       if (factors[i] == 1.0f) continue;
-      float* acc = state.acc + (row + i) * tile.width;
-      for (int d = 0; d < tile.width; d += kLanes)
+      float* acc = state.acc + (first_ + i) * tile_.width;
+      for (int d = 0; d < tile_.width; d += kLanes)
         store(acc + d, mul(load(acc + d), set1(factors[i])));
     }
   }
-}
+
+  QUIRE_INLINE vf get(const float* p) const {
+    return count_ == kLanes ? load(p + first_) : load_part(p + first_, count_);
+  }
+  QUIRE_INLINE void put(float* p, vf x) const {
+    count_ == kLanes ? store(p + first_, x) : store_part(p + first_, x, count_);
+  }
+
+  const Tile& tile_;
+  const Range& range_;
+  const Scratch& scratch_;
+  int first_, count_;
+  int from_, to_;  // of the vectors of keys
+  uint64_t keys_[kLanes];
+  int head_[kLanes];
+  float base_[kLanes], inverse_[kLanes];
+};
 
 // The scores of all rows become weights.
 inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scratch) {
-  for (int head = 0; head < tile.kv_heads; ++head) {
-    const HeadScales& scales = scratch.scales[head];
-    WeightScale scale;
-    for (int row = 0; row < tile.rows; ++row) {
-      scale.set(scales.v, range, range.low(tile, row), range.high(tile, row));
-      soften_row(range, head * tile.rows + row, scales.k, scale, scratch);
-    }
-  }
-  rescale_rows(tile, scratch);
+  const int states = tile.num_states();
+  for (int first = 0; first < states; first += kLanes)
+    Softening(tile, range, first, std::min(kLanes, states - first), scratch).run();
 }
 
 // Tokens first <= t < last of one head in pairs, into ints.values, dims in order; first is even.

@@ -29,8 +29,6 @@ struct IntegerScratch {
   float* q_step;       // [kv_heads, rows]
   int16_t* weights;    // [kv_heads, rows, kKeyBlock]
   float* weight_step;  // [kv_heads, rows]
-  float* best;         // [kv_heads, rows], of one key block: the largest score
-  float* total;        // [kv_heads, rows], and the sum of the weights
   // What rows share of one head, in the same memory, since values follow scores.
   int16_t* keys;    // [turned_depth / 2, kKeyBlock, 2]: two dims of a token side by side
   int16_t* values;  // [kKeyBlock / 2, depth, 2]: one dim of two tokens side by side
@@ -45,7 +43,7 @@ constexpr int turned_depth(int head_dim) {
 }
 
 struct Scratch {
-  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e); one row before integers
+  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e), unless queries are integers
   float* scores;  // [kv_heads, rows, kKeyBlock]
   float* wide;    // [kKeyBlock, width]
   State span;

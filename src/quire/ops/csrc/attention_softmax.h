@@ -14,6 +14,11 @@ struct State {
   float* sum;  // [kv_heads, rows]
 };
 
+// Keys low <= key < high of a block.
+inline uint64_t key_bits(int low, int high) {
+  return low >= high ? 0 : ~uint64_t{0} << low & ~uint64_t{0} >> (kKeyBlock - high);
+}
+
 // One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
 // Keys outside low <= key < high get weight 0 whatever their score is. scales: of the keys of a
 // quantized cache, null for others; V's scale goes into the weight, not into the sum of weights.

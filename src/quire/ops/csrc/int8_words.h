@@ -31,6 +31,10 @@ QUIRE_INLINE void in_order(vi (&x)[2]) {
   x[0] = (vi)_mm512_shuffle_i64x2(a, b, 0x44);
   x[1] = (vi)_mm512_shuffle_i64x2(a, b, 0xEE);
 }
+// The lower halves of the lanes of both in turn.
+QUIRE_INLINE raw words_in_turn(vi even, vi odd) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, (raw)even, _mm512_slli_epi32((raw)odd, 16));
+}
 // x rounded to integers of 16 bits.
 QUIRE_INLINE void round_words(int16_t* p, vf x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
@@ -82,6 +86,9 @@ QUIRE_INLINE void pair_words(ByteHalf a, ByteHalf b, raw (&out)[2]) {
   out[1] = to_words(_mm_unpackhi_epi8(a, b));
 }
 QUIRE_INLINE void in_order(vi (&)[2]) {}
+QUIRE_INLINE raw words_in_turn(vi even, vi odd) {
+  return _mm256_blend_epi16((raw)even, _mm256_slli_epi32((raw)odd, 16), 0xaa);
+}
 QUIRE_INLINE void round_words(int16_t* p, vf x) {
   const __m256i wide = _mm256_cvtps_epi32(x);
   _mm_storeu_si128(

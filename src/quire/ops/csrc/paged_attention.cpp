@@ -24,18 +24,24 @@ float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
 }
 
-// Scaled, as floats, or as integers by way of one row of floats.
+// Scaled, as floats or as integers.
 void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scratch& scratch) {
+  if (tile.integers) {
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      round_query(fetch_query(b, token, begin), b.head_dim, b.scale * kLog2E, row,
+                  scratch.integers);
+    });
+    return;
+  }
   const vf scale = set1(b.scale * kLog2E);
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
-    each_query_row(b, work, b.q_stride, [&](int64_t offset, int row) {
-      const Q* from = static_cast<const Q*>(b.q) + offset;
-      float* to = tile.integers ? scratch.q : scratch.q + row * b.width;
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      const Q* from = static_cast<const Q*>(b.q) + token * b.q_stride + begin;
+      float* to = scratch.q + row * b.width;
       int d = 0;
       for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(from + d), scale));
       if (d < b.head_dim) store(to + d, mul(load_part(from + d, b.head_dim - d), scale));
-      if (tile.integers) round_query(to, b.width, tile.depth(), row, scratch.integers);
     });
   });
 }
@@ -43,13 +49,13 @@ void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scra
 void store_output(const Batch& b, const Work& work, const State& total) {
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
-    each_query_row(b, work, b.out_stride, [&](int64_t offset, int row) {
-      Q* to = static_cast<Q*>(b.out) + offset;
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      Q* to = static_cast<Q*>(b.out) + token * b.out_stride + begin;
       const float* acc = total.acc + row * b.width;
-      const vf sum = set1(total.sum[row]);
+      const vf inverse = set1(1.0f / total.sum[row]);
       int d = 0;
-      for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, div(load(acc + d), sum));
-      if (d < b.head_dim) store_part(to + d, div(load(acc + d), sum), b.head_dim - d);
+      for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(acc + d), inverse));
+      if (d < b.head_dim) store_part(to + d, mul(load(acc + d), inverse), b.head_dim - d);
     });
   });
 }
@@ -251,11 +257,12 @@ bool run_batch(const Batch& given, Team* team) {
     return x.kv_head != y.kv_head ? x.kv_head < y.kv_head : x.token > y.token;
   });
   std::atomic<bool> ok{true};
-  parallel_for(count, 1, team, [&](int64_t index) {
-    const int64_t then = index + team_size(team);
-    const Work* next = then < count ? &works[then] : nullptr;
+  // Neighbours for each thread: they share pages, and it is known what comes next.
+  const auto attend = [&](int64_t index, int) {
+    const Work* next = index + 1 < count ? &works[index + 1] : nullptr;
     if (!attend_tile<Piece>(b, works[index], next, false)) ok = false;
-  });
+  };
+  parallel_ranges_of(count, 1, team, attend, [](int64_t) { return 0; });
   return ok;
 }
 

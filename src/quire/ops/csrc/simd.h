@@ -68,6 +68,8 @@ QUIRE_INLINE vmask lanes(int first, int last) {
   const uint32_t under = first <= 0 ? 0u : first >= 16 ? 0xffffu : (1u << first) - 1;
   return static_cast<vmask>(below & ~under);
 }
+// Lane i: bit i.
+QUIRE_INLINE vmask lanes_of(uint64_t bits) { return static_cast<vmask>(bits); }
 QUIRE_INLINE vf select(vmask m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 QUIRE_INLINE vf widen(__m256i h) {
@@ -175,25 +177,29 @@ QUIRE_INLINE float sum(vf x) {
 QUIRE_INLINE float maximum(vf x) { return _mm512_reduce_max_ps(x); }
 QUIRE_INLINE float first_lane(vf x) { return _mm512_cvtss_f32(x); }
 
-// Sums of kLanes vectors at once: lane i of the result is sum(x[i]), bit for bit.
-QUIRE_INLINE vf sums(const vf (&x)[16]) {
+// The lanes of each of kLanes vectors combined in the order of sum(): lane i of the result is x[i]'s.
+template <class F>
+QUIRE_INLINE vf fold_lanes(const vf (&x)[16], F&& combine) {
   vf half[8], quarter[4];
+  QUIRE_UNROLL
   for (int i = 0; i < 8; ++i) {
     const vf a = x[i % 2 * 8 + i / 2], b = x[i % 2 * 8 + 4 + i / 2];
-    half[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    half[i] = combine(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
   }
+  QUIRE_UNROLL
   for (int i = 0; i < 4; ++i) {
     const vf a = half[2 * i], b = half[2 * i + 1];
-    quarter[i] = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+    quarter[i] = combine(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
   }
   vf pair[2];
+  QUIRE_UNROLL
   for (int i = 0; i < 2; ++i) {
     const vf a = quarter[2 * i], b = quarter[2 * i + 1];
-    pair[i] = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    pair[i] = combine(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   }
   const __m512d a = _mm512_castps_pd(pair[0]), b = _mm512_castps_pd(pair[1]);
-  return add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  return combine(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                 _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
 }
 
 #elif defined(__AVX2__)
@@ -231,6 +237,11 @@ QUIRE_INLINE vmask lanes(int first, int last) {
   return _mm256_castsi256_ps(
       _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
                           _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane)));
+}
+QUIRE_INLINE vmask lanes_of(uint64_t bits) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, bit), bit));
 }
 QUIRE_INLINE vf select(vmask m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 
@@ -301,24 +312,35 @@ QUIRE_INLINE float maximum(vf x) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 QUIRE_INLINE float first_lane(vf x) { return _mm256_cvtss_f32(x); }
-QUIRE_INLINE vf sums(const vf (&x)[8]) {
+template <class F>
+QUIRE_INLINE vf fold_lanes(const vf (&x)[8], F&& combine) {
   vf half[4], pair[2];
+  QUIRE_UNROLL
   for (int i = 0; i < 4; ++i) {
-    half[i] = add(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20),
-                  _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+    half[i] = combine(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20),
+                      _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
   }
+  QUIRE_UNROLL
   for (int i = 0; i < 2; ++i) {
     const vf a = half[2 * i], b = half[2 * i + 1];
-    pair[i] = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    pair[i] = combine(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
   }
   const __m256d a = _mm256_castps_pd(pair[0]), b = _mm256_castps_pd(pair[1]);
-  return add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
-             _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  return combine(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                 _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
 }
 
 #else
 #error "no vector type for this instruction set"
 #endif
+
+// Lane i of the result is sum(x[i]), bit for bit, or maximum(x[i]).
+QUIRE_INLINE vf sums(const vf (&x)[kLanes]) {
+  return fold_lanes(x, [](vf a, vf b) __attribute__((always_inline)) { return add(a, b); });
+}
+QUIRE_INLINE vf maxima(const vf (&x)[kLanes]) {
+  return fold_lanes(x, [](vf a, vf b) __attribute__((always_inline)) { return max(a, b); });
+}
 
 // The first n < kLanes elements, zeros after them; nothing beyond is touched.
 template <class E>

@@ -31,6 +31,7 @@ QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b
 QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm512_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm512_castps_si512(x); }
+QUIRE_INLINE vf float_of(vi bits) { return _mm512_castsi512_ps((raw)bits); }
 QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return (vi)_mm512_srli_epi16((raw)x, n); }
 // Products of 16 bits, added in pairs.
 QUIRE_INLINE vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((raw)a, (raw)b); }
@@ -63,6 +64,7 @@ QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm256_and_si256((raw)a, (raw)b
 QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm256_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm256_castps_si256(x); }
+QUIRE_INLINE vf float_of(vi bits) { return _mm256_castsi256_ps((raw)bits); }
 QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return (vi)_mm256_srli_epi16((raw)x, n); }
 QUIRE_INLINE vi pairs(vi a, vi b) { return (vi)_mm256_madd_epi16((raw)a, (raw)b); }
 QUIRE_INLINE int32_t sum(vi x) {
