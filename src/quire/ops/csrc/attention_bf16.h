@@ -315,7 +315,7 @@ class PairPiece {
   static bool takes(const Batch& b) {
     return b.q_dtype == DType::kBFloat16 && b.head_dim % kPairDims == 0;
   }
-  static constexpr int kMostRows = kMaxTileRows;
+  static constexpr int kMostRows = kLargeTileRows;
   static int64_t scratch_size(const Batch& b) {
     return int64_t{b.tile_rows()} * (b.head_dim / 2 + kKeyBlock + kLanes) +
            int64_t{kKeyBlock} * b.head_dim;
@@ -350,6 +350,7 @@ class PairPiece {
     follows_ = true;
   }
 
+  bool finishes() const { return false; }
   // careful: V of a token meets only the queries that see it.
   void attend(int64_t span, bool continues, bool careful) {
     attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr, span_,

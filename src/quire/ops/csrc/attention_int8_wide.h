@@ -82,10 +82,11 @@ inline void score_wide(const Tile& tile, const Range& range, const Scratch& scra
 }
 
 // acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] for NR adjacent rows and kWords dims: chunk by
-// chunk, over the keys first <= k < last.
-template <int NR>
+// chunk, over the keys first <= k < last. fresh: acc is 0, and not read. put(r, half, sums) takes
+// what it becomes.
+template <int NR, class F>
 QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int row, int first,
-                             int last, int d, float* acc) {
+                             int last, int d, const float* acc, bool fresh, F&& put) {
   constexpr int kSize = kChunk<int8_t>;
   const int halves = d + kLanes < tile.width ? 2 : 1, depth = tile.depth();
   const int16_t* weights = ints.weights + int64_t{row} * kKeyBlock;
@@ -93,8 +94,8 @@ QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int r
   vf total[NR][2];
   QUIRE_UNROLL
   for (int r = 0; r < NR; ++r) {
-    total[r][0] = load(acc + r * tile.width);
-    total[r][1] = halves == 2 ? load(acc + r * tile.width + kLanes) : zero();
+    total[r][0] = fresh ? zero() : load(acc + r * tile.width);
+    total[r][1] = halves == 2 && !fresh ? load(acc + r * tile.width + kLanes) : zero();
   }
   for (int key = first / 2 * 2; key < last;) {
     const int end = std::min(last, key / kSize * kSize + kSize);
@@ -121,17 +122,38 @@ QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int r
   }
   QUIRE_UNROLL
   for (int r = 0; r < NR; ++r) {
-    store(acc + r * tile.width, total[r][0]);
-    if (halves == 2) store(acc + r * tile.width + kLanes, total[r][1]);
+    put(r, 0, total[r][0]);
+    if (halves == 2) put(r, 1, total[r][1]);
   }
 }
 
+// Of all rows. The last key block goes to where outputs are wanted at once: that hides what stores
+// wait for.
 inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scratch) {
+  const bool fresh = range.block <= tile.low(0) || range.block % kSpan == 0;
+  const bool finish = scratch.out.first != nullptr && tile.end() <= range.block + kKeyBlock;
   each_rows<4>(tile.rows, [&](int row, auto count) {
     const int first = range.low(tile, row), last = range.high(tile, row + count - 1);
+    bf16* out[count];
+    vf inverse[count];
+    for (int r = 0; finish && r < count; ++r) {
+      const int token = (row + r) / tile.group, head = (row + r) % tile.group;
+      out[r] = scratch.out.first + token * scratch.out.stride + int64_t{head} * tile.head_dim;
+      inverse[r] = set1(1.0f / scratch.span.sum[row + r]);
+    }
     for (int d = 0; d < tile.head_dim; d += kWords) {
-      weigh_wide<count>(tile, scratch.integers, row, first, last, d,
-                        scratch.span.acc + row * tile.width + d);
+      float* acc = scratch.span.acc + row * tile.width + d;
+      weigh_wide<count>(tile, scratch.integers, row, first, last, d, acc, fresh,
+                        [&](int r, int half, vf total) __attribute__((always_inline)) {
+                          const int at = half * kLanes, dims = tile.head_dim - d - at;
+                          if (!finish) {
+                            store(acc + r * tile.width + at, total);
+                          } else if (dims >= kLanes) {
+                            store(out[r] + d + at, mul(total, inverse[r]));
+                          } else {
+                            store_part(out[r] + d + at, mul(total, inverse[r]), dims);
+                          }
+                        });
     }
   });
 }
@@ -153,11 +175,20 @@ inline void attend_wide_integers(const Tile& tile, const Range& range,
 
 #endif
 
+// Whether a tile of integers has many rows, whose state need not be cleared.
+inline bool takes_wide_integers([[maybe_unused]] const Tile& tile) {
+#if defined(__AVX512F__)
+  return tile.integers && tile.rows >= kCopyRows;
+#else
+  return false;
+#endif
+}
+
 // One key block of a tile, whichever way is faster.
 inline void attend_integers(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block,
                             const int8_t* const* after, int following, Scratch& scratch) {
 #if defined(__AVX512F__)
-  if (tile.rows >= kCopyRows) {
+  if (takes_wide_integers(tile)) {
     return attend_wide_integers(tile, range, block, after, following, scratch);
   }
 #endif

@@ -19,6 +19,7 @@ constexpr int kChunk = 16 / sizeof(E);
 constexpr int kUnrolledKeys = 8;
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
+constexpr int kLargeTileRows = 128;  // the same where that leaves enough tiles
 constexpr int kCopyRows = 17;     // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0);
 
@@ -42,6 +43,12 @@ constexpr int turned_depth(int head_dim) {
   return (head_dim + kTurnedDims - 1) / kTurnedDims * kTurnedDims;
 }
 
+// Where a tile's outputs go, of kv heads one after the other as in its state.
+struct Outputs {
+  bf16* first;     // null: nowhere yet
+  int64_t stride;  // elements per token
+};
+
 struct Scratch {
   float* q;       // [kv_heads, rows, width], scaled by scale · log2(e), unless queries are integers
   float* scores;  // [kv_heads, rows, kKeyBlock]
@@ -49,6 +56,7 @@ struct Scratch {
   State span;
   HeadScales* scales;       // [kv_heads], of an int8 cache
   IntegerScratch integers;  // for tiles that compute with them
+  Outputs out = {};         // of many rows of integers, with the last key block
 };
 
 struct Tile {
@@ -64,6 +72,7 @@ struct Tile {
   int depth() const { return integer_depth(head_dim); }
   int num_states() const { return kv_heads * rows; }
   int64_t position(int row) const { return first_position + row / group; }
+  int64_t end() const { return position(rows - 1) + 1; }
   int64_t low(int row) const {
     const int64_t from = position(row) - window + 1;
     return window > 0 && from > 0 ? from : 0;

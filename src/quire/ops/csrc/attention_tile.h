@@ -238,14 +238,15 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
                         bool continues, const LocatedBlock<E>* then, const State& state,
                         F&& attend) {
   const int64_t low = std::max(tile.low(0), span * kSpan);
-  const int64_t end = tile.position(tile.rows - 1) + 1;
+  const int64_t end = tile.end();
   const int64_t high = std::min(end, (span + 1) * kSpan);
   LocatedBlock<E> blocks[2];
   int at = 0;
   blocks[at].locate(keys, low / kKeyBlock * kKeyBlock, low, end);
   if (!fetched) await_keys(tile, blocks[at]);
   const int num_states = tile.num_states();
-  std::memset(state.acc, 0, sizeof(float) * num_states * tile.width);
+  if (!takes_wide_integers(tile))
+    std::memset(state.acc, 0, sizeof(float) * num_states * tile.width);
   std::memset(state.sum, 0, sizeof(float) * num_states);
   for (int row = 0; row < num_states; ++row) state.max[row] = kNegativeInfinity;
   for (;; at ^= 1) {

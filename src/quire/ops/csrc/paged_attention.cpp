@@ -68,12 +68,13 @@ int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpa
 template <class E>
 class VectorPiece {
  public:
-  static constexpr int kMostRows = kMaxTileRows;
+  static constexpr int kMostRows = kLargeTileRows;
   static int64_t scratch_size(const Batch& b) { return attention::scratch_size(b); }
 
   // Loads the queries. span: the state that attend() fills.
   VectorPiece(const Batch& b, const Work& work, float* memory, const State& span)
       : b_(b),
+        work_(work),
         tile_(make_tile(b, work)),
         keys_(make_keys<E>(b, work)),
         scratch_(carve(b, memory, span)) {
@@ -88,6 +89,15 @@ class VectorPiece {
     const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
     following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
     follows_ = true;
+  }
+  // Whether attend() of its only span writes the outputs, so that there is nothing to store.
+  bool finishes() {
+    if (!takes_wide_integers(tile_)) return false;
+    const int64_t token = b_.query_start_loc[work_.row] + work_.token;
+    scratch_.out = {static_cast<bf16*>(b_.out) + token * b_.out_stride +
+                        int64_t{work_.kv_head} * b_.group * b_.head_dim,
+                    b_.out_stride};
+    return true;
   }
   void attend(int64_t span, bool continues, bool) {
     attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr,
@@ -106,6 +116,7 @@ class VectorPiece {
 
  private:
   const Batch& b_;
+  const Work& work_;
   const Tile tile_;
   const Keys<E> keys_;
   Scratch scratch_;
@@ -124,7 +135,7 @@ bool attend_tile(const Batch& b, const Work& work, const Work* next, bool carefu
   if (next != nullptr) piece.follow(*next);
   const Tile tile = make_tile(b, work);
   const int states = Piece::states(b, work);
-  const bool one = first_span(tile) == last_span(tile);
+  const bool one = first_span(tile) == last_span(tile), finishes = one && piece.finishes();
   if (!one) {
     std::memset(total.sum, 0, sizeof(float) * states);
     std::memset(total.acc, 0, sizeof(float) * states * b.width);
@@ -133,7 +144,7 @@ bool attend_tile(const Batch& b, const Work& work, const Work* next, bool carefu
     piece.attend(i, i < last_span(tile), careful);
     if (!one) merge(states, b.width, span, total);
   }
-  return Piece::store(b, work, one ? span : total) || careful ||
+  return finishes || Piece::store(b, work, one ? span : total) || careful ||
          attend_tile<Piece>(b, work, nullptr, true);
 }
 
