@@ -51,20 +51,19 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
     using E = std::remove_pointer_t<decltype(tag)>;
     each_row(call, [&](int64_t o, int64_t i, int64_t row) {
       const E* row_x = call.x.at<E>(o, i);
-      float scale;
+      vf squares;
       if (residual == nullptr) {
-        scale = rms_scale(row_x, width, eps);
+        squares = squares_of(row_x, width);
       } else {
         const E* other = call.residual.at<E>(o, i);
-        E* sum = static_cast<E*>(total) + row * width;
-        scale = rms_scale(width, eps, [&](int64_t at, auto size) {
-          put_sum(row_x + at, other + at, sum + at, size);
-          return get(sum + at, size);
+        E* both = static_cast<E*>(total) + row * width;
+        squares = squares_of(both, width, [&](int64_t at, auto size) {
+          put_sum(row_x + at, other + at, both + at, size);
         });
-        row_x = sum;
+        row_x = both;
       }
-      normalise(row_x, static_cast<const E*>(weight), set1(scale),
-                static_cast<E*>(out) + row * width, width);
+      const vf scale = set1(rms_scale(squares, width, eps));
+      normalise(row_x, static_cast<const E*>(weight), scale, static_cast<E*>(out) + row * width, width);
     });
   });
 }

@@ -52,7 +52,8 @@ template <class E>
 QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
                                   const Turn& turn) {
   float scales[kHeads];
-  for (int64_t h = 0; h < heads; ++h) scales[h] = rms_scale(x + h * head_dim, head_dim, eps);
+  for (int64_t h = 0; h < heads; ++h)
+    scales[h] = rms_scale(squares_of(x + h * head_dim, head_dim), head_dim, eps);
   const auto value = [&](int64_t i, auto size) {
     return [=, &scales, w = get(weight + i, size)](int64_t h) {
       return normed<E>(get(x + h * head_dim + i, size), w, set1(scales[h]));
@@ -113,7 +114,7 @@ QUIRE_API int quire_rope_and_write_kv(
     inner = dispatch_cache(cache_dtype, [&](auto* to) {
       using To = std::remove_pointer_t<decltype(to)>;
       const int64_t grain = kElementsPerTask / ((q_heads + 2 * kv_heads) * head_dim + 1) + 1;
-      parallel_for(num_tokens, grain, team, [&](int64_t t) {
+      const auto prepare = [&](int64_t t, int) {
         E* q = static_cast<E*>(qkv) + t * stride;
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
@@ -123,7 +124,8 @@ QUIRE_API int quire_rope_and_write_kv(
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);
         write_token<To>(pages, slots[t], k, k + kv_heads * head_dim, kv_heads, head_dim);
-      });
+      };
+      parallel_ranges_of(num_tokens, grain, team, prepare, [](int64_t) { return 0; });
     });
   });
   return outer | inner;

@@ -57,15 +57,19 @@ QUIRE_INLINE vf2 kept(vf2 x, Two) { return x; }
 QUIRE_INLINE vf kept(vf x, Whole) { return x; }
 QUIRE_INLINE vf kept(vf x, Part part) { return select(lanes(0, part.n), x, zero()); }
 
-// The sum over a row of what step(sum, i, Two or Whole or Part) adds. Two sums in turn hide half of
-// the latency; their order depends on the width and the element type alone.
+// The sum over a row, lane by lane, of what step(sum, i, Two or Whole or Part) adds. Two sums in turn
+// hide half of the latency; their order depends on the width and the element type alone.
 template <class F>
-QUIRE_INLINE float sum_over(int64_t width, F&& step) {
+QUIRE_INLINE vf lane_sums_over(int64_t width, F&& step) {
   vf2 total{zero(), zero()};
   int64_t i = 0;
   for (; i + 2 * kLanes <= width; i += 2 * kLanes) total = step(total, i, Two());
   each_vector(i, width, [&](int64_t at, auto size) { total.a = step(total.a, at, size); });
-  return sum(add(total.a, total.b));
+  return add(total.a, total.b);
+}
+template <class F>
+QUIRE_INLINE float sum_over(int64_t width, F&& step) {
+  return sum(lane_sums_over(width, step));
 }
 
 // Elements of x + y, rounded to the element type.
@@ -74,19 +78,35 @@ QUIRE_INLINE void put_sum(const E* x, const E* y, E* total, Size size) {
   put(total, add(get(x, size), get(y, size)), size);
 }
 
-// What RMSNorm multiplies a row by; value(i, size) are the row's elements from i on.
-template <class F>
-QUIRE_INLINE float rms_scale(int64_t width, float eps, F&& value) {
-  const float squares = sum_over(width, [&](auto total, int64_t i, auto size) {
-    const auto x = value(i, size);
-    return fma(x, x, total);
+template <class E, class V, class Size>
+QUIRE_INLINE V add_squares(const E* p, V total, Size size) {
+  const V x = get(p, size);
+  return fma(x, x, total);
+}
+#if defined(__AVX512BF16__)
+QUIRE_INLINE vf2 add_squares(const bf16* p, vf2 total, Two) {
+  const auto x = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
+  return {_mm512_dpbf16_ps(total.a, x, x), total.b};
+}
+#endif
+
+// The squares of a row summed, lane by lane. before(i, size): whatever fills in elements from i on.
+template <class E, class F>
+QUIRE_INLINE vf squares_of(const E* x, int64_t width, F&& before) {
+  return lane_sums_over(width, [&](auto total, int64_t i, auto size) {
+    before(i, size);
+    return add_squares(x + i, total, size);
   });
-  const float mean = squares / static_cast<float>(width);
-  return 1.0f / std::sqrt(mean + eps);
 }
 template <class E>
-QUIRE_INLINE float rms_scale(const E* x, int64_t width, float eps) {
-  return rms_scale(width, eps, [&](int64_t i, auto size) { return get(x + i, size); });
+QUIRE_INLINE vf squares_of(const E* x, int64_t width) {
+  return squares_of(x, width, [](int64_t, auto) {});
+}
+
+// What RMSNorm multiplies a row by.
+QUIRE_INLINE float rms_scale(vf squares, int64_t width, float eps) {
+  const float mean = sum(squares) / static_cast<float>(width);
+  return 1.0f / std::sqrt(mean + eps);
 }
 
 // Elements of RMSNorm, not yet rounded; the norm is before it is multiplied by the weight.
