@@ -7,6 +7,19 @@ from pathlib import Path
 import pytest
 from tests.ops.tile_emulator import build_emulator, emulation
 
+from quire.ops import Op, Provider
+from quire.platform import detect_platform
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest) -> tuple[Op, Provider]:
+    """An operation and one of its providers, given indirectly; skips where that cannot run."""
+    op, provider = request.param
+    reason = provider.unavailable(detect_platform())
+    if reason is not None:
+        pytest.skip(f"{provider.name}: {reason}")
+    return op, provider
+
 
 @pytest.fixture(scope="session")
 def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:

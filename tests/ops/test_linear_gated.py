@@ -21,22 +21,17 @@ from quire.platform import detect_platform
 LINEAR, INT8, INT4 = (ALL_OPS[name] for name in ("linear", "linear_int8", "linear_int4"))
 GATE = ALL_OPS["activation_and_mul"]
 PLATFORM = detect_platform()
-KERNELS = [
-    pytest.param((op, provider), id=f"{op.name}-{provider.name}")
-    for op in (LINEAR, INT8, INT4)
-    for provider in op.providers
-    if "gate" not in provider.lacks
-]
+each_kernel = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param((op, provider), id=f"{op.name}-{provider.name}")
+        for op in (LINEAR, INT8, INT4)
+        for provider in op.providers
+        if "gate" not in provider.lacks
+    ],
+    indirect=True,
+)
 Arguments = tuple[torch.Tensor | None, ...]
-
-
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> tuple[Op, Provider]:
-    op, provider = request.param
-    reason = provider.unavailable(PLATFORM)
-    if reason is not None:
-        pytest.skip(f"{provider.name}: {reason}")
-    return op, provider
 
 
 def arguments_of(
@@ -130,6 +125,7 @@ def test_any_gated_layer_is_its_two_operations(
             assert_same_bits(gated(x, torch.float32), apply(wide, gate), f"{provider.name}, wide")
 
 
+@each_kernel
 @pytest.mark.parametrize(("width", "depth"), [(1, 32), (33, 96), (320, 512)])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     kernel: tuple[Op, Provider], width: int, depth: int
@@ -147,6 +143,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             assert_same_bits(matrix(x[:rows]), alone[:rows], f"{rows} rows, {team}")
 
 
+@each_kernel
 def test_not_finite_rows_stay_alone(kernel: tuple[Op, Provider]) -> None:
     """Turns red when NaN or infinity reaches another row, or is lost by the gate."""
     op, provider = kernel
@@ -161,6 +158,7 @@ def test_not_finite_rows_stay_alone(kernel: tuple[Op, Provider]) -> None:
     assert got[2].isnan().all() and got[[0, 1, 3, 5, 6, 7, 8]].isfinite().all()
 
 
+@each_kernel
 def test_what_cannot_be_gated_is_refused(kernel: tuple[Op, Provider]) -> None:
     """Turns red when halves of different size reach a kernel, an activation that nobody knows is
     computed as another, or rows of a gated matrix come from other columns."""

@@ -18,21 +18,16 @@ from quire.platform import detect_platform
 
 INT8, INT4 = ALL_OPS["linear_int8"], ALL_OPS["linear_int4"]
 PLATFORM = detect_platform()
-KERNELS = [
-    pytest.param((op, provider), id=f"{op.name}-{provider.name}")
-    for op in (INT8, INT4)
-    for provider in op.providers
-]
+each_kernel = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param((op, provider), id=f"{op.name}-{provider.name}")
+        for op in (INT8, INT4)
+        for provider in op.providers
+    ],
+    indirect=True,
+)
 Arguments = tuple[torch.Tensor | None, ...]
-
-
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> tuple[Op, Provider]:
-    op, provider = request.param
-    reason = provider.unavailable(PLATFORM)
-    if reason is not None:
-        pytest.skip(f"{provider.name}: {reason}")
-    return op, provider
 
 
 def weights(op: Op, generator: torch.Generator, outputs: int, depth: int) -> Arguments:
@@ -113,6 +108,7 @@ def test_any_int4_shape_equals_the_reference(
     compare_all(INT4, case)
 
 
+@each_kernel
 @pytest.mark.parametrize(("outputs", "depth"), [(33, 32), (257, 96), (640, 512)])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     kernel: tuple[Op, Provider], outputs: int, depth: int
@@ -161,6 +157,7 @@ def test_int8_equals_the_reference_to_the_bit() -> None:
             assert torch.equal(provider.load()(weight, scale)(x), expected), provider.name
 
 
+@each_kernel
 @pytest.mark.parametrize("wrong", [-1, 71])
 def test_an_id_outside_the_table_is_refused(kernel: tuple[Op, Provider], wrong: int) -> None:
     """Turns red when a wrong token id reads another tensor's memory."""
@@ -170,6 +167,7 @@ def test_an_id_outside_the_table_is_refused(kernel: tuple[Op, Provider], wrong: 
         matrix.rows(torch.tensor([0, wrong]))
 
 
+@each_kernel
 def test_shapes_that_break_the_contract_are_refused(kernel: tuple[Op, Provider]) -> None:
     """Turns red when a wrong tensor reaches a kernel that reads by pointer."""
     op, provider = kernel
@@ -185,6 +183,7 @@ def test_shapes_that_break_the_contract_are_refused(kernel: tuple[Op, Provider])
             provider.load()(*wrong)
 
 
+@each_kernel
 def test_rows_of_another_size_are_refused(kernel: tuple[Op, Provider]) -> None:
     """Turns red when a layer reads beyond the rows that it was given."""
     op, provider = kernel
@@ -194,6 +193,7 @@ def test_rows_of_another_size_are_refused(kernel: tuple[Op, Provider]) -> None:
             matrix(x)
 
 
+@each_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_result_in_float32_is_what_is_rounded_otherwise(
     kernel: tuple[Op, Provider], dtype: torch.dtype
@@ -211,6 +211,7 @@ def test_a_result_in_float32_is_what_is_rounded_otherwise(
     assert torch.allclose(wide, plain, rtol=2e-5, atol=2e-5)
 
 
+@each_kernel
 def test_inputs_of_three_dimensions(kernel: tuple[Op, Provider]) -> None:
     """Turns red when leading dimensions are lost."""
     op, provider = kernel

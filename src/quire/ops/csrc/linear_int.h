@@ -68,11 +68,27 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
   }
 }
 
+// Elements of a row from which its largest magnitude is taken two to a lane: how many, and what is
+// found of them, as bits of float32.
+template <class E>
+QUIRE_INLINE int64_t largest_of_pairs(const E*, int64_t, vi&) {
+  return 0;
+}
+QUIRE_INLINE int64_t largest_of_pairs(const bf16* x, int64_t depth, vi& largest) {
+  const int64_t count = depth / (2 * kLanes) * (2 * kLanes);
+  vi words = set1_int(0);
+  for (int64_t k = 0; k < count; k += 2 * kLanes) {
+    words = max_words(words, and_int(load_int(x + k), set1_int(0x7fff7fff)));
+  }
+  largest = max_int(and_int(words, set1_int(0x7fff0000)), shift_left(words, 16));
+  return count;
+}
+
 // The largest magnitude, infinity or NaN if the row has one: their bits are the largest.
 template <class E>
 float largest_magnitude(const E* x, int64_t depth) {
   vi largest = set1_int(0);
-  for (int64_t k = 0; k < depth; k += kLanes) {
+  for (int64_t k = largest_of_pairs(x, depth, largest); k < depth; k += kLanes) {
     const vf value = load_at_most(x + k, depth - k);
     largest = max_int(largest, and_int(bits_of(value), set1_int(0x7fffffff)));
   }
@@ -90,8 +106,6 @@ struct Vectors {
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
   static constexpr bool kWholePanels = false;  // whether the format computes all tiles of a panel itself
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
-  // The integers of kLanes lanes, as the quads that they are.
-  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   // Where a quad of row r stands among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kLineQuads * rows + r) * kLineQuads + quad % kLineQuads;
@@ -115,11 +129,28 @@ void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows
   for (int64_t first = 0, group = 0; first < depth; first += format.group_size, ++group) {
     const int64_t end = std::min(depth, first + format.group_size);
     vi total = set1_int(0);
-    for (int64_t k = first; k < end; k += kLanes, quad += kLanes / 4) {
-      const vi numbers = and_int(to_int(mul(load_at_most(x + k, end - k), inverse)), keep);
+    int64_t k = first;
+    const auto to_numbers = [&](vf x) { return and_int(to_int(mul(x, inverse)), keep); };
+    const auto stored = [&](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
+    const auto inputs = [&] {
+      return target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
+    };
+    if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
+      for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
+        const vf2 values = load_both(x + k);
+        const vi a = to_numbers(values.a), b = to_numbers(values.b);
+        total = add_int(total, add_int(a, b));
+        store_bytes(x, inputs(), stored(a), stored(b));
+      }
+    }
+    for (; k < end; k += kLanes, quad += kLanes / 4) {
+      const vi numbers = to_numbers(load_at_most(x + k, end - k));
       total = add_int(total, numbers);
-      int32_t* inputs = target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
-      format.put_quads(numbers, inputs);
+      if constexpr (Format::kQuadInputs == 1) {
+        store_bytes(inputs(), stored(numbers));
+      } else {
+        put_byte_inputs(numbers, inputs());
+      }
     }
     if constexpr (Format::kSums) {
       target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
@@ -296,11 +327,14 @@ template <class Format, class E, class Y>
 int multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
   const Block<Format, Y> block(format, call, rows, y);
-  parallel_for(call.rows, kWorkPerTask / (call.depth * 16 + 1) + 1, call.team, [&](int64_t r) {
+  // Neighbours by one thread: rows of a tile share cache lines.
+  const auto quantize = [&](int64_t r, int) {
     const int64_t t = block.tile_of(r);
     quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(t),
                  r - block.first_row(t));
-  });
+  };
+  const int64_t rows_at_once = kWorkPerTask / (call.depth * 16 + 1) + 1;
+  parallel_ranges_of(call.rows, rows_at_once, call.team, quantize, [](int64_t) { return 0; });
   const int64_t in_turn = call.outputs.panels_in_turn();
   const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
   const auto enter = [&](int64_t) {

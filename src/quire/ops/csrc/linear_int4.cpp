@@ -40,7 +40,6 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
 
 template <bool kZeros>
 struct Int4Format : Int4Weights<kZeros>, Vectors {
-  using Vectors::put_quads;
   // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
   static constexpr int64_t kBlockRows = 264;

@@ -19,7 +19,7 @@ struct Int4Weights {
   int64_t sums_per_row = groups;
   int32_t sum_factor = kZeros ? -1 : -kSymmetricZero;
 
-  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
+  static constexpr int32_t kAdded = 0;  // to the integers of x
   int64_t group_quads() const { return group_size / 4; }
   int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
   const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }

@@ -24,6 +24,7 @@ struct Int8Weights {
   const uint8_t* panel(int64_t index) const { return weight + index * quads * kQuadBytes; }
   const uint8_t* open(int64_t index) const { return panel(index); }
   static constexpr bool kOpens = false, kSums = true;
+  static constexpr int32_t kAdded = 0;  // to the integers of x
 };
 
 struct Int8Format : Int8Weights, Vectors {
@@ -32,7 +33,6 @@ struct Int8Format : Int8Weights, Vectors {
   static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
   // Rows whose integers stay in the caches while all weights pass.
   static constexpr int64_t kBlockRows = 22 * kMaxRows;
-  static void put_quads(vi numbers, int32_t* inputs) { put_byte_inputs(numbers, inputs); }
 
   Int8Format(const uint8_t* weight, int64_t quads)
       : Int8Weights(weight, quads,
@@ -79,7 +79,6 @@ struct Int8Tiles : Int8Weights {
   static constexpr int64_t kBlockBytes = kTileBlockBytes;
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int kRowQuads = kTileBytes / 4;  // of a step
-  static void put_quads(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
   }

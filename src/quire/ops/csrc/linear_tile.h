@@ -113,8 +113,8 @@ struct Bf16Dot : Vectors<4> {
 #endif
 
 // What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Tiles of
-// several panels always fetch whole pairs, those of kStreamedRows or fewer rows nothing. Not into the first, whose few miss buffers are for what is
-// in use.
+// several panels always fetch whole pairs, those of kStreamedRows or fewer rows nothing. Not into
+// the first, whose few miss buffers are for what is in use.
 template <class W>
 struct Ahead {
   const W* start;

@@ -27,7 +27,9 @@ QUIRE_INLINE vi repeat_byte(vi x) {
   return (vi)_mm512_shuffle_epi8((raw)x, _mm512_broadcast_i32x4(first));
 }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi max_words(vi a, vi b) { return (vi)_mm512_max_epu16((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
+QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm512_slli_epi32((raw)x, n); }
 QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm512_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm512_castps_si512(x); }
@@ -40,6 +42,16 @@ QUIRE_INLINE int32_t maximum(vi x) { return _mm512_reduce_max_epi32((raw)x); }
 // The low byte of every lane.
 QUIRE_INLINE void store_bytes(void* p, vi x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((raw)x));
+}
+// The low bytes of integers that were made of a load_both(): in the order of its elements.
+template <class E>
+QUIRE_INLINE void store_bytes(const E*, void* p, vi a, vi b) {
+  store_bytes(p, a);
+  store_bytes(static_cast<uint8_t*>(p) + kLanes, b);
+}
+QUIRE_INLINE void store_bytes(const bf16*, void* p, vi even, vi odd) {
+  const raw words = _mm512_mask_blend_epi8(0x2222222222222222, (raw)even, (raw)shift_left(odd, 8));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
 }
 // Numbers of 4 bits: the low halves of kLanes bytes, and the high halves.
 QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
@@ -60,7 +72,9 @@ QUIRE_INLINE vi load_int(const void* p) {
 QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm256_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm256_add_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm256_max_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi max_words(vi a, vi b) { return (vi)_mm256_max_epu16((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm256_and_si256((raw)a, (raw)b); }
+QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm256_slli_epi32((raw)x, n); }
 QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm256_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm256_castps_si256(x); }
@@ -94,7 +108,7 @@ QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
 #endif
 
 // Weights of 8 bits, 0 to 255: load_weights, and add_bytes with the activations of a quad, which
-// `put_byte_inputs` writes as kByteInputs numbers and `broadcast` fetches.
+// `broadcast` fetches from kByteInputs numbers: a quad's bytes, or what put_byte_inputs writes.
 //
 // Weights of 4 bits, 0 to 15: open_sum, at most 8 times add_nibbles, close_sum.
 
@@ -105,7 +119,6 @@ using Bytes = vi;
 using Inputs = vi;
 QUIRE_INLINE Bytes load_weights(const uint8_t* p) { return load_int(p); }
 QUIRE_INLINE Inputs broadcast(const int32_t* x) { return set1_int(*x); }
-QUIRE_INLINE void put_byte_inputs(vi numbers, int32_t* inputs) { store_bytes(inputs, numbers); }
 QUIRE_INLINE vi add_bytes(vi sum, Bytes w, Inputs x) {
   return (vi)_mm512_dpbusd_epi32((raw)sum, (raw)w, (raw)x);
 }
