@@ -14,6 +14,7 @@ namespace quire::attention {
 
 constexpr int kMaxIntegerDim = 512;  // of a head: Σ q k stays within 32 bits
 constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
+static_assert(int64_t{kChunk<int8_t>} * kWeightTop * 128 <= std::numeric_limits<int32_t>::max());
 
 // One query row into its place among the integers. scale: of its scores. The step is 0 when
 // everything is next to nothing, NaN when something is not finite.
