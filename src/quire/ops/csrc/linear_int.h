@@ -114,46 +114,61 @@ struct Vectors {
   static int enter(int64_t) { return 0; }
 };
 
-// Row r of `target` from one row of x.
-template <class Format, class E>
-void quantize_row(const Format& format, const E* x, int64_t depth, QuantizedRows target, int64_t r) {
-  const float largest = largest_magnitude(x, depth);
-  const bool finite = largest <= std::numeric_limits<float>::max();
-  const bool usable = finite && largest >= kSmallest;
-  target.scales[r] = usable   ? largest / 127.0f
-                     : finite ? 0.0f
-                              : std::numeric_limits<float>::quiet_NaN();
-  const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
-  const vi keep = set1_int(usable ? -1 : 0);
+// Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
+template <int N, class Format, class E>
+void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r) {
+  vf inverse[N];
+  vi keep[N];
+  for (int i = 0; i < N; ++i) {
+    const float largest = largest_magnitude(x + i * x_stride, depth);
+    const bool finite = largest <= std::numeric_limits<float>::max();
+    const bool usable = finite && largest >= kSmallest;
+    target.scales[r + i] = usable   ? largest / 127.0f
+                           : finite ? 0.0f
+                                    : std::numeric_limits<float>::quiet_NaN();
+    inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
+    keep[i] = set1_int(usable ? -1 : 0);
+  }
+  const auto to_numbers = [&](vf values, int i) {
+    return and_int(to_int(mul(values, inverse[i])), keep[i]);
+  };
+  const auto stored = [](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
+  const auto inputs = [&](int64_t quad, int i) {
+    return target.inputs + format.position(quad, r + i, target.rows) * Format::kQuadInputs;
+  };
+  const int64_t group_size = Format::kSums ? format.group_size : depth;
   int64_t quad = 0;
-  for (int64_t first = 0, group = 0; first < depth; first += format.group_size, ++group) {
-    const int64_t end = std::min(depth, first + format.group_size);
-    vi total = set1_int(0);
+  for (int64_t first = 0, group = 0; first < depth; first += group_size, ++group) {
+    const int64_t end = std::min(depth, first + group_size);
+    vi total[N];
+    for (vi& sum : total) sum = set1_int(0);
     int64_t k = first;
-    const auto to_numbers = [&](vf x) { return and_int(to_int(mul(x, inverse)), keep); };
-    const auto stored = [&](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
-    const auto inputs = [&] {
-      return target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
-    };
     if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
       for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
-        const vf2 values = load_both(x + k);
-        const vi a = to_numbers(values.a), b = to_numbers(values.b);
-        total = add_int(total, add_int(a, b));
-        store_bytes(x, inputs(), stored(a), stored(b));
+        for (int i = 0; i < N; ++i) {
+          const vf2 values = load_both(x + i * x_stride + k);
+          const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
+          total[i] = add_int(total[i], add_int(a, b));
+          store_bytes(x, inputs(quad, i), stored(a), stored(b));
+        }
       }
     }
     for (; k < end; k += kLanes, quad += kLanes / 4) {
-      const vi numbers = to_numbers(load_at_most(x + k, end - k));
-      total = add_int(total, numbers);
-      if constexpr (Format::kQuadInputs == 1) {
-        store_bytes(inputs(), stored(numbers));
-      } else {
-        put_byte_inputs(numbers, inputs());
+      for (int i = 0; i < N; ++i) {
+        const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
+        total[i] = add_int(total[i], numbers);
+        if constexpr (Format::kQuadInputs == 1) {
+          store_bytes(inputs(quad, i), stored(numbers));
+        } else {
+          put_byte_inputs(numbers, inputs(quad, i));
+        }
       }
     }
     if constexpr (Format::kSums) {
-      target.sums[group * target.rows + r] = sum(total) * format.sum_factor;
+      for (int i = 0; i < N; ++i) {
+        target.sums[group * target.rows + r + i] = sum(total[i]) * format.sum_factor;
+      }
     }
   }
 }
@@ -247,10 +262,6 @@ struct Block {
 
   int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
   int64_t first_row(int64_t t) const { return t * call.rows / num_tiles; }
-  int64_t tile_of(int64_t row) const {
-    const int64_t t = row * num_tiles / call.rows;
-    return first_row(t + 1) <= row ? t + 1 : t;
-  }
   QuantizedRows tile_rows(int64_t t) const {
     const int64_t first = first_row(t);
     return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
@@ -327,14 +338,21 @@ template <class Format, class E, class Y>
 int multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
                     Y* y) {
   const Block<Format, Y> block(format, call, rows, y);
-  // Neighbours by one thread: rows of a tile share cache lines.
-  const auto quantize = [&](int64_t r, int) {
-    const int64_t t = block.tile_of(r);
-    quantize_row(format, x + r * call.x_stride, call.depth, block.tile_rows(t),
-                 r - block.first_row(t));
+  // Two rows of a tile at a time, and neighbours by one thread: they share cache lines.
+  const int64_t pairs = (block.height() + 1) / 2;  // of a tile
+  const auto quantize = [&](int64_t index, int) {
+    const int64_t t = index / pairs, r = index % pairs * 2;
+    const QuantizedRows target = block.tile_rows(t);
+    const E* from = x + (block.first_row(t) + r) * call.x_stride;
+    if (r + 1 < target.rows) {
+      quantize_rows<2>(format, from, call.x_stride, call.depth, target, r);
+    } else if (r < target.rows) {
+      quantize_rows<1>(format, from, call.x_stride, call.depth, target, r);
+    }
   };
-  const int64_t rows_at_once = kWorkPerTask / (call.depth * 16 + 1) + 1;
-  parallel_ranges_of(call.rows, rows_at_once, call.team, quantize, [](int64_t) { return 0; });
+  const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
+  parallel_ranges_of(block.num_tiles * pairs, pairs_at_once, call.team, quantize,
+                     [](int64_t) { return 0; });
   const int64_t in_turn = call.outputs.panels_in_turn();
   const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
   const auto enter = [&](int64_t) {
