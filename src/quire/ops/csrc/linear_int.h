@@ -277,7 +277,7 @@ struct Block {
           format.multiply_panel(index, num_tiles, [&](int64_t t) { return tile_rows(t); });
       if (sums == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
       for (int64_t t = 0; t < num_tiles; ++t) {
-        put(t, index, sums + t * Format::kMaxRows * kWidth);
+        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth);
       }
     } else {
       multiply_tiles_of(index);
@@ -309,9 +309,9 @@ struct Block {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     prefetch_scales(index);
     const QuantizedRows rows = tile_rows(t);
-    prefetch_outputs(t, rows.rows, index);
+    prefetch_outputs(rows, index);
     kTiles<Format>[rows.rows - 1](format, rows, panel, ahead, sums, index);
-    put(t, index, sums);
+    put(rows, index, sums);
   }
 
   void prefetch_scales(int64_t index) const {  // for the end of a tile
@@ -319,14 +319,17 @@ struct Block {
     _mm_prefetch(scale, _MM_HINT_T0);
     _mm_prefetch(scale + kLanes, _MM_HINT_T0);
   }
-  void prefetch_outputs(int64_t t, int64_t rows, int64_t index) const {
-    const int64_t width = call.outputs.width();
-    const Y* first = y + first_row(t) * width + call.outputs.column(index);
-    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(first + r * width, 1);
+  // Not by first_row(): divisions delay a tile.
+  Y* outputs_of(const QuantizedRows& rows) const {
+    return y + (rows.scales - x.scales) * call.outputs.width();
   }
-  void put(int64_t t, int64_t index, const float* sums) const {
-    const QuantizedRows rows = tile_rows(t);
-    Y* const first = y + first_row(t) * call.outputs.width();
+  void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
+    const int64_t width = call.outputs.width();
+    const Y* first = outputs_of(rows) + call.outputs.column(index);
+    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
+  }
+  void put(const QuantizedRows& rows, int64_t index, const float* sums) const {
+    Y* const first = outputs_of(rows);
     put_panel<Format::kMaxRows>(call.outputs, index, rows.rows, first, [&](Y* to, int64_t stride) {
       put_tile(call, rows, sums, index, to, stride);
     });
