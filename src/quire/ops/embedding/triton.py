@@ -18,7 +18,7 @@ _MOST = 2048
 """Elements of a row in one program: 16 for each of its 128 threads."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _embedding_kernel(ids_ptr, offset, table_ptr, out_ptr, num_rows, width, BLOCK: tl.constexpr):
     """Grid: (ids, pieces of a row)."""
     index = tl.program_id(0).to(tl.int64)
