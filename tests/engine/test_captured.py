@@ -270,6 +270,28 @@ def test_a_recording_that_fails_fails_no_start_and_no_request(
     assert captured_forward(engines[1])._calls is None
 
 
+def test_steps_are_replayed_whatever_tokens_are_wanted(
+    engines: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a prompt whose log-probabilities are asked for gives others the hidden states
+    of wrong tokens, or when such a step, or any other, is computed call by call."""
+    settings = {**SETTINGS, "max_num_batched_tokens": 11, "enable_prefix_caching": False}
+    engines += [LLM(None, **settings, enforce_eager=eager) for eager in (True, False)]
+    by_call = Mock(wraps=captured_forward(engines[1])._call_by_call)
+    monkeypatch.setattr(captured_forward(engines[1]), "_call_by_call", by_call)
+    asked = [
+        replace(params(i, 6), prompt_logprobs=1 if asks else None)
+        for i, asks in enumerate([False, False, True, False, True, False, False, False])
+    ]
+    prompts: Sequence[list[int]] = workload()
+    expected, got = (engine.generate(prompts, asked, use_tqdm=False) for engine in engines)
+    assert_same(got, expected, exact=True)
+    for output, other, sampling in zip(got, expected, asked, strict=True):
+        assert output.prompt_logprobs == other.prompt_logprobs
+        assert (output.prompt_logprobs is None) == (sampling.prompt_logprobs is None)
+    by_call.assert_not_called()
+
+
 def test_replays_that_fail_are_computed_anew_and_end(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

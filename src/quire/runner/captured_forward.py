@@ -21,7 +21,7 @@ _log = logging.getLogger("quire.runner")
 
 class CapturedForward:
     """A `Computes` that replays the model's forward for all steps of up to `max_tokens` tokens and
-    `max_rows` rows, one token of each row wanted: what they are stands in buffers that stay, how
+    `max_rows` rows: what they are, and which tokens are wanted, stands in buffers that stay, how
     many they are in the arguments.
 
     It is recorded at once. Of a model that does more than call kernels or needs more than the arena
@@ -57,7 +57,7 @@ class CapturedForward:
         self._positions = torch.zeros(tokens, dtype=torch.int64)
         self._starts = torch.zeros(rows + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(rows, dtype=torch.int32)
-        self._wanted = torch.zeros(rows, dtype=torch.int64)
+        self._wanted = torch.zeros(tokens, dtype=torch.int64)
         self._tables = [torch.zeros((rows, blocks), dtype=torch.int32) for _ in windows]
         self._slots = [torch.zeros(tokens, dtype=torch.int64) for _ in windows]
         self._calls = self._capture() if max_tokens else None
@@ -70,12 +70,13 @@ class CapturedForward:
         replayed in the arena."""
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
         calls, wanted = self._calls, step.wanted_tokens
-        fits = num_tokens <= self._max_tokens and num_rows <= self._max_rows
-        if calls is None or wanted is None or not fits:
+        if calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
             return self._call_by_call(token_ids, positions, step)
+        if wanted is None:
+            wanted = torch.arange(num_tokens)
         try:
             self._fill(token_ids, positions, step, wanted)
-            return calls.replay(num_tokens, num_rows)[:num_rows]
+            return calls.replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
         except Exception:  # noqa: BLE001  whatever it is
             hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
             if self._failures.note():
@@ -102,13 +103,13 @@ class CapturedForward:
         self._positions[:num_tokens] = positions
         self._starts[: num_rows + 1] = step.query_start_loc
         self._seq_lens[:num_rows] = step.seq_lens
-        self._wanted[:num_rows] = wanted
+        self._wanted[: len(wanted)] = wanted
         for table, slots, group in zip(self._tables, self._slots, step.groups, strict=True):
             table[:num_rows, : group.block_table.shape[1]] = group.block_table
             slots[:num_tokens] = group.slot_mapping
 
     def _capture(self) -> SizedCalls | None:
-        largest = (self._max_tokens, self._max_rows)
+        largest = (self._max_tokens, self._max_rows, self._max_tokens)
         try:
             return capture_sizes(self._team, self._arena, self._compute, largest)
         except ArenaFullError as error:
@@ -119,7 +120,7 @@ class CapturedForward:
             _log.warning("steps of prompts are computed call by call", exc_info=True)
         return None
 
-    def _compute(self, num_tokens: int, num_rows: int) -> torch.Tensor:
+    def _compute(self, num_tokens: int, num_rows: int, num_wanted: int) -> torch.Tensor:
         starts, seq_lens = self._starts[: num_rows + 1], self._seq_lens[:num_rows]
         groups: list[GroupInputs] = []
         for whole, slots, window in zip(self._tables, self._slots, self._windows, strict=True):
@@ -127,6 +128,6 @@ class CapturedForward:
             plan = self._backend.plan(starts, seq_lens, table, window)
             groups.append(GroupInputs(table, slots[:num_tokens], window, plan))
         longest = self._tables[0].shape[1]
-        wanted = self._wanted[:num_rows]
+        wanted = self._wanted[:num_wanted]
         step = StepInputs(starts, seq_lens, num_tokens, longest, tuple(groups), self._kv, wanted)
         return self._model.forward(self._token_ids[:num_tokens], self._positions[:num_tokens], step)

@@ -86,6 +86,7 @@ class LanePiece {
     follows_ = true;
   }
 
+  // store() always writes the outputs.
   bool finishes() const { return false; }
   // careful: V of tokens that are not finite meets only the queries that see them.
   void attend(int64_t span, bool continues, bool careful) {

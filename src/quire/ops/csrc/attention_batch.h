@@ -60,8 +60,9 @@ void each_query_row(const Batch& b, const Work& work, F&& f) {
 QUIRE_INLINE const bf16* fetch_query(const Batch& b, int64_t token, int64_t begin) {
   constexpr int kLine = 64 / sizeof(bf16), kTokensAhead = 4;
   const bf16* row = static_cast<const bf16*>(b.q) + token * b.q_stride + begin;
+  const auto later = reinterpret_cast<uintptr_t>(row) + kTokensAhead * b.q_stride * sizeof(bf16);
   for (int d = 0; d < b.head_dim; d += kLine)
-    __builtin_prefetch(row + kTokensAhead * b.q_stride + d);
+    __builtin_prefetch(reinterpret_cast<const bf16*>(later) + d);
   return row;
 }
 
@@ -98,17 +99,20 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   return s;
 }
 
+// Of a row of queries, or of K and V made wide, which integers do without.
+inline int64_t wide_row_size(const Batch& b) { return b.integers() ? 0 : b.width; }
+
 inline int64_t scratch_size(const Batch& b) {
-  return int64_t{b.tile_rows()} * (b.width + kKeyBlock) + int64_t{kKeyBlock} * b.width +
+  return int64_t{b.tile_rows()} * (wide_row_size(b) + kKeyBlock) + kKeyBlock * wide_row_size(b) +
          scales_size(b) + integer_size(b);
 }
 
 inline Scratch carve(const Batch& b, float* at, const State& span) {
   Scratch s;
   s.q = at;
-  s.scores = s.q + int64_t{b.tile_rows()} * b.width;
+  s.scores = s.q + b.tile_rows() * wide_row_size(b);
   s.wide = s.scores + int64_t{b.tile_rows()} * kKeyBlock;
-  at = s.wide + int64_t{kKeyBlock} * b.width;
+  at = s.wide + kKeyBlock * wide_row_size(b);
   s.span = span;
   s.scales = reinterpret_cast<HeadScales*>(at);
   at += scales_size(b);

@@ -350,6 +350,7 @@ class PairPiece {
     follows_ = true;
   }
 
+  // store() always writes the outputs.
   bool finishes() const { return false; }
   // careful: V of a token meets only the queries that see it.
   void attend(int64_t span, bool continues, bool careful) {

@@ -23,7 +23,7 @@ inline void round_query(const bf16* q, int head_dim, float scale, int row,
   constexpr float kLeast = std::numeric_limits<float>::min();
   const int depth = integer_depth(head_dim);
   int16_t* to = out.q + int64_t{row} * depth;
-  const float top = largest(q, head_dim), step = top * std::fabs(scale) / kQueryTop;
+  const float top = largest_magnitude(q, head_dim), step = top * std::fabs(scale) / kQueryTop;
   const bool finite = step < std::numeric_limits<float>::infinity();
   if (!finite || step < kLeast || top < kLeast * kQueryTop) {
     out.q_step[row] = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();

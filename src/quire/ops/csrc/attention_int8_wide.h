@@ -127,7 +127,7 @@ QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int r
   }
 }
 
-// Of all rows. The last key block goes to where outputs are wanted at once: that hides what stores
+// Of all rows. The last key block goes to where outputs are wanted at once, which hides what stores
 // wait for.
 inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scratch) {
   const bool fresh = range.block <= tile.low(0) || range.block % kSpan == 0;

@@ -23,7 +23,7 @@ constexpr int kUnrolledKeys = 8;
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kLargeTileRows = 128;  // the same where that leaves enough tiles
-constexpr int kCopyRows = 17;     // from here on K and V are widened once into scratch
+constexpr int kCopyRows = 17;  // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0);
 
 // Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
@@ -46,7 +46,7 @@ constexpr int turned_depth(int head_dim) {
   return (head_dim + kTurnedDims - 1) / kTurnedDims * kTurnedDims;
 }
 
-// Where a tile's outputs go, of kv heads one after the other as in its state.
+// Where the outputs of a tile of one kv head go.
 struct Outputs {
   bf16* first;     // null: nowhere yet
   int64_t stride;  // elements per token

@@ -1,9 +1,7 @@
 // Rows of int8 with one float scale: value = scale · element, elements in -127 … 127.
 #pragma once
 
-#include <type_traits>
-
-#include "simd.h"
+#include "simd_int.h"
 
 namespace quire {
 
@@ -41,62 +39,14 @@ QUIRE_INLINE void store_part(int8_t* p, vf x, int n) {
   std::memcpy(p, buffer, n);
 }
 
-// The largest magnitude of n elements, NaN when one of them is.
-QUIRE_INLINE float largest(const bf16* p, int64_t n) {
-  // Magnitudes are in the order of their bits, and NaN is above them all.
-  const __m256i magnitude = _mm256_set1_epi16(0x7fff);
-  __m256i top = _mm256_setzero_si256();
-  auto take = [&](const bf16* from) __attribute__((always_inline)) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    top = _mm256_max_epi16(_mm256_and_si256(bits, magnitude), top);
-  };
-  constexpr int64_t kStep = 16;
-  int64_t i = 0;
-#if defined(__AVX512F__)
-  __m512i tops = _mm512_setzero_si512();
-  for (; i + 2 * kStep <= n; i += 2 * kStep) {
-    const __m512i bits = _mm512_loadu_si512(p + i);
-    tops = _mm512_max_epi16(_mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)), tops);
-  }
-  top = _mm256_max_epi16(_mm512_castsi512_si256(tops), _mm512_extracti64x4_epi64(tops, 1));
-#endif
-  for (; i + kStep <= n; i += kStep) take(p + i);
-  if (i < n) {
-    bf16 rest[kStep] = {};
-    std::memcpy(rest, p + i, (n - i) * sizeof(bf16));
-    take(rest);
-  }
-  const __m128i half = _mm_max_epi16(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
-  const __m128i lowest = _mm_minpos_epu16(_mm_xor_si128(half, _mm256_castsi256_si128(magnitude)));
-  const int bits = (_mm_cvtsi128_si32(lowest) & 0x7fff) ^ 0x7fff;
-  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits << 16)));
-}
-template <class From>
-QUIRE_INLINE float largest(const From* p, int64_t n) {
-  vf top = zero(), broken = zero();  // max drops NaN; x · 0 is NaN unless x is finite
-  auto take = [&](vf x) __attribute__((always_inline)) {
-    top = max(absolute(x), top);
-    broken = fma(x, zero(), broken);
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) take(load(p + i));
-  if (i < n) take(load_part(p + i, static_cast<int>(n - i)));
-  return sum(broken) == 0.0f ? maximum(top) : std::numeric_limits<float>::quiet_NaN();
-}
-
 // Elements of a row over its scale, into bytes: |x · inverse| < 127.5.
 template <class From>
 QUIRE_INLINE void round_bytes(const From* from, int8_t* to, int64_t n, vf inverse) {
   int64_t i = 0;
 #if defined(__AVX512F__)
-  if constexpr (std::is_same_v<From, bf16>) {
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-      const __m512i even = _mm512_cvtps_epi32(mul(lower_halves(from + i), inverse));
-      const __m512i odd = _mm512_cvtps_epi32(mul(upper_halves(from + i), inverse));
-      const __m512i pairs = _mm512_mask_blend_epi8(0x2222222222222222, even,
-                                                   _mm512_slli_epi32(odd, 8));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(pairs));
-    }
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const vf2 both = load_both(from + i);
+    store_bytes(from, to + i, to_int(mul(both.a, inverse)), to_int(mul(both.b, inverse)));
   }
 #endif
   for (; i + kLanes <= n; i += kLanes) store(to + i, mul(load(from + i), inverse));
@@ -109,7 +59,7 @@ QUIRE_INLINE void round_bytes(const From* from, int8_t* to, int64_t n, vf invers
 // whoever reads the row sees it.
 template <class From>
 QUIRE_INLINE float quantize_row(const From* from, int8_t* to, int64_t n) {
-  const float top = largest(from, n), scale = top / 127.0f;
+  const float top = largest_magnitude(from, n), scale = top / 127.0f;
   const bool finite = top < std::numeric_limits<float>::infinity();
   if (!finite || scale < std::numeric_limits<float>::min()) {
     std::memset(to, 0, n);

@@ -68,36 +68,6 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
   }
 }
 
-// Elements of a row from which its largest magnitude is taken two to a lane: how many, and what is
-// found of them, as bits of float32.
-template <class E>
-QUIRE_INLINE int64_t largest_of_pairs(const E*, int64_t, vi&) {
-  return 0;
-}
-QUIRE_INLINE int64_t largest_of_pairs(const bf16* x, int64_t depth, vi& largest) {
-  const int64_t count = depth / (2 * kLanes) * (2 * kLanes);
-  vi words = set1_int(0);
-  for (int64_t k = 0; k < count; k += 2 * kLanes) {
-    words = max_words(words, and_int(load_int(x + k), set1_int(0x7fff7fff)));
-  }
-  largest = max_int(and_int(words, set1_int(0x7fff0000)), shift_left(words, 16));
-  return count;
-}
-
-// The largest magnitude, infinity or NaN if the row has one: their bits are the largest.
-template <class E>
-float largest_magnitude(const E* x, int64_t depth) {
-  vi largest = set1_int(0);
-  for (int64_t k = largest_of_pairs(x, depth, largest); k < depth; k += kLanes) {
-    const vf value = load_at_most(x + k, depth - k);
-    largest = max_int(largest, and_int(bits_of(value), set1_int(0x7fffffff)));
-  }
-  const int32_t bits = maximum(largest);
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 // What formats computed in vector registers have in common; one in others has these by itself.
 // Rows lie line by line, 8 quads of integers of every row, then the next 8 of every row, …, so that
 // a tile reads them at constant distances.
@@ -144,6 +114,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
     vi total[N];
     for (vi& sum : total) sum = set1_int(0);
     int64_t k = first;
+    // A group is whole lines of quads, so that 8 quads stand side by side.
     if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
       for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
         for (int i = 0; i < N; ++i) {
@@ -161,6 +132,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
         if constexpr (Format::kQuadInputs == 1) {
           store_bytes(inputs(quad, i), stored(numbers));
         } else {
+          static_assert(Format::kAdded == 0);
           put_byte_inputs(numbers, inputs(quad, i));
         }
       }
@@ -343,7 +315,8 @@ int multiply_block(const Format& format, const LinearCall& call, const E* x, Qua
   const Block<Format, Y> block(format, call, rows, y);
   // Two rows of a tile at a time, and neighbours by one thread: they share cache lines.
   const int64_t pairs = (block.height() + 1) / 2;  // of a tile
-  const auto quantize = [&](int64_t index, int) {
+  const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
+  parallel_ranges(block.num_tiles * pairs, pairs_at_once, call.team, [&](int64_t index) {
     const int64_t t = index / pairs, r = index % pairs * 2;
     const QuantizedRows target = block.tile_rows(t);
     const E* from = x + (block.first_row(t) + r) * call.x_stride;
@@ -352,10 +325,7 @@ int multiply_block(const Format& format, const LinearCall& call, const E* x, Qua
     } else if (r < target.rows) {
       quantize_rows<1>(format, from, call.x_stride, call.depth, target, r);
     }
-  };
-  const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
-  parallel_ranges_of(block.num_tiles * pairs, pairs_at_once, call.team, quantize,
-                     [](int64_t) { return 0; });
+  });
   const int64_t in_turn = call.outputs.panels_in_turn();
   const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
   const auto enter = [&](int64_t) {

@@ -63,7 +63,8 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
         row_x = both;
       }
       const vf scale = set1(rms_scale(squares, width, eps));
-      normalise(row_x, static_cast<const E*>(weight), scale, static_cast<E*>(out) + row * width, width);
+      normalise(row_x, static_cast<const E*>(weight), scale, static_cast<E*>(out) + row * width,
+                width);
     });
   });
 }

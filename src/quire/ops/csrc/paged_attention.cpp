@@ -269,11 +269,10 @@ bool run_batch(const Batch& given, Team* team) {
   });
   std::atomic<bool> ok{true};
   // Neighbours for each thread: they share pages, and it is known what comes next.
-  const auto attend = [&](int64_t index, int) {
+  parallel_ranges(count, 1, team, [&](int64_t index) {
     const Work* next = index + 1 < count ? &works[index + 1] : nullptr;
     if (!attend_tile<Piece>(b, works[index], next, false)) ok = false;
-  };
-  parallel_ranges_of(count, 1, team, attend, [](int64_t) { return 0; });
+  });
   return ok;
 }
 

@@ -76,4 +76,11 @@ void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Ente
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
+// The same where threads need nothing: body(i).
+template <class F>
+void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body) {
+  parallel_ranges_of(
+      count, grain, team, [&](int64_t i, int) { body(i); }, [](int64_t) { return 0; });
+}
+
 }  // namespace quire

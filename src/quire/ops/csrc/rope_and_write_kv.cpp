@@ -114,7 +114,7 @@ QUIRE_API int quire_rope_and_write_kv(
     inner = dispatch_cache(cache_dtype, [&](auto* to) {
       using To = std::remove_pointer_t<decltype(to)>;
       const int64_t grain = kElementsPerTask / ((q_heads + 2 * kv_heads) * head_dim + 1) + 1;
-      const auto prepare = [&](int64_t t, int) {
+      parallel_ranges(num_tokens, grain, team, [&](int64_t t) {
         E* q = static_cast<E*>(qkv) + t * stride;
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
@@ -124,8 +124,7 @@ QUIRE_API int quire_rope_and_write_kv(
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);
         write_token<To>(pages, slots[t], k, k + kv_heads * head_dim, kv_heads, head_dim);
-      };
-      parallel_ranges_of(num_tokens, grain, team, prepare, [](int64_t) { return 0; });
+      });
     });
   });
   return outer | inner;

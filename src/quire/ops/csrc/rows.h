@@ -57,8 +57,8 @@ QUIRE_INLINE vf2 kept(vf2 x, Two) { return x; }
 QUIRE_INLINE vf kept(vf x, Whole) { return x; }
 QUIRE_INLINE vf kept(vf x, Part part) { return select(lanes(0, part.n), x, zero()); }
 
-// The sum over a row, lane by lane, of what step(sum, i, Two or Whole or Part) adds. Two sums in turn
-// hide half of the latency; their order depends on the width and the element type alone.
+// The sum over a row, lane by lane, of what step(sum, i, Two or Whole or Part) adds. Two sums in
+// turn hide half of the latency; their order depends on the width and the types alone.
 template <class F>
 QUIRE_INLINE vf lane_sums_over(int64_t width, F&& step) {
   vf2 total{zero(), zero()};
@@ -86,7 +86,7 @@ QUIRE_INLINE V add_squares(const E* p, V total, Size size) {
 #if defined(__AVX512BF16__)
 QUIRE_INLINE vf2 add_squares(const bf16* p, vf2 total, Two) {
   const auto x = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
-  return {_mm512_dpbf16_ps(total.a, x, x), total.b};
+  return {total.b, _mm512_dpbf16_ps(total.a, x, x)};
 }
 #endif
 

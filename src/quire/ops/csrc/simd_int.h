@@ -27,7 +27,6 @@ QUIRE_INLINE vi repeat_byte(vi x) {
   return (vi)_mm512_shuffle_epi8((raw)x, _mm512_broadcast_i32x4(first));
 }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
-QUIRE_INLINE vi max_words(vi a, vi b) { return (vi)_mm512_max_epu16((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
 QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm512_slli_epi32((raw)x, n); }
 QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }
@@ -72,9 +71,7 @@ QUIRE_INLINE vi load_int(const void* p) {
 QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm256_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm256_add_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm256_max_epi32((raw)a, (raw)b); }
-QUIRE_INLINE vi max_words(vi a, vi b) { return (vi)_mm256_max_epu16((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm256_and_si256((raw)a, (raw)b); }
-QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm256_slli_epi32((raw)x, n); }
 QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm256_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm256_castps_si256(x); }
@@ -106,6 +103,47 @@ QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
 }
 
 #endif
+
+// The largest magnitude of n elements; infinity or NaN if there is one: their bits are the largest.
+QUIRE_INLINE float largest_magnitude(const bf16* p, int64_t n) {
+  const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+  __m256i top = _mm256_setzero_si256();
+  auto take = [&](const bf16* from) __attribute__((always_inline)) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    top = _mm256_max_epi16(_mm256_and_si256(bits, magnitude), top);
+  };
+  constexpr int64_t kStep = 16;
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  __m512i tops = _mm512_setzero_si512();
+  for (; i + 2 * kStep <= n; i += 2 * kStep) {
+    const __m512i bits = _mm512_loadu_si512(p + i);
+    tops = _mm512_max_epi16(_mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)), tops);
+  }
+  top = _mm256_max_epi16(_mm512_castsi512_si256(tops), _mm512_extracti64x4_epi64(tops, 1));
+#endif
+  for (; i + kStep <= n; i += kStep) take(p + i);
+  if (i < n) {
+    bf16 rest[kStep] = {};
+    std::memcpy(rest, p + i, (n - i) * sizeof(bf16));
+    take(rest);
+  }
+  const __m128i half = _mm_max_epi16(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+  const __m128i lowest = _mm_minpos_epu16(_mm_xor_si128(half, _mm256_castsi256_si128(magnitude)));
+  const int bits = (_mm_cvtsi128_si32(lowest) & 0x7fff) ^ 0x7fff;
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits << 16)));
+}
+template <class E>
+QUIRE_INLINE float largest_magnitude(const E* p, int64_t n) {
+  vi top = set1_int(0);
+  auto take = [&](vf x) __attribute__((always_inline)) {
+    top = max_int(top, and_int(bits_of(x), set1_int(0x7fffffff)));
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) take(load(p + i));
+  if (i < n) take(load_part(p + i, static_cast<int>(n - i)));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(maximum(top))));
+}
 
 // Weights of 8 bits, 0 to 255: load_weights, and add_bytes with the activations of a quad, which
 // `broadcast` fetches from kByteInputs numbers: a quad's bytes, or what put_byte_inputs writes.
