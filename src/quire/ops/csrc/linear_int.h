@@ -193,12 +193,19 @@ struct Ahead {
     _mm_prefetch(start, _MM_HINT_T1);
     start += step;
   }
-  // The same where the compiler can know the step.
-  template <class Format, int R>
-  QUIRE_INLINE Ahead of_tile() const {
-    return {start, are_few<Format>(R) ? kCacheLine : step};
-  }
 };
+struct NothingAhead {
+  QUIRE_INLINE void fetch_line() const {}
+};
+// What a tile of R rows fetches: the same where the compiler can know the step.
+template <class Format, int R>
+QUIRE_INLINE auto of_tile(Ahead ahead) {
+  if constexpr (R <= Format::kStreamedRows) {
+    return NothingAhead{};
+  } else {
+    return Ahead{ahead.start, are_few<Format>(R) ? kCacheLine : ahead.step};
+  }
+}
 
 // out: [rows, kWidth].
 template <class Format>
