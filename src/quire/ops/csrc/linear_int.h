@@ -22,6 +22,8 @@ constexpr int64_t kCacheLine = 64;
 // How far ahead of what is computed a single tile fetches memory: some 200 ns at the speed of
 // memory, more where it computes longer. Measured best of 1 to 12 KB.
 constexpr int64_t kAheadOfFewRows = 6144, kAheadOfRows = 8192;
+// So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
+constexpr int64_t kOwnElements = 1 << 14;
 
 // scale, bias: of the outputs, up to the end of the last panel; bias may be null.
 struct LinearCall {
@@ -84,10 +86,25 @@ struct Vectors {
   static int enter(int64_t) { return 0; }
 };
 
+// Memory that a tile fetches into the second-level cache meanwhile: `step` bytes, at most a cache
+// line, for each cache line of its panel.
+struct Ahead {
+  const uint8_t* start;
+  int64_t step;
+
+  QUIRE_INLINE void fetch_line() {
+    _mm_prefetch(start, _MM_HINT_T1);
+    start += step;
+  }
+};
+struct NothingAhead {
+  QUIRE_INLINE void fetch_line() const {}
+};
 // Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
-template <int N, class Format, class E>
+// ahead: memory to fetch meanwhile.
+template <int N, class Format, class E, class A>
 void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r) {
+                   QuantizedRows target, int64_t r, A& ahead) {
   vf inverse[N];
   vi keep[N];
   for (int i = 0; i < N; ++i) {
@@ -122,6 +139,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
           const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
           total[i] = add_int(total[i], add_int(a, b));
           store_bytes(x, inputs(quad, i), stored(a), stored(b));
+          ahead.fetch_line();
         }
       }
     }
@@ -135,6 +153,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
           static_assert(Format::kAdded == 0);
           put_byte_inputs(numbers, inputs(quad, i));
         }
+        ahead.fetch_line();
       }
     }
     if constexpr (Format::kSums) {
@@ -142,6 +161,18 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
         target.sums[group * target.rows + r + i] = sum(total[i]) * format.sum_factor;
       }
     }
+  }
+}
+
+// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
+template <class Format, class E, class A>
+void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead) {
+  const E* from = x + r * x_stride;
+  if (r + 1 < target.rows) {
+    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
+  } else if (r < target.rows) {
+    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
   }
 }
 
@@ -183,20 +214,6 @@ constexpr bool are_few(int64_t rows) {
   return 2 * rows < Format::kMaxRows;
 }
 
-// Memory that a tile fetches into the second-level cache meanwhile: `step` bytes, at most a cache
-// line, for each cache line of its panel.
-struct Ahead {
-  const uint8_t* start;
-  int64_t step;
-
-  QUIRE_INLINE void fetch_line() {
-    _mm_prefetch(start, _MM_HINT_T1);
-    start += step;
-  }
-};
-struct NothingAhead {
-  QUIRE_INLINE void fetch_line() const {}
-};
 // What a tile of R rows fetches: the same where the compiler can know the step.
 template <class Format, int R>
 QUIRE_INLINE auto of_tile(Ahead ahead) {
@@ -227,14 +244,16 @@ template <class Format, class Y>
 struct Block {
   const Format& format;
   const LinearCall& call;
-  const QuantizedRows& x;
+  const QuantizedRows x;
   Y* y;
+  std::atomic<bool>& out_of_memory;
   int64_t num_tiles, num_panels;
   bool streams;  // outputs go past the caches
-  mutable std::atomic<bool> out_of_memory{false};
 
-  Block(const Format& format, const LinearCall& call, const QuantizedRows& x, Y* y)
-      : format(format), call(call), x(x), y(y), num_panels(call.outputs.panels()) {
+  Block(const Format& format, const LinearCall& call, QuantizedRows x, Y* y,
+        std::atomic<bool>& out_of_memory)
+      : format(format), call(call), x(x), y(y), out_of_memory(out_of_memory),
+        num_panels(call.outputs.panels()) {
     num_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
     streams = pays_to_stream(y, call.rows, call.outputs);
   }
@@ -315,44 +334,80 @@ struct Block {
   }
 };
 
-// 0, or 2 without memory for scratch, as in what follows.
+// Computes a block by all panels. enter(weights): what a thread needs for that, which is likely to
+// read these weights first; compute(index, entered): panel `index`.
+template <class Format, class Enter, class F>
+void multiply_panels(const Format& format, const LinearCall& call, Enter&& enter, F&& compute) {
+  const int64_t in_turn = call.outputs.panels_in_turn();
+  const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
+  const auto task = [&](int64_t index, auto& entered) {
+    for (int64_t p = index * in_turn; p < (index + 1) * in_turn; ++p) compute(p, entered);
+  };
+  parallel_ranges_of(call.outputs.panels() / in_turn, grain, call.team, task,
+                     [&](int64_t index) { return enter(format.panel(index * in_turn)); });
+}
+
+// Memory of this thread for `rows` quantized rows; no inputs if there is none.
+template <class Format>
+QuantizedRows scratch_for(const Format& format, int64_t rows) {
+  struct Quantized;
+  auto* const inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
+      4 * rows * (format.inputs_per_row + format.sums_per_row + 1) + Format::kBeyond));
+  if (inputs == nullptr) return {};
+  int32_t* const sums = inputs + rows * format.inputs_per_row;
+  return {inputs, sums, reinterpret_cast<float*>(sums + rows * format.sums_per_row), rows};
+}
+
+// The rows are quantized once, for all threads.
 template <class Format, class E, class Y>
-int multiply_block(const Format& format, const LinearCall& call, const E* x, QuantizedRows rows,
-                    Y* y) {
-  const Block<Format, Y> block(format, call, rows, y);
+void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y* y,
+                     std::atomic<bool>& out_of_memory) {
+  const QuantizedRows rows = scratch_for(format, call.rows);
+  if (rows.inputs == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
+  const Block<Format, Y> block(format, call, rows, y, out_of_memory);
   // Two rows of a tile at a time, and neighbours by one thread: they share cache lines.
   const int64_t pairs = (block.height() + 1) / 2;  // of a tile
   const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
   parallel_ranges(block.num_tiles * pairs, pairs_at_once, call.team, [&](int64_t index) {
-    const int64_t t = index / pairs, r = index % pairs * 2;
-    const QuantizedRows target = block.tile_rows(t);
-    const E* from = x + (block.first_row(t) + r) * call.x_stride;
-    if (r + 1 < target.rows) {
-      quantize_rows<2>(format, from, call.x_stride, call.depth, target, r);
-    } else if (r < target.rows) {
-      quantize_rows<1>(format, from, call.x_stride, call.depth, target, r);
+    const int64_t t = index / pairs;
+    NothingAhead nothing;
+    quantize_pair(format, x + block.first_row(t) * call.x_stride, call.x_stride, call.depth,
+                  block.tile_rows(t), index % pairs * 2, nothing);
+  });
+  if constexpr (kLoops<Format>) {
+    multiply_panels(
+        format, call, [&](const uint8_t*) { return format.loop(block); },
+        [&](int64_t index, auto& loop) { loop.multiply(index, 0, block.num_tiles); });
+  } else {
+    multiply_panels(
+        format, call, [&](const uint8_t*) { return format.enter(block.height()); },
+        [&](int64_t index, auto&) { block.multiply_panel(index); });
+  }
+}
+
+// The few rows of one tile, quantized by every thread for itself.
+template <class Format, class E, class Y>
+void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y,
+                  std::atomic<bool>& out_of_memory) {
+  struct Worker {
+    Block<Format, Y> block;
+    decltype(format.enter(0)) entered;
+  };
+  const auto enter = [&](const uint8_t* weights) {
+    const QuantizedRows rows = scratch_for(format, call.rows);
+    Ahead ahead{weights, kCacheLine};
+    for (int64_t r = 0; r < rows.rows; r += 2) {
+      quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
+    }
+    return Worker{{format, call, rows, y, out_of_memory}, format.enter(call.rows)};
+  };
+  multiply_panels(format, call, enter, [&](int64_t index, const Worker& worker) {
+    if (worker.block.x.inputs == nullptr) {
+      out_of_memory.store(true, std::memory_order_relaxed);
+    } else {
+      worker.block.multiply_panel(index);
     }
   });
-  const int64_t in_turn = call.outputs.panels_in_turn();
-  const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
-  const auto enter = [&](int64_t) {
-    if constexpr (kLoops<Format>) {
-      return format.loop(block);
-    } else {
-      return format.enter(block.height());
-    }
-  };
-  const auto multiply_panels = [&](int64_t task, [[maybe_unused]] auto& entered) {
-    for (int64_t index = task * in_turn; index < (task + 1) * in_turn; ++index) {
-      if constexpr (kLoops<Format>) {
-        entered.multiply(index, 0, block.num_tiles);
-      } else {
-        block.multiply_panel(index);
-      }
-    }
-  };
-  parallel_ranges_of(block.num_panels / in_turn, grain, call.team, multiply_panels, enter);
-  return block.out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
 }
 
 // Rows of a block: so many that they stay in the caches while all weights pass.
@@ -366,28 +421,28 @@ int64_t block_rows_of(const Format& format) {
   }
 }
 
-// x: rows with a stride; y: contiguous.
+// x: rows with a stride; y: contiguous. 0, or 2 without memory for scratch.
 template <class Format, class E, class Y>
 int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t rows = call.rows;
   if (rows == 0) return 0;
+  std::atomic<bool> out_of_memory{false};
+  const auto failure = [&] { return out_of_memory.load(std::memory_order_relaxed) ? 2 : 0; };
+  if constexpr (!kLoops<Format>) {
+    if (rows <= Format::kMaxRows && rows * call.depth <= kOwnElements) {
+      multiply_own(format, call, x, y, out_of_memory);
+      return failure();
+    }
+  }
   const int64_t most = block_rows_of(format);
   const int64_t blocks = (rows + most - 1) / most;
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
-  struct Quantized;
-  int32_t* inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
-      4 * block_rows * (format.inputs_per_row + format.sums_per_row + 1) + Format::kBeyond));
-  if (inputs == nullptr) return 2;
-  int32_t* sums = inputs + block_rows * format.inputs_per_row;
-  float* scales = reinterpret_cast<float*>(sums + block_rows * format.sums_per_row);
-  for (int64_t first = 0; first < rows; first += block_rows) {
+  for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
-    const QuantizedRows part{inputs, sums, scales, call.rows};
-    const int failed = multiply_block(format, call, x + first * call.x_stride, part,
-                                      y + first * call.outputs.width());
-    if (failed != 0) return failed;
+    multiply_shared(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
+                    out_of_memory);
   }
-  return 0;
+  return failure();
 }
 
 template <class Format>
