@@ -64,8 +64,8 @@ def test_any_shape_equals_the_reference(
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     provider: Provider, outputs: int, depth: int, dtype: torch.dtype
 ) -> None:
-    """Batched = alone, and one thread = two. Turns red when the order of a sum depends on the tile,
-    on the panels computed side by side, or on the threads."""
+    """Batched = alone, and one thread = two. Turns red when the order of a sum depends on the tile
+    or on the threads."""
     if (reason := provider.unavailable(PLATFORM)) is not None:
         pytest.skip(f"{provider.name}: {reason}")
     generator = torch.Generator().manual_seed(0)

@@ -114,7 +114,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     kernel: tuple[Op, Provider], outputs: int, depth: int
 ) -> None:
     """Batched = alone, and one thread = two. Turns red when a sum depends on the tile, on the
-    panels computed side by side, on the block of rows, or on the threads."""
+    block of rows, or on the threads."""
     op, provider = kernel
     generator = torch.Generator().manual_seed(0)
     arguments = weights(op, generator, outputs, depth)

@@ -20,7 +20,6 @@ struct Bf16Tiles {
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int64_t kBlockBytes = kTileBlockBytes;
   static constexpr int64_t kAheadBytes = 8192;  // measured: 4,096 to 16,384 are alike
-  static constexpr int panels_together(int) { return 1; }
 
   static void put_line(const bf16* x, int n, bf16* line) { Bf16Dot::put_line(x, n, line); }
 

@@ -32,17 +32,12 @@ struct Problem {
 template <class A>
 using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t, Ahead<typename A::W>,
                       float*);
-template <class A>
-struct TileKernels {
-  std::array<Tile<A>, A::kRows> one;   // one panel, by rows - 1
-  std::array<Tile<A>, A::kRows> many;  // panels_together(rows) panels
-};
 template <class A, std::size_t... I>
-constexpr TileKernels<A> kernels_of(std::index_sequence<I...>) {
-  return {{multiply_tile<A, I + 1, 1>...}, {multiply_tile<A, I + 1, A::panels_together(I + 1)>...}};
+constexpr std::array<Tile<A>, A::kRows> tiles_of(std::index_sequence<I...>) {
+  return {multiply_tile<A, I + 1>...};
 }
-template <class A>
-constexpr TileKernels<A> kKernels = kernels_of<A>(std::make_index_sequence<A::kRows>());
+template <class A>  // by rows - 1
+constexpr auto kTiles = tiles_of<A>(std::make_index_sequence<A::kRows>());
 
 // K in whole lines.
 template <class A>
@@ -113,22 +108,18 @@ struct Block {
                    ahead, gathered + tile_offset(t));
   }
 
-  // Tile t by `count` panels from `first`.
+  // Tile t by panel `index`.
   template <class E>
-  void multiply(const X* x, int64_t t, int64_t first, int64_t count, Ahead<typename A::W> ahead,
-                E* y) const {
+  void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead, E* y) const {
     alignas(64) float sums[A::kRows * kWidth];
     const int rows = rows_of(t);
-    const auto& kernels = count == 1 ? kKernels<A>.one : kKernels<A>.many;
-    kernels[rows - 1](x + tile_offset(t), panel(first), pairs_of(problem.depth), ahead, sums);
+    kTiles<A>[rows - 1](x + tile_offset(t), panel(index), pairs_of(problem.depth), ahead, sums);
     E* const to = y + t * height * problem.outputs.width();
-    for (int64_t p = 0; p < count; ++p) {
-      put_panel<A::kRows>(problem.outputs, first + p, rows, to, [&](E* row, int64_t stride) {
-        for (int64_t r = 0; r < rows; ++r, row += stride) {
-          put_columns(problem, sums + (r * count + p) * kWidth, first + p, row);
-        }
-      });
-    }
+    put_panel<A::kRows>(problem.outputs, index, rows, to, [&](E* row, int64_t stride) {
+      for (int64_t r = 0; r < rows; ++r, row += stride) {
+        put_columns(problem, sums + r * kWidth, index, row);
+      }
+    });
   }
 
   // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
@@ -136,14 +127,14 @@ struct Block {
   template <class E>
   void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, int64_t next,
                       E* y) const {
-    if (last - first == 1) return multiply(x, first, index, 1, further(index), y);
+    if (last - first == 1) return multiply(x, first, index, further(index), y);
     int64_t parts = std::max(1, kPairElements / kCacheLine<typename A::W>);
     while (parts > last - first) parts /= 2;
     const int64_t step = kPairElements / parts;
     for (int64_t t = first; t < last; ++t) {
       const int64_t part = t - (last - parts);
       const auto* start = panel(next) + part * step * pairs_of(problem.depth);
-      multiply(x, t, index, 1, {start, part < 0 ? 0 : step}, y);
+      multiply(x, t, index, {start, part < 0 ? 0 : step}, y);
     }
   }
 
@@ -152,21 +143,12 @@ struct Block {
   }
 };
 
-// What one task computes of a block: so many panels, `together` of them side by side.
-struct TaskSize {
-  int64_t panels, together, tiles;
-};
-
-// Panels side by side for few rows, all tiles for many, unless that leaves threads without work.
+// Tiles that a task computes by its panels: all, unless that leaves threads without work.
 template <class A>
-TaskSize task_size(const Block<A>& block, int64_t threads) {
-  const int64_t in_turn = block.problem.outputs.panels_in_turn();
-  const int64_t together = block.num_tiles == 1 ? A::panels_together(block.rows_of(0)) : 1;
-  const int64_t panels = std::max(together, in_turn);
-  if (threads == 1) return {panels, together, block.num_tiles};
-  if (block.num_panels < 2 * together * threads && together > 1) return {in_turn, 1, 1};
+int64_t tiles_of_task(const Block<A>& block, int64_t threads) {
+  if (threads == 1) return block.num_tiles;
   const int64_t wanted = (4 * threads + block.num_panels - 1) / block.num_panels;
-  return {panels, together, (block.num_tiles + wanted - 1) / wanted};
+  return (block.num_tiles + wanted - 1) / wanted;
 }
 
 // All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without memory
@@ -174,16 +156,18 @@ TaskSize task_size(const Block<A>& block, int64_t threads) {
 template <class A, class Y, class Rows>
 void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
-  const int64_t threads = team_size(problem.team);
-  const TaskSize size = task_size(block, threads);
-  const int64_t groups = (block.num_panels + size.panels - 1) / size.panels;
-  const int64_t parts = (block.num_tiles + size.tiles - 1) / size.tiles;
-  const int64_t work = size.panels * kWidth * size.tiles * block.height * problem.depth;
+  const int64_t in_turn = problem.outputs.panels_in_turn();
+  const int64_t groups = block.num_panels / in_turn;
+  const int64_t tiles = tiles_of_task(block, team_size(problem.team));
+  const int64_t parts = (block.num_tiles + tiles - 1) / tiles;
+  const int64_t work = in_turn * kWidth * tiles * block.height * problem.depth;
   const int64_t grain = kWorkPerTask / (work + 1) + 1;
-  const auto rows_for = [&](int64_t task) { return rows(block.panel(task % groups * size.panels)); };
-  const auto tiles_of = [&](int64_t task) {
-    const int64_t first = task / groups * size.tiles;
-    return std::pair(first, std::min(block.num_tiles, first + size.tiles));
+  const auto rows_for = [&](int64_t task) { return rows(block.panel(task % groups * in_turn)); };
+  // Calls f(panel, first tile, last tile) for the panels of a task.
+  const auto each_panel = [&](int64_t task, auto&& f) {
+    const int64_t panel = task % groups * in_turn, first = task / groups * tiles;
+    const int64_t last = std::min(block.num_tiles, first + tiles);
+    for (int64_t p = panel; p < panel + in_turn; ++p) f(p, first, last);
   };
   if constexpr (kLoops<A>) {
     struct Worker {
@@ -195,24 +179,18 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
       return Worker{x, A::loop(block, x, y)};
     };
     const auto compute = [&](int64_t task, Worker& worker) {
-      const auto [first, last] = tiles_of(task);
       if (worker.x == nullptr) return;
-      const int64_t panel = task % groups * size.panels;
-      for (int64_t p = panel; p < panel + size.panels; ++p) worker.loop.multiply(p, first, last);
+      each_panel(task, [&](int64_t p, int64_t first, int64_t last) {
+        worker.loop.multiply(p, first, last);
+      });
     };
     return parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
   } else {
     const auto compute = [&](int64_t task, const typename A::X* x) {
       if (x == nullptr) return;
-      const int64_t panel = task % groups * size.panels;
-      const int64_t end = std::min(block.num_panels, panel + size.panels);
-      if (size.together > 1 && end - panel == size.together) {
-        return block.multiply(x, 0, panel, size.together, block.further(panel), y);
-      }
-      const auto [first, last] = tiles_of(task);
-      for (int64_t p = panel; p < end; ++p) {
+      each_panel(task, [&](int64_t p, int64_t first, int64_t last) {
         block.multiply_panel(x, p, first, last, std::min(p + 1, block.num_panels - 1), y);
-      }
+      });
     };
     parallel_ranges_of(groups * parts, grain, problem.team, compute, rows_for);
   }

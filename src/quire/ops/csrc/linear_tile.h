@@ -1,4 +1,4 @@
-// Products of a few rows and a few panels in registers, by the instructions there are.
+// Products of a few rows and a panel in registers, by the instructions there are.
 //
 // An arithmetic names its types, how rows are laid out for it, and how a pair of k is added to the
 // sums. Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
@@ -24,22 +24,16 @@ struct Vectors {
   static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
   // Of gathered rows, so many that they stay in the caches while all weights pass.
   static constexpr int64_t kBlockBytes = 3 << 20;
-  // How far a tile that reads weights from memory asks ahead: some 500 ns at the speed of memory.
-  static constexpr int64_t kAheadBytes = 8192;
-  // Tiles of at most so many rows take a line of weights in so little time that hardware alone,
-  // given one long stream, fetches ahead better than with tiles that ask for lines.
+  // How far a tile that reads weights from memory asks ahead. Measured best of 4 to 14 KB.
+  static constexpr int64_t kAheadBytes = 6144;
+  // Tiles of at most so many rows take a line of weights in so little time that hardware alone
+  // fetches ahead better than with tiles that ask for lines.
   static constexpr int kStreamedRows = StreamedRows;
-  // Panels that a tile of `rows` rows computes side by side: at most kRows rows by panels, so many
-  // that the sums hide the latency of the instruction.
-  static constexpr int panels_together(int rows) {
-    if (rows <= kStreamedRows) return 1;
-    return 4 * rows <= kRows ? 4 : 2 * rows <= kRows ? 2 : 1;
-  }
 };
 
 // x and weights as float32, by fma: k even, then k odd.
 template <class Weight>
-struct Fma : Vectors<kLanes == 16 && std::is_same_v<Weight, bf16> ? 2 : 0> {
+struct Fma : Vectors<kLanes == 16 ? 2 : 0> {
   using W = Weight;
   using X = float;
   static constexpr int kLine = kLanes;
@@ -49,25 +43,21 @@ struct Fma : Vectors<kLanes == 16 && std::is_same_v<Weight, bf16> ? 2 : 0> {
     store(line, n == kLine ? load(x) : load_part(x, n));
   }
 
-  template <int R, int P>
-  QUIRE_INLINE static void add_pair(const float* x, const W* panel, int64_t stride,
-                                    vf (&sums)[R][P][2]) {
-    add<false>(x, panel, stride, sums);
-    add<true>(x + 1, panel, stride, sums);
+  template <int R>
+  QUIRE_INLINE static void add_pair(const float* x, const W* panel, vf (&sums)[R][2]) {
+    add<false>(x, panel, sums);
+    add<true>(x + 1, panel, sums);
   }
 
-  template <bool Odd, int R, int P>
-  QUIRE_INLINE static void add(const float* x, const W* panel, int64_t stride,
-                               vf (&sums)[R][P][2]) {
-    vf w[P][2];
-    for (int p = 0; p < P; ++p) load_columns<Odd>(panel + p * stride, w[p][0], w[p][1]);
+  template <bool Odd, int R>
+  QUIRE_INLINE static void add(const float* x, const W* panel, vf (&sums)[R][2]) {
+    vf w[2];
+    load_columns<Odd>(panel, w[0], w[1]);
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       const vf value = set1(x[r * kLine]);
-      for (int p = 0; p < P; ++p) {
-        sums[r][p][0] = fma(value, w[p][0], sums[r][p][0]);
-        sums[r][p][1] = fma(value, w[p][1], sums[r][p][1]);
-      }
+      sums[r][0] = fma(value, w[0], sums[r][0]);
+      sums[r][1] = fma(value, w[1], sums[r][1]);
     }
   }
 };
@@ -89,32 +79,25 @@ struct Bf16Dot : Vectors<4> {
     }
   }
 
-  template <int R, int P>
-  QUIRE_INLINE static void add_pair(const bf16* x, const bf16* panel, int64_t stride,
-                                    vf (&sums)[R][P][2]) {
-    __m512bh w[P][2];
-    for (int p = 0; p < P; ++p) {
-      for (int half = 0; half < 2; ++half) {
-        w[p][half] = (__m512bh)_mm512_loadu_si512(panel + p * stride + half * kWidth);
-      }
-    }
+  template <int R>
+  QUIRE_INLINE static void add_pair(const bf16* x, const bf16* panel, vf (&sums)[R][2]) {
+    const __m512bh w[2] = {(__m512bh)_mm512_loadu_si512(panel),
+                           (__m512bh)_mm512_loadu_si512(panel + kWidth)};
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
       int32_t pair;
       std::memcpy(&pair, x + r * kLine, sizeof pair);
       const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
-      for (int p = 0; p < P; ++p) {
-        sums[r][p][0] = _mm512_dpbf16_ps(sums[r][p][0], value, w[p][0]);
-        sums[r][p][1] = _mm512_dpbf16_ps(sums[r][p][1], value, w[p][1]);
-      }
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, w[0]);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, w[1]);
     }
   }
 };
 #endif
 
 // What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Tiles of
-// several panels always fetch whole pairs, those of kStreamedRows or fewer rows nothing. Not into
-// the first, whose few miss buffers are for what is in use.
+// kStreamedRows or fewer rows fetch nothing. Not into the first, whose few miss buffers are for what
+// is in use.
 template <class W>
 struct Ahead {
   const W* start;
@@ -123,36 +106,26 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// R gathered rows by P panels: out [R, P, kWidth]. The end of several panels fetches the start of as
-// many that follow them.
-template <class A, int R, int P>
+// R gathered rows by a panel: out [R, kWidth].
+template <class A, int R>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {
   constexpr int64_t kLinePairs = A::kLine / 2;
-  constexpr int64_t kEndPairs = A::kAheadBytes / sizeof(typename A::W) / kPairElements;
-  const int64_t stride = pairs * kPairElements;
-  vf sums[R][P][2];
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
-  }
+  const int64_t step = R <= A::kStreamedRows ? 0 : ahead.step;
+  vf sums[R][2];
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
   for (int64_t left = pairs; left > 0; left -= kLinePairs, x += R * A::kLine) {
-    if (left <= kEndPairs && left + kLinePairs > kEndPairs) ahead.start += (P - 1) * stride;
     const int count = static_cast<int>(std::min(left, kLinePairs));
     for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += ahead.step) {
-      const int64_t step = R <= A::kStreamedRows ? 0 : P > 1 ? kPairElements : ahead.step;
       for (int64_t e = 0; e < step; e += kCacheLine<typename A::W>) {
-        for (int p = 0; p < P; ++p) {
-          _mm_prefetch(reinterpret_cast<const char*>(ahead.start + p * stride + e), _MM_HINT_T1);
-        }
+        _mm_prefetch(reinterpret_cast<const char*>(ahead.start + e), _MM_HINT_T1);
       }
-      A::add_pair(x + 2 * i, panel, stride, sums);
+      A::add_pair(x + 2 * i, panel, sums);
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) {
-      store(out + (r * P + p) * kWidth, sums[r][p][0]);
-      store(out + (r * P + p) * kWidth + kLanes, sums[r][p][1]);
-    }
+    store(out + r * kWidth, sums[r][0]);
+    store(out + r * kWidth + kLanes, sums[r][1]);
   }
 }
 
