@@ -19,9 +19,8 @@ namespace quire::linear_int {
 
 constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
 constexpr int64_t kCacheLine = 64;
-// How far ahead of what is computed a single tile fetches memory: some 200 ns at the speed of
-// memory, more where it computes longer. Measured best of 1 to 12 KB.
-constexpr int64_t kAheadOfFewRows = 6144, kAheadOfRows = 8192;
+// How far ahead of what is computed a single tile fetches memory. Measured best of 2 to 24 KB.
+constexpr int64_t kAheadBytes = 6144;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
 constexpr int64_t kOwnElements = 1 << 14;
 
@@ -290,8 +289,7 @@ struct Block {
       return;
     }
     if (num_tiles == 1) {
-      const int64_t distance = are_few<Format>(call.rows) ? kAheadOfFewRows : kAheadOfRows;
-      return multiply(0, index, panel, {panel + distance, kCacheLine});
+      return multiply(0, index, panel, {panel + kAheadBytes, kCacheLine});
     }
     const int64_t parts = num_tiles < 4 ? 2 : 4, step = kCacheLine / parts;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));

@@ -142,8 +142,7 @@ struct Int8Job {
 
 template <class Y>
 auto Int8Tiles::loop(const Block<Int8Tiles, Y>& block) const {
-  return TileLoop<Int8Job<Y>>({&block}, block.height(),
-                              are_few<Int8Tiles>(block.call.rows) ? kAheadOfFewRows : kAheadOfRows);
+  return TileLoop<Int8Job<Y>>({&block}, block.height(), kAheadBytes);
 }
 
 using Int8 = Int8Tiles;
