@@ -75,7 +75,7 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
 struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
-  static constexpr bool kWholePanels = false;  // whether the format computes all tiles of a panel itself
+  static constexpr bool kWholePanels = false;  // whether the format computes all tiles of one itself
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // Where a quad of row r stands among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
@@ -85,8 +85,8 @@ struct Vectors {
   static int enter(int64_t) { return 0; }
 };
 
-// Memory that a tile fetches into the second-level cache meanwhile: `step` bytes, at most a cache
-// line, for each cache line of its panel.
+// Memory that is fetched into the second-level cache meanwhile: in a tile `step` bytes, at most a
+// cache line, for each cache line of its panel.
 struct Ahead {
   const uint8_t* start;
   int64_t step;
@@ -99,6 +99,7 @@ struct Ahead {
 struct NothingAhead {
   QUIRE_INLINE void fetch_line() const {}
 };
+
 // Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
 // ahead: memory to fetch meanwhile.
 template <int N, class Format, class E, class A>
@@ -238,7 +239,7 @@ constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRo
 template <class Format>
 constexpr bool kLoops = false;
 
-// Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly the same height.
+// Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly equal height.
 template <class Format, class Y>
 struct Block {
   const Format& format;
