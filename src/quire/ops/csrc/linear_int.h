@@ -1,6 +1,6 @@
-// y = x Wᵀ + b with integer weights: what the formats share. The rows of x become 8-bit integers once
-// per call; a format multiplies a tile of rows by panels of kWidth output columns; the sums are
-// scaled and stored here.
+// y = x Wᵀ + b with integer weights: what the formats share. The rows of x become 8-bit integers, a
+// few of them in every thread, many once for all; a format multiplies a tile of rows by panels of
+// kWidth output columns; the sums are scaled and stored here.
 //
 // Every output is a function of its row and its column alone: integers are exact, and what follows
 // in float32 has one order. So the bits do not depend on rows, panels, threads or instruction set.
@@ -101,7 +101,7 @@ struct NothingAhead {
 };
 
 // Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
-// ahead: memory to fetch meanwhile.
+// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads.
 template <int N, class Format, class E, class A>
 void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
                    QuantizedRows target, int64_t r, A& ahead) {
@@ -124,6 +124,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
   const auto inputs = [&](int64_t quad, int i) {
     return target.inputs + format.position(quad, r + i, target.rows) * Format::kQuadInputs;
   };
+  constexpr int64_t kFetchQuads = 8;
   const int64_t group_size = Format::kSums ? format.group_size : depth;
   int64_t quad = 0;
   for (int64_t first = 0, group = 0; first < depth; first += group_size, ++group) {
@@ -153,7 +154,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
           static_assert(Format::kAdded == 0);
           put_byte_inputs(numbers, inputs(quad, i));
         }
-        ahead.fetch_line();
+        if (quad % kFetchQuads == 0) ahead.fetch_line();
       }
     }
     if constexpr (Format::kSums) {
@@ -208,19 +209,14 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
   }
 }
 
-// Whether no tile but a single one has so few rows.
-template <class Format>
-constexpr bool are_few(int64_t rows) {
-  return 2 * rows < Format::kMaxRows;
-}
-
-// What a tile of R rows fetches: the same where the compiler can know the step.
+// What a tile of R rows fetches of `ahead`. So few rows as only a single tile has fetch whole lines,
+// which the compiler can know then.
 template <class Format, int R>
-QUIRE_INLINE auto of_tile(Ahead ahead) {
+QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
   if constexpr (R <= Format::kStreamedRows) {
     return NothingAhead{};
   } else {
-    return Ahead{ahead.start, are_few<Format>(R) ? kCacheLine : ahead.step};
+    return Ahead{ahead.start, 2 * R < Format::kMaxRows ? kCacheLine : ahead.step};
   }
 }
 
@@ -266,7 +262,7 @@ struct Block {
             x.scales + first, first_row(t + 1) - first};
   }
 
-  // All tiles by one panel. A single tile reads it from memory and asks ahead; several find it in
+  // All tiles by one panel. A single tile reads it from memory and may ask ahead; several find it in
   // the caches, so the last of them have time to fetch the next panel, each its part.
   void multiply_panel(int64_t index) const {
     if constexpr (Format::kWholePanels) {
@@ -427,7 +423,7 @@ int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
   if (rows == 0) return 0;
   std::atomic<bool> out_of_memory{false};
   const auto failure = [&] { return out_of_memory.load(std::memory_order_relaxed) ? 2 : 0; };
-  if constexpr (!kLoops<Format>) {
+  if constexpr (!kLoops<Format> && !Format::kOpens) {
     if (rows <= Format::kMaxRows && rows * call.depth <= kOwnElements) {
       multiply_own(format, call, x, y, out_of_memory);
       return failure();

@@ -54,7 +54,7 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
                    Ahead memory, float* out, int64_t index) {
     const int64_t groups = format.groups, blocks = format.group_quads() / kBlockQuads;
     const int32_t* inputs = x.inputs;
-    auto ahead = of_tile<Int4Format, R>(memory);
+    auto ahead = ahead_of_tile<Int4Format, R>(memory);
     vf totals[R][2];
     each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {

@@ -45,7 +45,7 @@ struct Int8Format : Int8Weights, Vectors {
   static void tile(const Int8Format& format, const QuantizedRows& x, const uint8_t* panel,
                    Ahead memory, float* out, int64_t) {
     const int32_t* inputs = x.inputs;
-    auto ahead = of_tile<Int8Format, R>(memory);
+    auto ahead = ahead_of_tile<Int8Format, R>(memory);
     vi sums[R][2];
     each_sum<R>([&](int r, int half) { sums[r][half] = set1_int(x.sums[r]); });
     for (int64_t left = format.quads; left > 0; left -= kLineQuads) {

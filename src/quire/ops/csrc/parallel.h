@@ -60,7 +60,11 @@ void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Ente
     ranges[i].end = (i + 1) * count / size;
   }
   std::atomic<int64_t> entrants{0};
+  const auto has_work = [](const Range& range) {
+    return range.next.load(std::memory_order_relaxed) < range.end;
+  };
   auto share = [&] {
+    if (std::none_of(ranges, ranges + size, has_work)) return;  // late, and enter() may be long
     const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed) % size;
     auto&& needed = enter(ranges[own].next.load(std::memory_order_relaxed));
     for (int64_t i = 0; i < size; ++i) {
