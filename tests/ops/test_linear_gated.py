@@ -144,6 +144,27 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 
 
 @each_kernel
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("width", [32, 225])
+def test_threads_share_the_rows_of_the_last_panels(
+    kernel: tuple[Op, Provider], width: int, gate: str | None
+) -> None:
+    """So much work that panels are shared in parts. Turns red when a part is left out or computed
+    by another panel, and when one of a pair of panels is taken for the other."""
+    op, provider = kernel
+    generator = torch.Generator().manual_seed(0)
+    depth = 1056
+    arguments = arguments_of(op, generator, 2 * width, depth, bias=True)
+    x = normal(generator, 300, depth, dtype=torch.bfloat16)
+    alone = provider.load()(*arguments, gate=gate)
+    expected = torch.cat([alone(row) for row in x.split(1)])
+    for threads in (2, 5):
+        matrix = provider.load(Team(threads))(*arguments, gate=gate)
+        for rows in (150, 255, 300):
+            assert_same_bits(matrix(x[:rows]), expected[:rows], f"{rows} rows, {threads} threads")
+
+
+@each_kernel
 def test_not_finite_rows_stay_alone(kernel: tuple[Op, Provider]) -> None:
     """Turns red when NaN or infinity reaches another row, or is lost by the gate."""
     op, provider = kernel

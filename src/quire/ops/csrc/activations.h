@@ -27,7 +27,8 @@ struct Gelu {
   }
 };
 
-// x (1 + tanh u) / 2 = x / (1 + e^-2u), u = √(2/π) (x + 0.044715 x³): the same paper's approximation.
+// x (1 + tanh u) / 2 = x / (1 + e^-2u), u = √(2/π) (x + 0.044715 x³): the same paper's
+// approximation.
 struct GeluTanh {
   QUIRE_INLINE vf operator()(vf x) const {
     const vf cubic = fma(mul(mul(x, x), set1(0.044715f)), x, x);

@@ -2,10 +2,10 @@
 //
 // Query rows are lanes, 16 to a block. Scores are keys times queries, [tokens, lanes]; the softmax
 // goes down the lanes. Weights are rounded to bf16 and turned, [lanes, tokens], to meet V, of which
-// two tokens lie side by side. As in attention_tile.h, what a query computes depends on its own keys
-// alone: an element of a product is one chain of sums over dims or tokens at fixed places, whichever
-// rows share the registers, and weights of keys that a query does not see add zeros. The sum that
-// divides is that of the rounded weights: what rounding does to all weights alike cancels.
+// two tokens lie side by side. As in attention_tile.h, what a query computes depends on its own
+// keys alone: an element of a product is one chain of sums over dims or tokens at fixed places,
+// whichever rows share the registers, and weights of keys that a query does not see add zeros. The
+// sum that divides is that of the rounded weights: what rounding does to all weights alike cancels.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -363,10 +363,10 @@ class LanePiece {
     }
   }
 
-  // One key block of few rows of several heads, which is bound by memory: tokens in their order, and
-  // the heads of each in turn. What is about two tiles of tokens ahead is fetched meanwhile, evenly
-  // over time: a core has few requests to memory under way, and must not be without any. While V is
-  // packed, which reads the second-level cache itself, it asks for less.
+  // One key block of few rows of several heads, which is bound by memory: tokens in their order,
+  // and the heads of each in turn. What is about two tiles of tokens ahead is fetched meanwhile,
+  // evenly over time: a core has few requests to memory under way, and must not be without any.
+  // While V is packed, which reads the second-level cache itself, it asks for less.
   void attend_heads(const KeyTiles& tiles, const KeyTiles* next, bool careful,
                     LaneTiles& registers) {
     constexpr int kDistance = 2, kScoreLines = 14;  // of the 16 that a product reads

@@ -1,5 +1,5 @@
-// Products of attention in tile registers, and what they take: how rows lie in lanes, the shapes of the
-// registers, memory fetched meanwhile, V in pairs of tokens. See attention_amx.h.
+// Products of attention in tile registers, and what they take: how rows lie in lanes, the shapes of
+// the registers, memory fetched meanwhile, V in pairs of tokens. See attention_amx.h.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -257,8 +257,8 @@ inline void weigh_tiles(const bf16* weights, const bf16* values, int head_dim, f
   order_memory();
 }
 
-// out[j][i] = in[i][j] of 16 by 16 words; row_of(i): where row i of the input is. Of each row of the
-// output `lanes` are written.
+// out[j][i] = in[i][j] of 16 by 16 words; row_of(i): where row i of the input is. Of each row of
+// the output `lanes` are written.
 template <class RowOf>
 QUIRE_INLINE void turn_words(RowOf&& row_of, void* out, int64_t out_bytes, __mmask16 lanes) {
   auto quarter = [&](int row, int column) {

@@ -1,4 +1,5 @@
-// Softmax down the lanes, from scores [tokens, lanes] to weights [lanes, tokens]. See attention_amx.h.
+// Softmax down the lanes, from scores [tokens, lanes] to weights [lanes, tokens]. See
+// attention_amx.h.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -17,9 +18,9 @@ struct LaneKeys {
 };
 
 // Scores [kKeyBlock, lanes] become weights 2^(score - max), [lanes, pairs of tokens], for the tiles
-// of pairs from <= tile < to; no lane sees others. kMasked: some lanes do not see all. factors: what
-// the lanes' acc is to shrink by. lines: to fetch for 8 tokens. Returns the lanes for which that is
-// not 1.
+// of pairs from <= tile < to; no lane sees others. kMasked: some lanes do not see all. factors:
+// what the lanes' acc is to shrink by. lines: to fetch for 8 tokens. Returns the lanes for which
+// that is not 1.
 template <bool kMasked>
 inline vmask soften_lanes(const float* scores, vf scale, const LaneKeys& keys, int from, int to,
                           float* maxima, float* sums, bf16* weights, float* factors, Lines* ahead,

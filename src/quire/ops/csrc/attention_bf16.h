@@ -1,12 +1,12 @@
 // Attention by products of pairs (AVX512_BF16): bf16 queries over a bf16 cache.
 //
 // Scores are of queries and keys as they lie in memory; scale and log2(e) come afterwards. Weights
-// are rounded to bf16 and meet V, of which two tokens lie side by side; the sum that divides is that
-// of the rounded weights: what rounding does to all weights alike cancels. As in attention_tile.h,
-// what a query computes depends on its own keys alone: a score is one chain over dims per lane and
-// one tree, an output one chain over pairs of tokens at fixed places. Many rows share K turned: keys
-// are lanes, and the same sums need no shuffles. Weights of keys that a query does not see add
-// zeros; where 0 does not hide a V that is not finite, a careful piece does.
+// are rounded to bf16 and meet V, of which two tokens lie side by side; the sum that divides is
+// that of the rounded weights: what rounding does to all weights alike cancels. As in
+// attention_tile.h, what a query computes depends on its own keys alone: a score is one chain over
+// dims per lane and one tree, an output one chain over pairs of tokens at fixed places. Many rows
+// share K turned: keys are lanes, and the same sums need no shuffles. Weights of keys that a query
+// does not see add zeros; where 0 does not hide a V that is not finite, a careful piece does.
 #pragma once
 
 #if defined(__AVX512BF16__)
@@ -271,7 +271,8 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
   });
 }
 
-// Tokens first <= t < last in pairs: [tokens / 2, dims / 32, 2, 32]. The others of these pairs are 0.
+// Tokens first <= t < last in pairs: [tokens / 2, dims / 32, 2, 32]. The others of these pairs are
+// 0.
 inline void interleave_rows(const bf16* const* v, int64_t at, int head_dim, int first, int last,
                             bf16* out) {
   for (int k = first / 2 * 2; k < last; k += 2) {

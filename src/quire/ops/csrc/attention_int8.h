@@ -132,7 +132,8 @@ class Softening {
     return select(lanes_of(keys >> k), yes, no);
   }
 
-  // Which keys each state sees; and the vectors of those for which weights are read, by each_rows().
+  // Which keys each state sees; and the vectors of those for which weights are read, by
+  // each_rows().
   void find_keys() {
     const int rows = tile_.rows, last = first_ + count_ - 1;
     const bool one_head = first_ / rows == last / rows;

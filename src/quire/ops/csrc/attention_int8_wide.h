@@ -81,9 +81,9 @@ inline void score_wide(const Tile& tile, const Range& range, const Scratch& scra
   });
 }
 
-// acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] for NR adjacent rows and kWords dims: chunk by
-// chunk, over the keys first <= k < last. fresh: acc is 0, and not read. put(r, half, sums) takes
-// what it becomes.
+// acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] for NR adjacent rows and kWords dims: chunk
+// by chunk, over the keys first <= k < last. fresh: acc is 0, and not read. put(r, half, sums)
+// takes what it becomes.
 template <int NR, class F>
 QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int row, int first,
                              int last, int d, const float* acc, bool fresh, F&& put) {
@@ -158,7 +158,8 @@ inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scra
   });
 }
 
-// One key block of a tile of one kv head. What is read next is fetched while that before it is used.
+// One key block of a tile of one kv head. What is read next is fetched while that before it is
+// used.
 inline void attend_wide_integers(const Tile& tile, const Range& range,
                                  const KeyBlock<int8_t>& block, const int8_t* const* after,
                                  int following, Scratch& scratch) {

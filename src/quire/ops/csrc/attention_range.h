@@ -114,9 +114,9 @@ QUIRE_INLINE void each_rows(int rows, F&& body, int row = 0) {
   if constexpr (Most > 1) each_rows<Most / 2>(rows, body, row);
 }
 
-// Calls body(chunk, head, ahead) for every head of every chunk of a range: the heads take a chunk of
-// keys in turn, and meanwhile the next chunk is prefetched. source: K or V of the block; follow: the
-// `following` rows that are prefetched after it.
+// Calls body(chunk, head, ahead) for every head of every chunk of a range: the heads take a chunk
+// of keys in turn, and meanwhile the next chunk is prefetched. source: K or V of the block; follow:
+// the `following` rows that are prefetched after it.
 template <class E, class F>
 QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* const* source,
                              const E* const* follow, int following, F&& body) {

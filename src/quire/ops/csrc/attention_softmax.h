@@ -74,7 +74,8 @@ QUIRE_INLINE vf weight_of(vf x) {
 }
 #endif
 
-// total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section 3.1).
+// total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section
+// 3.1).
 inline void merge(int num_states, int width, const State& part, State& total) {
   for (int row = 0; row < num_states; ++row) {
     if (part.sum[row] == 0.0f) continue;  // the row sees no key of this span

@@ -207,7 +207,8 @@ struct LocatedBlock {
   }
 };
 
-// Asks for the first keys of a tile at once: nothing fetched them while something else was computed.
+// Asks for the first keys of a tile at once: nothing fetched them while something else was
+// computed.
 template <class E>
 inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
   const Range& range = block.range;
@@ -229,10 +230,10 @@ inline void attend_keys(const Tile& tile, const Range& range, const KeyBlock<E>&
   }
 }
 
-// The tile over one span of tokens, into `state`, by attend(range, keys, after, keys_after) for each
-// key block. fetched: whether the span before did so with the first keys. continues: whether the
-// caller takes the next span after this one, so that its first block may be prefetched; else, of
-// `then` if there is one.
+// The tile over one span of tokens, into `state`, by attend(range, keys, after, keys_after) for
+// each key block. fetched: whether the span before did so with the first keys. continues: whether
+// the caller takes the next span after this one, so that its first block may be prefetched; else,
+// of `then` if there is one.
 template <class E, class F>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool fetched,
                         bool continues, const LocatedBlock<E>* then, const State& state,

@@ -6,8 +6,8 @@
 #include "simd.h"
 
 // pages: num_planes planes of num_blocks contiguous blocks of block_bytes. Within a plane all
-// sources are read before any destination is written, through a buffer; planes are independent. 2: no
-// memory for the buffer.
+// sources are read before any destination is written, through a buffer; planes are independent. 2:
+// no memory for the buffer.
 QUIRE_API int quire_copy_blocks(void* pages, int64_t num_planes, int64_t num_blocks,
                                 int64_t block_bytes, const int64_t* src, const int64_t* dst,
                                 int64_t count, quire::Team* team) {

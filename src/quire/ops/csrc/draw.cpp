@@ -1,11 +1,12 @@
-// Draws a token from each row of logits: the token with the largest z + Gumbel noise among those that
-// top-k, top-p and min-p leave, z = (logit - largest) / temperature; at temperature 0 the largest.
+// Draws a token from each row of logits: the token with the largest z + Gumbel noise among those
+// that top-k, top-p and min-p leave, z = (logit - largest) / temperature; at temperature 0 the
+// largest.
 //
-// Nothing is sorted but one bucket: a pass over the row counts tokens and their mass in buckets of z,
-// which tells the bucket where top-k or top-p ends; its tokens are ranked, and that gives the last
-// token of the row that may be drawn. The noise of a token is computed only where it could win: with
-// E exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds that from
-// above without a logarithm.
+// Nothing is sorted but one bucket: a pass over the row counts tokens and their mass in buckets of
+// z, which tells the bucket where top-k or top-p ends; its tokens are ranked, and that gives the
+// last token of the row that may be drawn. The noise of a token is computed only where it could
+// win: with E exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds
+// that from above without a logarithm.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -50,8 +51,8 @@ struct Last {
   }
 };
 
-// The largest of a row, and where to look for it: no token before `first` is as large. Not ok: there is
-// none that is finite, or NaN or infinity among them.
+// The largest of a row, and where to look for it: no token before `first` is as large. Not ok:
+// there is none that is finite, or NaN or infinity among them.
 struct Largest {
   float logit = kNegativeInfinity;
   int64_t first = 0;
@@ -246,8 +247,8 @@ int64_t winner(const Row& row, const Stream& stream, const Last& last) {
 
 // logits: rows of `vocab_size` elements with a stride. Draw i is from row rows[i] and goes to
 // token_ids[i]; -1 where the largest logit is not finite. top_k 0, top_p 1 and min_p 0 are off;
-// temperature 0 takes the largest. 1: an element type that is not known. 2: no memory for the tokens
-// of a bucket or a widened row; what token_ids holds then means nothing.
+// temperature 0 takes the largest. 1: an element type that is not known. 2: no memory for the
+// tokens of a bucket or a widened row; what token_ids holds then means nothing.
 QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size, int32_t dtype,
                          const int64_t* rows, int64_t num_draws, const double* temperature,
                          const int64_t* top_k, const double* top_p, const double* min_p,

@@ -10,8 +10,9 @@ namespace quire {
 
 constexpr int32_t kUngated = -1;
 
-// How the outputs of a layer lie in its panels. Those of a gated one come in pairs, the same columns
-// of the first half and of the second; a task that computes one of them computes both, in turn.
+// How the outputs of a layer lie in its panels. Those of a gated one come in pairs, the same
+// columns of the first half and of the second; a task that computes one of them computes both, in
+// turn.
 struct Outputs {
   int64_t count;
   int32_t gate;  // of activations.h, or kUngated
@@ -38,8 +39,9 @@ bool pays_to_stream(const E* y, int64_t rows, const Outputs& outputs) {
          rows * outputs.count * static_cast<int64_t>(sizeof(E)) >= kStreamedBytes;
 }
 
-// y becomes activation(y) · up, rounded as by `activation_and_mul` (pointwise.cpp, which is compiled
-// with the instructions for it). y: rows with a stride; up: rows of kWidth, of which `width` count.
+// y becomes activation(y) · up, rounded as by `activation_and_mul` (pointwise.cpp, which is
+// compiled with the instructions for it). y: rows with a stride; up: rows of kWidth, of which
+// `width` count.
 template <class E>
 void apply_gate(int32_t kind, const E* up, E* y, int64_t y_stride, int64_t rows, int64_t width);
 

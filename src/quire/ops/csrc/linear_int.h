@@ -10,8 +10,7 @@
 #include <array>
 #include <utility>
 
-#include "gate.h"
-#include "parallel.h"
+#include "panel_parts.h"
 #include "scratch.h"
 #include "simd_int.h"
 
@@ -21,6 +20,9 @@ constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the
 constexpr int64_t kCacheLine = 64;
 // How far ahead of what is computed a single tile fetches memory. Measured best of 2 to 24 KB.
 constexpr int64_t kAheadBytes = 6144;
+// Multiplications of so many rows by a panel are shared by threads at the end, in parts of this
+// size: about 10 µs with VNNI.
+constexpr int64_t kWorkPerPart = 1 << 21;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
 constexpr int64_t kOwnElements = 1 << 14;
 
@@ -75,7 +77,7 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
 struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
-  static constexpr bool kWholePanels = false;  // whether the format computes all tiles of one itself
+  static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // Where a quad of row r stands among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
@@ -209,8 +211,8 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
   }
 }
 
-// What a tile of R rows fetches of `ahead`. So few rows as only a single tile has fetch whole lines,
-// which the compiler can know then.
+// What a tile of R rows fetches of `ahead`. So few rows as only a single tile has fetch whole
+// lines, which the compiler can know then.
 template <class Format, int R>
 QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
   if constexpr (R <= Format::kStreamedRows) {
@@ -234,6 +236,30 @@ constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRo
 // Whether a format computes panels by a loop of its own, made by Format::loop(block).
 template <class Format>
 constexpr bool kLoops = false;
+
+// Panels as a thread's tiles read them: of those that it has to open the last two, which lie in
+// turn in a gated layer.
+template <class Format>
+class OpenPanels {
+ public:
+  // Null without memory.
+  const uint8_t* open(const Format& format, int64_t index) {
+    if constexpr (!Format::kOpens) {
+      return format.panel(index);
+    } else {
+      const int64_t place = index % 2;
+      if (indices_[place] != index) {
+        panels_[place] = format.open(index, place);
+        indices_[place] = index;
+      }
+      return panels_[place];
+    }
+  }
+
+ private:
+  int64_t indices_[2] = {-1, -1};
+  const uint8_t* panels_[2];
+};
 
 // Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly equal height.
 template <class Format, class Y>
@@ -262,9 +288,10 @@ struct Block {
             x.scales + first, first_row(t + 1) - first};
   }
 
-  // All tiles by one panel. A single tile reads it from memory and may ask ahead; several find it in
-  // the caches, so the last of them have time to fetch the next panel, each its part.
-  void multiply_panel(int64_t index) const {
+  // Tiles [first, last) by a panel. One tile alone reads it from memory and may ask ahead; several
+  // find it in the caches, so the last of them have time to fetch the next panel, each its part.
+  void multiply_panel(int64_t index, int64_t first, int64_t last,
+                      OpenPanels<Format>& panels) const {
     if constexpr (Format::kWholePanels) {
       prefetch_scales(index);
       const float* sums =
@@ -274,13 +301,14 @@ struct Block {
         put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth);
       }
     } else {
-      multiply_tiles_of(index);
+      multiply_tiles_of(index, first, last, panels);
     }
   }
 
  private:
-  void multiply_tiles_of(int64_t index) const {
-    const uint8_t* panel = format.open(index);
+  void multiply_tiles_of(int64_t index, int64_t first, int64_t last,
+                         OpenPanels<Format>& panels) const {
+    const uint8_t* panel = panels.open(format, index);
     if (panel == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
       return;
@@ -291,7 +319,7 @@ struct Block {
     const int64_t parts = num_tiles < 4 ? 2 : 4, step = kCacheLine / parts;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
     const int64_t part_bytes = (format.panel(1) - format.panel(0)) / parts;
-    for (int64_t t = 0; t < num_tiles; ++t) {
+    for (int64_t t = first; t < last; ++t) {
       const int64_t part = t - (num_tiles - parts);
       multiply(t, index, panel,
                part < 0 ? Ahead{panel, 0} : Ahead{next + part * part_bytes, step});
@@ -330,16 +358,25 @@ struct Block {
 };
 
 // Computes a block by all panels. enter(weights): what a thread needs for that, which is likely to
-// read these weights first; compute(index, entered): panel `index`.
+// read these weights first; compute(index, first, last, entered): tiles [first, last) by panel
+// `index`.
 template <class Format, class Enter, class F>
-void multiply_panels(const Format& format, const LinearCall& call, Enter&& enter, F&& compute) {
-  const int64_t in_turn = call.outputs.panels_in_turn();
-  const int64_t grain = kWorkPerTask / (in_turn * kWidth * call.rows * call.depth + 1) + 1;
-  const auto task = [&](int64_t index, auto& entered) {
-    for (int64_t p = index * in_turn; p < (index + 1) * in_turn; ++p) compute(p, entered);
-  };
-  parallel_ranges_of(call.outputs.panels() / in_turn, grain, call.team, task,
-                     [&](int64_t index) { return enter(format.panel(index * in_turn)); });
+void multiply_panels(const Format& format, const LinearCall& call, int64_t num_tiles,
+                     Enter&& enter, F&& compute) {
+  const int64_t work = call.outputs.panels_in_turn() * kWidth * call.rows * call.depth;
+  int64_t parts = 1;
+  if constexpr (!kLoops<Format>) {
+    if (!Format::kWholePanels) parts = work / kWorkPerPart;
+  }
+  const PanelParts all(call.outputs, num_tiles, parts);
+  parallel_ranges_of(
+      all.count(), all.grain(work), call.team,
+      [&](int64_t first, int64_t last, auto& entered) {
+        all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
+          compute(index, first_tile, last_tile, entered);
+        });
+      },
+      [&](int64_t part) { return enter(format.panel(all.panel(part))); });
 }
 
 // Memory of this thread for `rows` quantized rows; no inputs if there is none.
@@ -371,12 +408,21 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
   });
   if constexpr (kLoops<Format>) {
     multiply_panels(
-        format, call, [&](const uint8_t*) { return format.loop(block); },
-        [&](int64_t index, auto& loop) { loop.multiply(index, 0, block.num_tiles); });
+        format, call, block.num_tiles, [&](const uint8_t*) { return format.loop(block); },
+        [&](int64_t index, int64_t first, int64_t last, auto& loop) {
+          loop.multiply(index, first, last);
+        });
   } else {
+    struct Worker {
+      decltype(format.enter(0)) entered;
+      OpenPanels<Format> panels;
+    };
     multiply_panels(
-        format, call, [&](const uint8_t*) { return format.enter(block.height()); },
-        [&](int64_t index, auto&) { block.multiply_panel(index); });
+        format, call, block.num_tiles,
+        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}}; },
+        [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
+          block.multiply_panel(index, first, last, worker.panels);
+        });
   }
 }
 
@@ -387,6 +433,7 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
   struct Worker {
     Block<Format, Y> block;
     decltype(format.enter(0)) entered;
+    OpenPanels<Format> panels;
   };
   const auto enter = [&](const uint8_t* weights) {
     const QuantizedRows rows = scratch_for(format, call.rows);
@@ -394,15 +441,16 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
     for (int64_t r = 0; r < rows.rows; r += 2) {
       quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
     }
-    return Worker{{format, call, rows, y, out_of_memory}, format.enter(call.rows)};
+    return Worker{{format, call, rows, y, out_of_memory}, format.enter(call.rows), {}};
   };
-  multiply_panels(format, call, enter, [&](int64_t index, const Worker& worker) {
+  const auto compute = [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
     if (worker.block.x.inputs == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
     } else {
-      worker.block.multiply_panel(index);
+      worker.block.multiply_panel(index, first, last, worker.panels);
     }
-  });
+  };
+  multiply_panels(format, call, 1, enter, compute);
 }
 
 // Rows of a block: so many that they stay in the caches while all weights pass.

@@ -149,7 +149,8 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
   store(scale, load(scales));
   int zero = kSymmetricZero;
   if (table.packed_zeros != nullptr) {
-    zero = table.packed_zeros[(panel * layout.groups + g) * kLanes + c % kLanes] >> shift_of(c) & 15;
+    const int64_t at = (panel * layout.groups + g) * kLanes + c % kLanes;
+    zero = table.packed_zeros[at] >> shift_of(c) & 15;
   }
   const vf factor = set1(scale[0] * table.power[id]);
   for (int64_t k = 0; k < layout.group_size; k += kLanes) {
@@ -164,8 +165,9 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
 }  // namespace
 }  // namespace quire::linear_int
 
-// weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero: bytes
-// or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros. gate: of gate.h.
+// weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero:
+// bytes or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros. gate:
+// of gate.h.
 QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
                                      const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
                                      int64_t outputs, int64_t groups, int64_t group_size,

@@ -23,9 +23,8 @@ struct Int4Weights {
   int64_t group_quads() const { return group_size / 4; }
   int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
   const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
-  // Panel `index` as tiles read it. kOpens: not where it is packed, but in scratch of the thread; null
-  // when there is none.
-  const uint8_t* open(int64_t index) const { return panel(index); }
+  // Whether tiles read panels not where they are packed, but as open(index, place) lays them out in
+  // scratch of the thread, which has two places.
   static constexpr bool kOpens = false;
   static constexpr bool kSums = true;  // whether tiles take the sums of the integers
 

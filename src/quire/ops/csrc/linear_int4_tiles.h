@@ -1,9 +1,9 @@
 // 4-bit weights in tile registers (tiles.h), for many rows.
 //
-// A chunk of a panel is widened once, into the first-level cache, and all tiles of rows pass over it.
-// A group is one product for each half of the panel (two where it is deeper than a register), whose
-// 32-bit sums go through memory to the totals, which stay in vector registers for as long as the
-// chunk lasts. The integers are those of Int4Format, and so is what follows.
+// A chunk of a panel is widened once, into the first-level cache, and all tiles of rows pass over
+// it. A group is one product for each half of the panel (two where it is deeper than a register),
+// whose 32-bit sums go through memory to the totals, which stay in vector registers for as long as
+// the chunk lasts. The integers are those of Int4Format, and so is what follows.
 #pragma once
 
 #if defined(__AMX_INT8__)

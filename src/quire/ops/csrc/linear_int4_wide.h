@@ -1,10 +1,10 @@
 // 4-bit weights for many rows: every panel is widened once, in scratch of the thread, and all tiles
 // read it there.
 //
-// Weights minus their zero points are signed, which vpdpbusd takes as its second factor only; so the
-// integers of x go up by 128, and a group's sums start at -128 times the sum of its weights. That
-// is one load for all rows, where zero points beside unsigned weights cost a product for each. The
-// integers that come out are those of Int4Format, and so is what follows.
+// Weights minus their zero points are signed, which vpdpbusd takes as its second factor only; so
+// the integers of x go up by 128, and a group's sums start at -128 times the sum of its weights.
+// That is one load for all rows, where zero points beside unsigned weights cost a product for each.
+// The integers that come out are those of Int4Format, and so is what follows.
 #pragma once
 
 #if defined(__AVX512VNNI__)
@@ -43,14 +43,14 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
 
   // The int32 [kWidth] that the sums of a group start at, its quads in bytes, its float32 [kWidth]
   // scales; then the next group.
-  const uint8_t* open(int64_t index) const {
+  const uint8_t* open(int64_t index, int64_t place) const {
     struct Widened;
     const int64_t bytes = this->groups * (kWideStart + this->group_quads() * kWideQuad + kWideEnd);
-    auto* const wide = static_cast<uint8_t*>(thread_scratch<Widened>(bytes));
+    auto* const wide = static_cast<uint8_t*>(thread_scratch<Widened>(2 * bytes));
     if (wide == nullptr) return nullptr;
-    uint8_t* to = wide;
+    uint8_t* to = wide + place * bytes;
     for (int64_t g = 0; g < this->groups; ++g) to = widen_group(index, g, to);
-    return wide;
+    return wide + place * bytes;
   }
 
   template <int R>

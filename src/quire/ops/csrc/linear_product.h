@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "linear_tile.h"
-#include "parallel.h"
+#include "panel_parts.h"
 #include "scratch.h"
 
 namespace quire::linear {
@@ -19,6 +19,10 @@ constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 // So little of gathered rows every thread copies for itself, which takes less time than to wait for
 // the others, and to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
+
+// Multiplications of so many rows by a panel are shared by threads at the end, in parts of this
+// size: about 10 µs by products of pairs, 20 by fma.
+constexpr int64_t kWorkPerPart = 1 << 20;
 
 struct Problem {
   int64_t rows;
@@ -122,17 +126,17 @@ struct Block {
   }
 
   // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
-  // find it in the caches, so the last of them have time to fetch the panel `next`, each its part.
+  // find it in the caches, so the last of them have time to fetch the next panel, each its part.
   template <class E>
-  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, int64_t next,
-                      E* y) const {
-    if (last - first == 1) return multiply(x, first, index, further(index), y);
+  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, E* y) const {
+    if (num_tiles == 1) return multiply(x, 0, index, further(index), y);
     int64_t parts = std::max(1, kPairElements / kCacheLine<typename A::W>);
-    while (parts > last - first) parts /= 2;
+    while (parts > num_tiles) parts /= 2;
     const int64_t step = kPairElements / parts;
+    const auto* next = panel(std::min(index + 1, num_panels - 1));
     for (int64_t t = first; t < last; ++t) {
-      const int64_t part = t - (last - parts);
-      const auto* start = panel(next) + part * step * pairs_of(problem.depth);
+      const int64_t part = t - (num_tiles - parts);
+      const auto* start = next + part * step * pairs_of(problem.depth);
       multiply(x, t, index, {start, part < 0 ? 0 : step}, y);
     }
   }
@@ -142,56 +146,42 @@ struct Block {
   }
 };
 
-// Tiles that a task computes by its panels: all, unless that leaves threads without work.
-template <class A>
-int64_t tiles_of_task(const Block<A>& block, int64_t threads) {
-  if (threads == 1) return block.num_tiles;
-  const int64_t wanted = (4 * threads + block.num_panels - 1) / block.num_panels;
-  return (block.num_tiles + wanted - 1) / wanted;
-}
-
-// All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without memory
-// for them; it is likely to read these weights first.
+// All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without
+// memory for them; it is likely to read these weights first.
 template <class A, class Y, class Rows>
 void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
-  const int64_t in_turn = problem.outputs.panels_in_turn();
-  const int64_t groups = block.num_panels / in_turn;
-  const int64_t tiles = tiles_of_task(block, team_size(problem.team));
-  const int64_t parts = (block.num_tiles + tiles - 1) / tiles;
-  const int64_t work = in_turn * kWidth * tiles * block.height * problem.depth;
-  const int64_t grain = kWorkPerTask / (work + 1) + 1;
-  const auto rows_for = [&](int64_t task) { return rows(block.panel(task % groups * in_turn)); };
-  // Calls f(panel, first tile, last tile) for the panels of a task.
-  const auto each_panel = [&](int64_t task, auto&& f) {
-    const int64_t panel = task % groups * in_turn, first = task / groups * tiles;
-    const int64_t last = std::min(block.num_tiles, first + tiles);
-    for (int64_t p = panel; p < panel + in_turn; ++p) f(p, first, last);
-  };
+  const int64_t in_turn = problem.outputs.panels_in_turn(), threads = team_size(problem.team);
+  const int64_t work = in_turn * kWidth * problem.rows * problem.depth;
+  // So many that all threads have work, and that the last parts are short.
+  const int64_t least = threads == 1 ? 1 : 1 + (4 * threads * in_turn - 1) / block.num_panels;
+  const int64_t wanted = kLoops<A> ? least : std::max(least, work / kWorkPerPart);
+  const PanelParts all(problem.outputs, block.num_tiles, wanted);
+  const auto rows_for = [&](int64_t part) { return rows(block.panel(all.panel(part))); };
   if constexpr (kLoops<A>) {
     struct Worker {
       const typename A::X* x;
       decltype(A::loop(block, x, y)) loop;
     };
-    const auto enter = [&](int64_t task) {
-      const auto* x = rows_for(task);
+    const auto enter = [&](int64_t part) {
+      const auto* x = rows_for(part);
       return Worker{x, A::loop(block, x, y)};
     };
-    const auto compute = [&](int64_t task, Worker& worker) {
+    const auto compute = [&](int64_t first, int64_t last, Worker& worker) {
       if (worker.x == nullptr) return;
-      each_panel(task, [&](int64_t p, int64_t first, int64_t last) {
-        worker.loop.multiply(p, first, last);
+      all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
+        worker.loop.multiply(index, first_tile, last_tile);
       });
     };
-    return parallel_ranges_of(groups * parts, grain, problem.team, compute, enter);
+    return parallel_ranges_of(all.count(), all.grain(work), problem.team, compute, enter);
   } else {
-    const auto compute = [&](int64_t task, const typename A::X* x) {
+    const auto compute = [&](int64_t first, int64_t last, const typename A::X* x) {
       if (x == nullptr) return;
-      each_panel(task, [&](int64_t p, int64_t first, int64_t last) {
-        block.multiply_panel(x, p, first, last, std::min(p + 1, block.num_panels - 1), y);
+      all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
+        block.multiply_panel(x, index, first_tile, last_tile, y);
       });
     };
-    parallel_ranges_of(groups * parts, grain, problem.team, compute, rows_for);
+    parallel_ranges_of(all.count(), all.grain(work), problem.team, compute, rows_for);
   }
 }
 

@@ -4,8 +4,9 @@
 // sums. Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
 //
 // One panel at a time, though few rows of several would hide more of the instructions' latency:
-// memory streams one faster (2 to 9 % less time for 3 to 8 rows, AVX2 1 and 2), but where all
-// weights lie in caches AVX2 takes up to 1.8 times as long for 1 or 2 rows (measured).
+// memory streams one faster (2 to 9 % less time for 3 to 8 rows, AVX2 1 and 2). Where all weights
+// lie in caches it takes longer: AVX2 up to 1.8 times for 1 or 2 rows, AVX-512 10 to 15 % for 3 or
+// 4 of 16 bits (measured).
 //
 // Rows are gathered line by line: K elements 0 … kLine - 1 of every row, then the next kLine of
 // every row, … filled up with zeros. So a tile reads them in order, at constant distances.

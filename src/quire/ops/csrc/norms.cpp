@@ -1,5 +1,5 @@
-// Norms of rows of activations, alone or of the sum with another row. A row's result depends on that
-// row alone.
+// Norms of rows of activations, alone or of the sum with another row. A row's result depends on
+// that row alone.
 #include "parallel.h"
 #include "replay.h"
 #include "rows.h"
@@ -27,12 +27,13 @@ struct NormCall {
   Team* team;
 };
 
-// norm(o, i, row) for every row; `row` counts them.
+// norm(o, i, row) for every row; `row` counts them. A thread takes neighbours, which are those that
+// it had in the operation before, and has in the next one, where these cut rows alike.
 template <class F>
 void each_row(const NormCall& call, F&& norm) {
   const int64_t grain = kElementsPerTask / (call.width + 1) + 1;
-  parallel_for(call.outer * call.inner, grain, call.team,
-               [&](int64_t row) { norm(row / call.inner, row % call.inner, row); });
+  parallel_ranges(call.outer * call.inner, grain, call.team,
+                  [&](int64_t row) { norm(row / call.inner, row % call.inner, row); });
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ int dispatch_result(int32_t x_dtype, int32_t y_dtype, F&& f) {
 }
 
 // So many bytes of outputs go past the caches, from where they would have been driven out, and into
-// which they would have to be read before they are written. Measured with tile registers: 1 MiB takes
-// a tenth less time past them, 2 MiB a third less, 512 KiB the same.
+// which they would have to be read before they are written. Measured with tile registers: 1 MiB
+// takes a tenth less time past them, 2 MiB a third less, 512 KiB the same.
 constexpr int64_t kStreamedBytes = 1 << 20;
 
 #if defined(__AVX512F__)

@@ -38,14 +38,21 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
   parallel_for(count, grain, team, body, [] { return 0; });
 }
 
-// The same, but every thread takes neighbours: it starts in a range of its own, and goes on in those
-// of the others when that is empty. enter(first) makes what a thread needs, `first` being the index
-// it is likely to start with; body(i, needed) uses it.
+// How many indices a thread takes at a time: `few` of the last 2 · many of a range, so that nobody
+// waits for long for what another has taken, `many` before. If `few` are fewer, what is taken at a
+// time lies within a multiple of `many`.
+struct Grain {
+  int64_t many, few;
+};
+
+// The same, but every thread takes neighbours: it starts in a range of its own, and goes on in
+// those of the others when that is empty. enter(first) makes what a thread needs, `first` being the
+// index it is likely to start with; body(first, last, needed) uses it.
 template <class F, class Enter>
-void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
-  if (team == nullptr || count <= grain) {
+void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&& enter) {
+  if (team == nullptr || count <= grain.few) {
     auto&& needed = enter(0);
-    for (int64_t i = 0; i < count; ++i) body(i, needed);
+    body(0, count, needed);
     return;
   }
   constexpr int64_t kMost = 64;
@@ -55,36 +62,46 @@ void parallel_ranges_of(int64_t count, int64_t grain, Team* team, F&& body, Ente
   };
   Range ranges[kMost];
   const int64_t size = std::min<int64_t>(team_size(team), kMost);
+  const int64_t whole = grain.few < grain.many ? grain.many : 1;
+  const auto start = [&](int64_t i) {
+    return i < size ? i * (count / whole) / size * whole : count;
+  };
   for (int64_t i = 0; i < size; ++i) {
-    ranges[i].next.store(i * count / size, std::memory_order_relaxed);
-    ranges[i].end = (i + 1) * count / size;
+    ranges[i].next.store(start(i), std::memory_order_relaxed);
+    ranges[i].end = start(i + 1);
   }
   std::atomic<int64_t> entrants{0};
-  const auto has_work = [](const Range& range) {
-    return range.next.load(std::memory_order_relaxed) < range.end;
-  };
   auto share = [&] {
-    if (std::none_of(ranges, ranges + size, has_work)) return;  // late, and enter() may be long
     const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed) % size;
-    auto&& needed = enter(ranges[own].next.load(std::memory_order_relaxed));
-    for (int64_t i = 0; i < size; ++i) {
-      Range& range = ranges[(own + i) % size];
-      for (;;) {
-        const int64_t first = range.next.fetch_add(grain, std::memory_order_relaxed);
-        if (first >= range.end) break;
-        const int64_t last = std::min(range.end, first + grain);
-        for (int64_t at = first; at < last; ++at) body(at, needed);
+    const auto range_at = [&](int64_t i) -> Range& { return ranges[(own + i) % size]; };
+    int64_t at = 0;
+    while (range_at(at).next.load(std::memory_order_relaxed) >= range_at(at).end) {
+      if (++at == size) return;  // late, and enter() may be long
+    }
+    auto&& needed = enter(range_at(at).next.load(std::memory_order_relaxed));
+    for (; at < size; ++at) {
+      Range& range = range_at(at);
+      int64_t first = range.next.load(std::memory_order_relaxed);
+      while (first < range.end) {
+        const int64_t left = range.end - first;
+        const int64_t last = first + std::min(left, left > 2 * grain.many ? grain.many : grain.few);
+        if (range.next.compare_exchange_weak(first, last, std::memory_order_relaxed)) {
+          body(first, last, needed);
+          first = range.next.load(std::memory_order_relaxed);
+        }
       }
     }
   };
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
-// The same where threads need nothing: body(i).
+// The same where threads need nothing, index by index: body(i).
 template <class F>
 void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body) {
-  parallel_ranges_of(
-      count, grain, team, [&](int64_t i, int) { body(i); }, [](int64_t) { return 0; });
+  const auto each = [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) body(i);
+  };
+  parallel_ranges_of(count, {grain, grain}, team, each, [](int64_t) { return 0; });
 }
 
 }  // namespace quire

@@ -45,8 +45,8 @@ QUIRE_INLINE void rotate(E* x, int64_t heads, int64_t head_dim, const Turn& turn
   });
 }
 
-// Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it is
-// rotated, as when both are operations of their own. All scales come first: one takes far longer
+// Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it
+// is rotated, as when both are operations of their own. All scales come first: one takes far longer
 // than it takes to begin the next.
 template <class E>
 QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
@@ -66,13 +66,6 @@ QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E
     const auto norm = value(i, size);
     for (int64_t h = 0; h < heads; ++h) put(x + h * head_dim + i, norm(h), size);
   });
-}
-
-// Asks for the next token: a processor's own prefetching begins anew in every row.
-template <class E>
-QUIRE_INLINE void fetch_row(const E* row, int64_t width) {
-  constexpr int64_t kLine = 64 / sizeof(E);
-  for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i);
 }
 
 // weight null: no norms.
@@ -119,7 +112,6 @@ QUIRE_API int quire_rope_and_write_kv(
         E* k = q + q_heads * head_dim;
         const int64_t at = half > 0 ? positions[t] * half : 0;
         await_token<To>(pages, slots[t], kv_heads * head_dim);
-        if (t + 1 < num_tokens) fetch_row(q + stride, (q_heads + 2 * kv_heads) * head_dim);
         const Turn turn{cos + at, sin + at, half};
         prepare_heads(q, q_heads, head_dim, static_cast<const E*>(q_weight), eps, turn);
         prepare_heads(k, kv_heads, head_dim, static_cast<const E*>(k_weight), eps, turn);

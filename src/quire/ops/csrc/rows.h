@@ -1,4 +1,5 @@
-// Arithmetic on one row of activations: a norm, a rotation. What comes out depends on that row alone.
+// Arithmetic on one row of activations: a norm, a rotation. What comes out depends on that row
+// alone.
 #pragma once
 
 #include "simd.h"

@@ -38,8 +38,8 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kLanes = 16;
 using vf = __m512;
 using vmask = __mmask16;
-// 2 kLanes elements of a row: of bf16 the even ones and the odd ones, since so they widen at once; of
-// other types the first ones and the last.
+// 2 kLanes elements of a row: of bf16 the even ones and the odd ones, since so they widen at once;
+// of other types the first ones and the last.
 struct vf2 {
   vf a, b;
 };
@@ -177,7 +177,8 @@ QUIRE_INLINE float sum(vf x) {
 QUIRE_INLINE float maximum(vf x) { return _mm512_reduce_max_ps(x); }
 QUIRE_INLINE float first_lane(vf x) { return _mm512_cvtss_f32(x); }
 
-// The lanes of each of kLanes vectors combined in the order of sum(): lane i of the result is x[i]'s.
+// The lanes of each of kLanes vectors combined in the order of sum(): lane i of the result is
+// x[i]'s.
 template <class F>
 QUIRE_INLINE vf fold_lanes(const vf (&x)[16], F&& combine) {
   vf half[8], quarter[4];

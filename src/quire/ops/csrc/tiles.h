@@ -5,8 +5,8 @@
 // (rows 0 … 15, columns 0 … 15), (same, 16 … 31), (rows 16 … 31, columns 0 … 15), (same, 16 … 31);
 // 4 and 5 hold the rows of x, 6 and 7 the columns of the panel.
 //
-// An output is one chain over the steps, whatever the number of rows. An instruction leaves out rows
-// that its registers are not configured for, so a row does not depend on those beside it.
+// An output is one chain over the steps, whatever the number of rows. An instruction leaves out
+// rows that its registers are not configured for, so a row does not depend on those beside it.
 #pragma once
 
 #if defined(__AMX_TILE__)
