@@ -22,6 +22,7 @@ constexpr int64_t kCacheLine = 64;
 constexpr int64_t kAheadBytes = 6144;
 // Multiplications of so many rows by a panel are shared by threads at the end, in parts of this
 // size: about 10 µs with VNNI.
+// Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
 constexpr int64_t kWorkPerPart = 1 << 21;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
 constexpr int64_t kOwnElements = 1 << 14;
@@ -237,28 +238,32 @@ constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRo
 template <class Format>
 constexpr bool kLoops = false;
 
-// Panels as a thread's tiles read them: of those that it has to open the last two, which lie in
-// turn in a gated layer.
+// Panels as a thread's tiles read them. Of those that it has to open, the last is kept, of a gated
+// layer the last pair.
 template <class Format>
 class OpenPanels {
  public:
   // Null without memory.
-  const uint8_t* open(const Format& format, int64_t index) {
+  const uint8_t* open(const Format& format, const Outputs& outputs, int64_t index) {
     if constexpr (!Format::kOpens) {
       return format.panel(index);
     } else {
-      const int64_t place = index % 2;
-      if (indices_[place] != index) {
-        panels_[place] = format.open(index, place);
-        indices_[place] = index;
+      const int64_t bytes = format.open_bytes(), place = outputs.is_second(index);
+      if (memory_ == nullptr) {
+        memory_ = static_cast<uint8_t*>(
+            thread_scratch<OpenPanels>(outputs.panels_in_turn() * bytes));
+        if (memory_ == nullptr) return nullptr;
       }
-      return panels_[place];
+      uint8_t* const panel = memory_ + place * bytes;
+      if (indices_[place] != index) format.open(index, panel);
+      indices_[place] = index;
+      return panel;
     }
   }
 
  private:
+  uint8_t* memory_ = nullptr;
   int64_t indices_[2] = {-1, -1};
-  const uint8_t* panels_[2];
 };
 
 // Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly equal height.
@@ -288,8 +293,9 @@ struct Block {
             x.scales + first, first_row(t + 1) - first};
   }
 
-  // Tiles [first, last) by a panel. One tile alone reads it from memory and may ask ahead; several
-  // find it in the caches, so the last of them have time to fetch the next panel, each its part.
+  // Tiles [first, last) by a panel; all of them where a format computes whole panels. A single tile
+  // reads it from memory and may ask ahead; several find it in the caches, so the last of all have
+  // time to fetch the next panel, each its piece.
   void multiply_panel(int64_t index, int64_t first, int64_t last,
                       OpenPanels<Format>& panels) const {
     if constexpr (Format::kWholePanels) {
@@ -308,7 +314,7 @@ struct Block {
  private:
   void multiply_tiles_of(int64_t index, int64_t first, int64_t last,
                          OpenPanels<Format>& panels) const {
-    const uint8_t* panel = panels.open(format, index);
+    const uint8_t* panel = panels.open(format, call.outputs, index);
     if (panel == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
       return;
@@ -316,13 +322,13 @@ struct Block {
     if (num_tiles == 1) {
       return multiply(0, index, panel, {panel + kAheadBytes, kCacheLine});
     }
-    const int64_t parts = num_tiles < 4 ? 2 : 4, step = kCacheLine / parts;
+    const int64_t pieces = num_tiles < 4 ? 2 : 4, step = kCacheLine / pieces;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
-    const int64_t part_bytes = (format.panel(1) - format.panel(0)) / parts;
+    const int64_t piece_bytes = (format.panel(1) - format.panel(0)) / pieces;
     for (int64_t t = first; t < last; ++t) {
-      const int64_t part = t - (num_tiles - parts);
+      const int64_t piece = t - (num_tiles - pieces);
       multiply(t, index, panel,
-               part < 0 ? Ahead{panel, 0} : Ahead{next + part * part_bytes, step});
+               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step});
     }
   }
 
@@ -369,14 +375,8 @@ void multiply_panels(const Format& format, const LinearCall& call, int64_t num_t
     if (!Format::kWholePanels) parts = work / kWorkPerPart;
   }
   const PanelParts all(call.outputs, num_tiles, parts);
-  parallel_ranges_of(
-      all.count(), all.grain(work), call.team,
-      [&](int64_t first, int64_t last, auto& entered) {
-        all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
-          compute(index, first_tile, last_tile, entered);
-        });
-      },
-      [&](int64_t part) { return enter(format.panel(all.panel(part))); });
+  all.share(
+      work, call.team, [&](int64_t index) { return enter(format.panel(index)); }, compute);
 }
 
 // Memory of this thread for `rows` quantized rows; no inputs if there is none.

@@ -23,8 +23,7 @@ struct Int4Weights {
   int64_t group_quads() const { return group_size / 4; }
   int64_t group_bytes() const { return group_quads() * kQuadBytes + kScaleBytes; }
   const uint8_t* panel(int64_t index) const { return weight + index * groups * group_bytes(); }
-  // Whether tiles read panels not where they are packed, but as open(index, place) lays them out in
-  // scratch of the thread, which has two places.
+  // Whether tiles read panels not where they are packed, but as open(index, memory) lays them out.
   static constexpr bool kOpens = false;
   static constexpr bool kSums = true;  // whether tiles take the sums of the integers
 

@@ -43,14 +43,11 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
 
   // The int32 [kWidth] that the sums of a group start at, its quads in bytes, its float32 [kWidth]
   // scales; then the next group.
-  const uint8_t* open(int64_t index, int64_t place) const {
-    struct Widened;
-    const int64_t bytes = this->groups * (kWideStart + this->group_quads() * kWideQuad + kWideEnd);
-    auto* const wide = static_cast<uint8_t*>(thread_scratch<Widened>(2 * bytes));
-    if (wide == nullptr) return nullptr;
-    uint8_t* to = wide + place * bytes;
-    for (int64_t g = 0; g < this->groups; ++g) to = widen_group(index, g, to);
-    return wide + place * bytes;
+  void open(int64_t index, uint8_t* wide) const {
+    for (int64_t g = 0; g < this->groups; ++g) wide = widen_group(index, g, wide);
+  }
+  int64_t open_bytes() const {
+    return this->groups * (kWideStart + this->group_quads() * kWideQuad + kWideEnd);
   }
 
   template <int R>

@@ -73,9 +73,8 @@ struct Int8Format : Int8Weights, Vectors {
 };
 
 #if defined(__AMX_INT8__)
-// How far ahead tiles of many rows fetch memory, for which they compute longer. Measured best of 1 to
-// 12 KB.
-constexpr int64_t kAheadOfTiles = 8192;
+// How far ahead a single tile of kTileRows or more fetches memory. Measured best of 1 to 12 KB.
+constexpr int64_t kAheadOfHighTile = 8192;
 
 // The same in tile registers, whose lines are the quads of a panel. Behind the last quad of a row
 // stands anything: it meets zeros.
@@ -145,7 +144,7 @@ struct Int8Job {
 
 template <class Y>
 auto Int8Tiles::loop(const Block<Int8Tiles, Y>& block) const {
-  const int64_t ahead = block.call.rows < kTileRows ? kAheadBytes : kAheadOfTiles;
+  const int64_t ahead = block.call.rows < kTileRows ? kAheadBytes : kAheadOfHighTile;
   return TileLoop<Int8Job<Y>>({&block}, block.height(), ahead);
 }
 

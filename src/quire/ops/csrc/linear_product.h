@@ -20,8 +20,8 @@ constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 // the others, and to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
 
-// Multiplications of so many rows by a panel are shared by threads at the end, in parts of this
-// size: about 10 µs by products of pairs, 20 by fma.
+// Multiplications in a part of a panel (panel_parts.h): about 10 µs by products of pairs, 20 by
+// fma.
 constexpr int64_t kWorkPerPart = 1 << 20;
 
 struct Problem {
@@ -126,18 +126,18 @@ struct Block {
   }
 
   // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
-  // find it in the caches, so the last of them have time to fetch the next panel, each its part.
+  // find it in the caches, so the last of all have time to fetch the next panel, each its piece.
   template <class E>
   void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, E* y) const {
     if (num_tiles == 1) return multiply(x, 0, index, further(index), y);
-    int64_t parts = std::max(1, kPairElements / kCacheLine<typename A::W>);
-    while (parts > num_tiles) parts /= 2;
-    const int64_t step = kPairElements / parts;
+    int64_t pieces = std::max(1, kPairElements / kCacheLine<typename A::W>);
+    while (pieces > num_tiles) pieces /= 2;
+    const int64_t step = kPairElements / pieces;
     const auto* next = panel(std::min(index + 1, num_panels - 1));
     for (int64_t t = first; t < last; ++t) {
-      const int64_t part = t - (num_tiles - parts);
-      const auto* start = next + part * step * pairs_of(problem.depth);
-      multiply(x, t, index, {start, part < 0 ? 0 : step}, y);
+      const int64_t piece = t - (num_tiles - pieces);
+      const auto* start = next + piece * step * pairs_of(problem.depth);
+      multiply(x, t, index, {start, piece < 0 ? 0 : step}, y);
     }
   }
 
@@ -153,35 +153,31 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
   const int64_t in_turn = problem.outputs.panels_in_turn(), threads = team_size(problem.team);
   const int64_t work = in_turn * kWidth * problem.rows * problem.depth;
-  // So many that all threads have work, and that the last parts are short.
-  const int64_t least = threads == 1 ? 1 : 1 + (4 * threads * in_turn - 1) / block.num_panels;
+  // So many that all threads have work where there is enough, and that the last parts are short,
+  // which those of a loop are anyway.
+  const int64_t busy = threads == 1 ? 1 : 1 + (4 * threads * in_turn - 1) / block.num_panels;
+  const int64_t least = std::min(busy, work / kWorkPerTask);
   const int64_t wanted = kLoops<A> ? least : std::max(least, work / kWorkPerPart);
   const PanelParts all(problem.outputs, block.num_tiles, wanted);
-  const auto rows_for = [&](int64_t part) { return rows(block.panel(all.panel(part))); };
+  const auto rows_for = [&](int64_t index) { return rows(block.panel(index)); };
   if constexpr (kLoops<A>) {
     struct Worker {
       const typename A::X* x;
       decltype(A::loop(block, x, y)) loop;
     };
-    const auto enter = [&](int64_t part) {
-      const auto* x = rows_for(part);
+    const auto enter = [&](int64_t index) {
+      const auto* x = rows_for(index);
       return Worker{x, A::loop(block, x, y)};
     };
-    const auto compute = [&](int64_t first, int64_t last, Worker& worker) {
-      if (worker.x == nullptr) return;
-      all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
-        worker.loop.multiply(index, first_tile, last_tile);
-      });
-    };
-    return parallel_ranges_of(all.count(), all.grain(work), problem.team, compute, enter);
+    all.share(work, problem.team, enter,
+              [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
+                if (worker.x != nullptr) worker.loop.multiply(index, first, last);
+              });
   } else {
-    const auto compute = [&](int64_t first, int64_t last, const typename A::X* x) {
-      if (x == nullptr) return;
-      all.each(first, last, [&](int64_t index, int64_t first_tile, int64_t last_tile) {
-        block.multiply_panel(x, index, first_tile, last_tile, y);
-      });
-    };
-    parallel_ranges_of(all.count(), all.grain(work), problem.team, compute, rows_for);
+    all.share(work, problem.team, rows_for,
+              [&](int64_t index, int64_t first, int64_t last, const typename A::X* x) {
+                if (x != nullptr) block.multiply_panel(x, index, first, last, y);
+              });
   }
 }
 

@@ -27,8 +27,8 @@ struct NormCall {
   Team* team;
 };
 
-// norm(o, i, row) for every row; `row` counts them. A thread takes neighbours, which are those that
-// it had in the operation before, and has in the next one, where these cut rows alike.
+// norm(o, i, row) for every row; `row` counts them. A thread takes neighbours: of two, each has
+// mostly those that it had in the operation before, and will have in the next.
 template <class F>
 void each_row(const NormCall& call, F&& norm) {
   const int64_t grain = kElementsPerTask / (call.width + 1) + 1;

@@ -39,13 +39,14 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
 }
 
 // How many indices a thread takes at a time: `few` of the last 2 · many of a range, so that nobody
-// waits for long for what another has taken, `many` before. If `few` are fewer, what is taken at a
-// time lies within a multiple of `many`.
+// waits for long for what another has taken, `many` before. If `few` is 1, what is taken at a time
+// lies between two neighbouring multiples of `many`.
 struct Grain {
   int64_t many, few;
 };
 
-// The same, but every thread takes neighbours: it starts in a range of its own, and goes on in
+// Calls body(first, last, needed) for indices [first, last), until all have had their turn once. As
+// parallel_for, but every thread takes neighbours: it starts in a range of its own, and goes on in
 // those of the others when that is empty. enter(first) makes what a thread needs, `first` being the
 // index it is likely to start with; body(first, last, needed) uses it.
 template <class F, class Enter>
@@ -63,12 +64,12 @@ void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&
   Range ranges[kMost];
   const int64_t size = std::min<int64_t>(team_size(team), kMost);
   const int64_t whole = grain.few < grain.many ? grain.many : 1;
-  const auto start = [&](int64_t i) {
-    return i < size ? i * (count / whole) / size * whole : count;
-  };
-  for (int64_t i = 0; i < size; ++i) {
-    ranges[i].next.store(start(i), std::memory_order_relaxed);
-    ranges[i].end = start(i + 1);
+  const int64_t wholes = count / whole;
+  for (int64_t i = 0, start = 0; i < size; ++i) {
+    const int64_t end = i + 1 < size ? (i + 1) * wholes / size * whole : count;
+    ranges[i].next.store(start, std::memory_order_relaxed);
+    ranges[i].end = end;
+    start = end;
   }
   std::atomic<int64_t> entrants{0};
   auto share = [&] {

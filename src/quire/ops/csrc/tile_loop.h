@@ -36,8 +36,9 @@ class TileLoop {
   TileLoop(const TileLoop&) = delete;
   TileLoop& operator=(const TileLoop&) = delete;
 
-  // Tiles [first, last) by panel `index`. One alone reads the panel from memory and asks ahead;
-  // several find it in the caches, and have time to fetch the next one.
+  // Tiles [first, last) by panel `index`. One alone reads the panel from memory and asks ahead (but
+  // where threads share the tiles of few panels); several find it in the caches, and have time to
+  // fetch the next one.
   void multiply(int64_t index, int64_t first, int64_t last) {
     const int64_t bytes = job_.lines() * kLineBytes, tiles = last - first;
     ahead_ = reinterpret_cast<const char*>(job_.panel(index)) + (tiles == 1 ? ahead_bytes_ : bytes);
@@ -61,7 +62,7 @@ class TileLoop {
  private:
   using Target = decltype(std::declval<const Job&>().target(0, 0));
 
-  // kOnce: the panel is not needed again.
+  // kOnce: a tile alone, so that the panel is hardly needed again.
   template <bool kLower, bool kOnce>
   [[gnu::noinline]] void add(const uint8_t* x, int rows, const uint8_t* panel) {
     int64_t lines = job_.lines();
