@@ -20,8 +20,6 @@ constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the
 constexpr int64_t kCacheLine = 64;
 // How far ahead of what is computed a single tile fetches memory. Measured best of 2 to 24 KB.
 constexpr int64_t kAheadBytes = 6144;
-// Multiplications of so many rows by a panel are shared by threads at the end, in parts of this
-// size: about 10 µs with VNNI.
 // Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
 constexpr int64_t kWorkPerPart = 1 << 21;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.

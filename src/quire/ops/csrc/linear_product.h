@@ -20,8 +20,7 @@ constexpr int64_t kLeastBlockRows = 4 * A::kRows;
 // the others, and to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
 
-// Multiplications in a part of a panel (panel_parts.h): about 10 µs by products of pairs, 20 by
-// fma.
+// Multiplications in a part of a panel (panel_parts.h): about 10 µs by pairs, 20 by fma.
 constexpr int64_t kWorkPerPart = 1 << 20;
 
 struct Problem {
