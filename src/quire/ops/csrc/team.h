@@ -26,7 +26,8 @@ class Team {
  public:
   // size: threads that work on a loop, the caller's included. spin: how long an idle one spins.
   // Throws what std::thread throws when the system gives no more threads; none is left then.
-  Team(int size, std::chrono::microseconds spin) : spin_(spin), process_(getpid()) {
+  Team(int size, std::chrono::microseconds spin)
+      : size_(size), spin_(spin), process_(getpid()) {
     try {
       for (int i = 1; i < size; ++i) members_.emplace_back([this, i] { live(i); });
     } catch (...) {
@@ -42,7 +43,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   bool owned() const { return process_ == getpid(); }
-  int size() const { return static_cast<int>(members_.size()) + 1; }
+  int size() const { return size_; }
 
   // What the kernels behind this one will read, for threads that have nothing to do before.
   void expect(const uint8_t* start, int64_t bytes) { upcoming_.set(start, bytes); }
@@ -136,8 +137,9 @@ class Team {
   alignas(64) std::atomic<uint64_t> left_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> in_use_{false};
-  Upcoming upcoming_;
   Upcoming::Fetched fetched_;  // by the caller
+  alignas(64) Upcoming upcoming_;
+  alignas(64) const int size_;
   const std::chrono::microseconds spin_;
   const pid_t process_;
   std::mutex mutex_;

@@ -17,8 +17,12 @@ class Upcoming {
     int64_t bytes = 0;
   };
 
-  // By the thread that gives the team its work.
+  // By the thread that gives the team its work. Writes only what is new: the others look at it all
+  // the time, and would have to fetch it again.
   void set(const uint8_t* start, int64_t bytes) {
+    const bool same = start == start_.load(std::memory_order_relaxed) &&
+                      bytes == bytes_.load(std::memory_order_relaxed);
+    if (same) return;
     bytes_.store(bytes, std::memory_order_relaxed);
     start_.store(start, std::memory_order_relaxed);
   }
