@@ -43,9 +43,9 @@ class KernelClock:
         """Must come before the engine binds its operations."""
         call, run = self._call, self._run
 
-        def timed(library: NativeLibrary, name: str, *arguments: object, **streams: Any) -> None:
+        def timed(library: NativeLibrary, name: str, *arguments: object) -> None:
             started = time.perf_counter()
-            call(library, name, *arguments, **streams)
+            call(library, name, *arguments)
             self.seconds += time.perf_counter() - started
 
         def timed_run(calls: ReplayList, count: int | None = None) -> None:

@@ -105,23 +105,17 @@ class NativeLibrary:
             name: _declare(library, name, parameters) for name, parameters in _SIGNATURES.items()
         }
 
-    def call(self, name: str, *arguments: object, streams: torch.Tensor | None = None) -> None:
-        """Call `quire_<name>`. Raises EngineError when it reports a failure.
-
-        streams: contiguous, what the threads read of it from its start to its end, each its part;
-        those that wait in a replay fetch it ahead.
-        """
+    def call(self, name: str, *arguments: object) -> None:
+        """Call `quire_<name>`. Raises EngineError when it reports a failure."""
         if self._team.recorded is not None:
-            self._team.recorded.append(self._record(name, arguments, streams))
+            self._team.recorded.append(self._record(name, arguments))
             if not self._team.computes:
                 return
         code = self._functions[name](*arguments, self._team_handle)
         if code != 0:
             raise kernel_error(self.isa, name, code)
 
-    def _record(
-        self, name: str, arguments: tuple[object, ...], streams: torch.Tensor | None
-    ) -> KernelCall:
+    def _record(self, name: str, arguments: tuple[object, ...]) -> KernelCall:
         try:
             kernel = getattr(self._library, f"quire_{name}_replay")
         except AttributeError:
@@ -131,11 +125,9 @@ class NativeLibrary:
         address = ctypes.cast(kernel, ctypes.c_void_p).value
         assert address is not None
         try:
-            packed = struct.pack(layout, *values)
+            return KernelCall(self.isa, name, address, struct.pack(layout, *values))
         except struct.error as error:
             raise NotCapturableError(f"kernel {name} was called with {error}") from None
-        stretch = (0, 0) if streams is None else (streams.data_ptr(), streams.nbytes)
-        return KernelCall(self.isa, name, address, packed, stretch)
 
 
 def native_unavailable(isa: str, platform: Platform) -> str | None:

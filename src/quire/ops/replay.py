@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from quire.errors import EngineError
 
-__all__ = ["KernelCall", "NotCapturableError", "ReplayList", "kernel_error", "streamed_next"]
+__all__ = ["KernelCall", "NotCapturableError", "ReplayList", "kernel_error"]
 
 
 class NotCapturableError(EngineError):
@@ -23,27 +22,19 @@ class KernelCall:
     """One call as `QUIRE_REPLAYABLE` of csrc/replay.h takes it.
 
     kernel: address of the exported function. arguments: 8 bytes each, the team's last. What the
-    addresses among them point to is kept by whoever keeps the call. streams: address and bytes of
-    memory that the threads read from its start to its end, each its part; no bytes for none.
+    addresses among them point to is kept by whoever keeps the call.
     """
 
     isa: str
     name: str
     kernel: int
     arguments: bytes
-    streams: tuple[int, int] = (0, 0)
 
 
 class _Call(ctypes.Structure):
     """struct Call of csrc/replay.cpp."""
 
-    _fields_ = (
-        ("kernel", ctypes.c_void_p),
-        ("arguments", ctypes.c_void_p),
-        ("team", ctypes.c_void_p),
-        ("next_start", ctypes.c_void_p),
-        ("next_bytes", ctypes.c_int64),
-    )
+    _fields_ = (("kernel", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
 
 
 class ReplayList:
@@ -60,11 +51,9 @@ class ReplayList:
         self.words = np.frombuffer(packed, np.int64).copy()
         self._calls = (_Call * len(calls))()
         address = self.words.ctypes.data
-        for entry, call, following in zip(self._calls, calls, streamed_next(calls), strict=True):
+        for entry, call in zip(self._calls, calls, strict=True):
             entry.kernel, entry.arguments = call.kernel, address
             address += len(call.arguments)
-            entry.team = int.from_bytes(call.arguments[-8:], sys.byteorder)
-            entry.next_start, entry.next_bytes = following
         self._failed = ctypes.c_int64()
 
     def __len__(self) -> int:
@@ -77,17 +66,6 @@ class ReplayList:
         code = self._replay(self._calls, count, ctypes.byref(self._failed))
         if code != 0:
             raise kernel_error(*self._names[self._failed.value], code)
-
-
-def streamed_next(calls: Sequence[KernelCall]) -> list[tuple[int, int]]:
-    """For every call what the next one that streams memory will read. Behind the last comes the
-    first again, since steps are alike."""
-    following = next((call.streams for call in calls if call.streams[1]), (0, 0))
-    streams = []
-    for call in reversed(calls):
-        streams.append(following)
-        following = call.streams if call.streams[1] else following
-    return streams[::-1]
 
 
 def kernel_error(isa: str, name: str, code: int) -> EngineError:

@@ -11,12 +11,6 @@ namespace quire {
 
 inline int team_size(const Team* team) { return team == nullptr ? 1 : team->size(); }
 
-// Calls share(number) in the threads of a team (Team::run).
-template <class F>
-void run_in(Team* team, F& share) {
-  team->run([](void* context, int number) { (*static_cast<F*>(context))(number); }, &share);
-}
-
 // Calls body(i) for 0 <= i < count, each once, in no order. Threads take `grain` indices at a time.
 // team: null for the caller alone. What enter() returns lives in each thread while it does so.
 template <class F, class Enter>
@@ -27,7 +21,7 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body, Enter&& en
     return;
   }
   std::atomic<int64_t> next{0};
-  auto share = [&](int) {
+  auto share = [&] {
     [[maybe_unused]] const auto& entered = enter();
     for (;;) {
       const int64_t first = next.fetch_add(grain, std::memory_order_relaxed);
@@ -36,7 +30,7 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body, Enter&& en
       for (int64_t i = first; i < last; ++i) body(i);
     }
   };
-  run_in(team, share);
+  team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
 template <class F>
@@ -77,8 +71,9 @@ void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&
     ranges[i].end = end;
     start = end;
   }
-  auto share = [&](int number) {
-    const int64_t own = number % size;
+  std::atomic<int64_t> entrants{0};
+  auto share = [&] {
+    const int64_t own = entrants.fetch_add(1, std::memory_order_relaxed) % size;
     const auto range_at = [&](int64_t i) -> Range& { return ranges[(own + i) % size]; };
     int64_t at = 0;
     while (range_at(at).next.load(std::memory_order_relaxed) >= range_at(at).end) {
@@ -98,7 +93,7 @@ void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&
       }
     }
   };
-  run_in(team, share);
+  team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
 // The same where threads need nothing, index by index: body(i).

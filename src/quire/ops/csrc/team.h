@@ -2,8 +2,7 @@
 //
 // A loop waits only for threads that have begun to work on it. If another program holds the core of
 // a member, the caller does that member's work as well: nobody waits at a barrier for a thread that
-// the system does not run. Idle members spin for a short while, then sleep. Who spins fetches what
-// comes next.
+// the system does not run. Idle members spin for a short while, then sleep.
 #pragma once
 
 #include <unistd.h>
@@ -16,8 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "upcoming.h"
-
 namespace quire {
 
 inline void relax() { __builtin_ia32_pause(); }
@@ -26,10 +23,9 @@ class Team {
  public:
   // size: threads that work on a loop, the caller's included. spin: how long an idle one spins.
   // Throws what std::thread throws when the system gives no more threads; none is left then.
-  Team(int size, std::chrono::microseconds spin)
-      : size_(size), spin_(spin), process_(getpid()) {
+  Team(int size, std::chrono::microseconds spin) : spin_(spin), process_(getpid()) {
     try {
-      for (int i = 1; i < size; ++i) members_.emplace_back([this, i] { live(i); });
+      for (int i = 1; i < size; ++i) members_.emplace_back([this] { live(); });
     } catch (...) {
       end_members();
       throw;
@@ -43,17 +39,14 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   bool owned() const { return process_ == getpid(); }
-  int size() const { return size_; }
+  int size() const { return static_cast<int>(members_.size()) + 1; }
 
-  // What the kernels behind this one will read, for threads that have nothing to do before.
-  void expect(const uint8_t* start, int64_t bytes) { upcoming_.set(start, bytes); }
-
-  // Calls work(context, number) in the caller, which is number 0, and in every member that comes in
-  // time. Each call must take its share until nothing is left, so that one of them alone would do.
-  // A second caller at the same time works alone.
-  void run(void (*work)(void*, int), void* context) {
+  // Calls work(context) in the caller and in every member that comes in time. Each call must take
+  // its share until nothing is left, so that one of them alone would do. A second caller at the
+  // same time works alone.
+  void run(void (*work)(void*), void* context) {
     if (in_use_.exchange(true, std::memory_order_acquire)) {
-      work(context, 0);
+      work(context);
       return;
     }
     work_ = work;
@@ -66,11 +59,11 @@ class Team {
       { const std::lock_guard<std::mutex> lock(mutex_); }
       awake_.notify_all();
     }
-    work(context, 0);
+    work(context);
     const uint64_t entered = gate_.fetch_and(~kOpen, std::memory_order_acq_rel) & kEntered & ~kOpen;
     for (int spins = 0; left_.load(std::memory_order_acquire) != entered; ++spins) {
       if (spins < kSpinsBeforeYield) {
-        if (!upcoming_.fetch(0, size(), fetched_)) relax();
+        relax();
       } else {
         std::this_thread::yield();
       }
@@ -93,10 +86,9 @@ class Team {
     for (std::thread& member : members_) member.join();
   }
 
-  void live(int number) {
+  void live() {
     uint64_t seen = 0;  // the round this member has worked on
-    Upcoming::Fetched fetched;
-    while (wait_for_round(seen, number, fetched)) {
+    while (wait_for_round(seen)) {
       uint64_t gate = gate_.load(std::memory_order_acquire);
       bool entered = false;
       while (is_new(gate, seen) && !entered) {
@@ -104,7 +96,7 @@ class Team {
       }
       if (!entered) continue;
       seen = gate >> 16;
-      work_(context_, number);
+      work_(context_);
       left_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -114,12 +106,12 @@ class Team {
   }
 
   // False when the team ends.
-  bool wait_for_round(uint64_t seen, int number, Upcoming::Fetched& fetched) {
+  bool wait_for_round(uint64_t seen) {
     const auto until = std::chrono::steady_clock::now() + spin_;
     do {
       for (int i = 0; i < kSpinsPerLook; ++i) {
         if (is_new(gate_.load(std::memory_order_acquire), seen)) return true;
-        if (!upcoming_.fetch(number, size(), fetched)) relax();
+        relax();
       }
     } while (std::chrono::steady_clock::now() < until);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -132,14 +124,11 @@ class Team {
   }
 
   alignas(64) std::atomic<uint64_t> gate_{0};
-  void (*work_)(void*, int) = nullptr;
+  void (*work_)(void*) = nullptr;
   void* context_ = nullptr;
   alignas(64) std::atomic<uint64_t> left_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> in_use_{false};
-  Upcoming::Fetched fetched_;  // by the caller
-  alignas(64) Upcoming upcoming_;
-  alignas(64) const int size_;
   const std::chrono::microseconds spin_;
   const pid_t process_;
   std::mutex mutex_;

@@ -73,7 +73,6 @@ class _CpuMatrix:
             DTYPE_CODES[out.dtype],
             self._code,
             self._gate_code,
-            streams=self._packed,
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 

@@ -57,7 +57,7 @@ def _pack(
     return IntegerPanels(
         library,
         "linear_int4",
-        (packed, packed_zeros),
+        [packed, packed_zeros],
         pad_columns(power, gate),
         None if bias is None else pad_columns(bias, gate),
         outputs=outputs,

@@ -51,7 +51,7 @@ def _pack(
     return IntegerPanels(
         library,
         "linear_int8",
-        (packed,),
+        [packed],
         pad_columns(scale, gate),
         None if bias is None else pad_columns(bias, gate),
         outputs=outputs,

@@ -17,16 +17,15 @@ __all__ = ["IntegerPanels", "pad_columns"]
 class IntegerPanels:
     """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
 
-    packed: its buffers, in the order of the kernel's parameters, the weights first. scale, bias:
-    float32 [O] padded by `pad_columns`. sizes: of the inputs, in the order of the kernel's
-    parameters; I in all.
+    packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all.
     """
 
     def __init__(
         self,
         library: NativeLibrary,
         name: str,
-        packed: tuple[torch.Tensor, *tuple[torch.Tensor | None, ...]],
+        packed: Sequence[torch.Tensor | None],
         scale: torch.Tensor,
         bias: torch.Tensor | None,
         *,
@@ -36,7 +35,6 @@ class IntegerPanels:
         gate: str | None,
     ) -> None:
         self._call, self._name = library.call, name
-        self._weights = packed[0]
         self._kept = (*packed, scale, bias)
         pointers = [None if part is None else part.data_ptr() for part in self._kept]
         self._table, self._bias = pointers[:-1], pointers[-1]
@@ -62,7 +60,6 @@ class IntegerPanels:
             DTYPE_CODES[x.dtype],
             DTYPE_CODES[out.dtype],
             self._gate_code,
-            streams=self._weights,
         )
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
