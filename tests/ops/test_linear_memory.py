@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-WAIT_S = 120
+from tests.waiting import WAIT_S
 
 WITHOUT_RESERVES = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 """So that the allocator asks the system for all that is large, and has set nothing aside."""
