@@ -30,31 +30,21 @@ struct Outputs {
   int64_t output(int64_t panel) const { return column(panel) + is_second(panel) * width(); }
 };
 
-// Whether outputs of so many rows are written by stream_pair(): they are many, and those of a panel
-// are a cache line that is not read again.
-template <class E>
-bool pays_to_stream(const E* y, int64_t rows, const Outputs& outputs) {
-  return sizeof(E) * kWidth == 64 && !outputs.gated() && outputs.count % kWidth == 0 &&
-         reinterpret_cast<uintptr_t>(y) % 64 == 0 &&
-         rows * outputs.count * static_cast<int64_t>(sizeof(E)) >= kStreamedBytes;
-}
-
 // y becomes activation(y) · up, rounded as by `activation_and_mul` (pointwise.cpp, which is
 // compiled with the instructions for it). y: rows with a stride; up: rows of kWidth, of which
 // `width` count.
 template <class E>
 void apply_gate(int32_t kind, const E* up, E* y, int64_t y_stride, int64_t rows, int64_t width);
 
-// Stores what put(to, stride) stores of a panel by at most kRows rows. The first panel of a pair
-// leaves its outputs in y, where the second finds them. y: of the first row.
+// Stores what put(to, stride) stores of a panel by at most kRows rows: at `columns`, of each row
+// `stride` further. There the first panel of a pair leaves its outputs for the second.
 template <int kRows, class E, class Put>
-QUIRE_INLINE void put_panel(const Outputs& outputs, int64_t panel, int64_t rows, E* y,
-                            const Put& put) {
-  E* const columns = y + outputs.column(panel);
-  if (!outputs.is_second(panel)) return put(columns, outputs.width());
+QUIRE_INLINE void put_panel(const Outputs& outputs, int64_t panel, int64_t rows, E* columns,
+                            int64_t stride, const Put& put) {
+  if (!outputs.is_second(panel)) return put(columns, stride);
   alignas(64) E up[kRows * kWidth];
   put(up, static_cast<int64_t>(kWidth));
-  apply_gate(outputs.gate, up, columns, outputs.width(), rows, outputs.columns(panel));
+  apply_gate(outputs.gate, up, columns, stride, rows, outputs.columns(panel));
 }
 
 }  // namespace quire

@@ -32,46 +32,31 @@ inline constexpr bool kLoops<Bf16Tiles> = true;
 template <class Y>
 struct Bf16Job {
   using Products = Bf16Products;
+  using Output = Y;
   const Block<Bf16Tiles>* block;
   const bf16* x;
-  Y* y;
-  bool streams;
 
-  struct Target {
-    int64_t index;
-    Y* y;
-  };
-  TileRows tile(int64_t t) const { return {x + block->tile_offset(t), block->rows_of(t)}; }
+  TileRows tile(int64_t t) const {
+    return {x + block->tile_offset(t), t * block->height, block->rows_of(t)};
+  }
   const bf16* panel(int64_t index) const { return block->panel(index); }
   int64_t lines() const { return pairs_of(block->problem.depth); }
-  Target target(int64_t t, int64_t index) const {
-    return {index, y + t * block->height * block->problem.outputs.width()};
-  }
-  QUIRE_INLINE void put(const Target& to, int r, const uint8_t* sums) const {
-    const Problem& problem = block->problem;
+  const Outputs& outputs() const { return block->problem.outputs; }
+  QUIRE_INLINE void put(int64_t, int64_t index, const uint8_t* sums, Y* to) const {
     const auto* values = reinterpret_cast<const float*>(sums);
-    Y* const row = to.y + r * problem.outputs.width();
-    if (streams) {
-      const int64_t column = problem.outputs.column(to.index);
-      vf pair[2] = {load(values), load(values + kLanes)};
-      if (problem.bias != nullptr) {
-        pair[0] = add(pair[0], load(problem.bias + column));
-        pair[1] = add(pair[1], load(problem.bias + column + kLanes));
-      }
-      stream_pair(row + column, pair[0], pair[1]);
-    } else {
-      put_panel<1>(problem.outputs, to.index, 1, row, [&](Y* columns, int64_t) {
-        put_columns(problem, values, to.index, columns);
-      });
+    vf low = load(values), high = load(values + kLanes);
+    if (const float* bias = block->problem.bias; bias != nullptr) {
+      const int64_t output = outputs().output(index), left = outputs().columns(index);
+      low = add(low, load_at_most(bias + output, left));
+      if (left > kLanes) high = add(high, load_at_most(bias + output + kLanes, left - kLanes));
     }
+    store_pair(to, low, high);
   }
 };
 
 template <class Y>
 auto Bf16Tiles::loop(const Block<Bf16Tiles>& block, const bf16* x, Y* y) {
-  return TileLoop<Bf16Job<Y>>(
-      {&block, x, y, pays_to_stream(y, block.problem.rows, block.problem.outputs)}, block.height,
-      kAheadBytes);
+  return TileLoop<Bf16Job<Y>>({&block, x}, y, block.problem.rows, block.height, kAheadBytes);
 }
 
 }  // namespace quire::linear

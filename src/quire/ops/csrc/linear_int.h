@@ -13,6 +13,7 @@
 #include "panel_parts.h"
 #include "scratch.h"
 #include "simd_int.h"
+#include "staged_outputs.h"
 
 namespace quire::linear_int {
 
@@ -44,11 +45,6 @@ struct QuantizedRows {
   int64_t rows;
 };
 
-template <class E>
-QUIRE_INLINE vf load_at_most(const E* x, int64_t n) {
-  return n >= kLanes ? load(x) : load_part(x, static_cast<int>(n));
-}
-
 // At most n elements.
 template <class E>
 QUIRE_INLINE void put(E* y, vf value, int64_t n) {
@@ -77,6 +73,8 @@ struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
   static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
+  // So many rows fetch nothing ahead where hardware_keeps_up().
+  static constexpr int kStreamedRows = 0;
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // Where a quad of row r stands among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
@@ -210,14 +208,14 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
   }
 }
 
-// What a tile of R rows fetches of `ahead`. So few rows as only a single tile has fetch whole
-// lines, which the compiler can know then.
-template <class Format, int R>
+// What a tile of R rows that fetches, or does not, takes of `ahead`. So few rows as only a single
+// tile has fetch whole lines, which the compiler can know then.
+template <class Format, int R, bool kFetches>
 QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
-  if constexpr (R <= Format::kStreamedRows) {
-    return NothingAhead{};
-  } else {
+  if constexpr (kFetches) {
     return Ahead{ahead.start, 2 * R < Format::kMaxRows ? kCacheLine : ahead.step};
+  } else {
+    return NothingAhead{};
   }
 }
 
@@ -225,12 +223,13 @@ QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
 template <class Format>
 using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel, Ahead ahead,
                       float* out, int64_t index);
-template <class Format, std::size_t... I>
+// kAll: also those fetch that have so few rows that hardware may keep up with them.
+template <class Format, bool kAll, std::size_t... I>
 constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
-  return {Format::template tile<I + 1>...};
+  return {Format::template tile<I + 1, kAll || (I + 1 > Format::kStreamedRows)>...};
 }
-template <class Format>  // by rows - 1
-constexpr auto kTiles = tiles_of<Format>(std::make_index_sequence<Format::kMaxRows>());
+template <class Format, bool kAll>  // by rows - 1
+constexpr auto kTiles = tiles_of<Format, kAll>(std::make_index_sequence<Format::kMaxRows>());
 
 // Whether a format computes panels by a loop of its own, made by Format::loop(block).
 template <class Format>
@@ -273,15 +272,12 @@ struct Block {
   Y* y;
   std::atomic<bool>& out_of_memory;
   int64_t num_tiles, num_panels;
-  bool streams;  // outputs go past the caches
 
   Block(const Format& format, const LinearCall& call, QuantizedRows x, Y* y,
         std::atomic<bool>& out_of_memory)
       : format(format), call(call), x(x), y(y), out_of_memory(out_of_memory),
-        num_panels(call.outputs.panels()) {
-    num_tiles = (call.rows + Format::kMaxRows - 1) / Format::kMaxRows;
-    streams = pays_to_stream(y, call.rows, call.outputs);
-  }
+        num_tiles((call.rows + Format::kMaxRows - 1) / Format::kMaxRows),
+        num_panels(call.outputs.panels()) {}
 
   int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
   int64_t first_row(int64_t t) const { return t * call.rows / num_tiles; }
@@ -294,31 +290,38 @@ struct Block {
   // Tiles [first, last) by a panel; all of them where a format computes whole panels. A single tile
   // reads it from memory and may ask ahead; several find it in the caches, so the last of all have
   // time to fetch the next panel, each its piece.
-  void multiply_panel(int64_t index, int64_t first, int64_t last,
-                      OpenPanels<Format>& panels) const {
+  void multiply_panel(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
+                      StagedOutputs<Y>& staged) const {
+    if (staged.waits()) staged.make_room(index, first_row(first), first_row(last));
     if constexpr (Format::kWholePanels) {
       prefetch_scales(index);
       const float* sums =
           format.multiply_panel(index, num_tiles, [&](int64_t t) { return tile_rows(t); });
       if (sums == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
       for (int64_t t = 0; t < num_tiles; ++t) {
-        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth);
+        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth, staged);
       }
     } else {
-      multiply_tiles_of(index, first, last, panels);
+      multiply_tiles_of(index, first, last, panels, staged);
     }
+  }
+  // What has the outputs of a thread.
+  StagedOutputs<Y> staged() const {
+    const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
+    const bool waits = Format::kStages && kLanes == 16 && !is_amd();
+    return StagedOutputs<Y>(call.outputs, y, call.rows, bytes, waits);
   }
 
  private:
-  void multiply_tiles_of(int64_t index, int64_t first, int64_t last,
-                         OpenPanels<Format>& panels) const {
+  void multiply_tiles_of(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
+                         StagedOutputs<Y>& staged) const {
     const uint8_t* panel = panels.open(format, call.outputs, index);
     if (panel == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
       return;
     }
     if (num_tiles == 1) {
-      return multiply(0, index, panel, {panel + kAheadBytes, kCacheLine});
+      return multiply(0, index, panel, {panel + kAheadBytes, kCacheLine}, staged);
     }
     const int64_t pieces = num_tiles < 4 ? 2 : 4, step = kCacheLine / pieces;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
@@ -326,17 +329,19 @@ struct Block {
     for (int64_t t = first; t < last; ++t) {
       const int64_t piece = t - (num_tiles - pieces);
       multiply(t, index, panel,
-               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step});
+               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step}, staged);
     }
   }
 
-  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead) const {
+  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead,
+                StagedOutputs<Y>& staged) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     prefetch_scales(index);
     const QuantizedRows rows = tile_rows(t);
-    prefetch_outputs(rows, index);
-    kTiles<Format>[rows.rows - 1](format, rows, panel, ahead, sums, index);
-    put(rows, index, sums);
+    if (!staged.waits()) prefetch_outputs(rows, index);
+    const auto& tiles = hardware_keeps_up() ? kTiles<Format, false> : kTiles<Format, true>;
+    tiles[rows.rows - 1](format, rows, panel, ahead, sums, index);
+    put(rows, index, sums, staged);
   }
 
   void prefetch_scales(int64_t index) const {  // for the end of a tile
@@ -345,19 +350,17 @@ struct Block {
     _mm_prefetch(scale + kLanes, _MM_HINT_T0);
   }
   // Not by first_row(): divisions delay a tile.
-  Y* outputs_of(const QuantizedRows& rows) const {
-    return y + (rows.scales - x.scales) * call.outputs.width();
-  }
+  int64_t first_of(const QuantizedRows& rows) const { return rows.scales - x.scales; }
   void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
     const int64_t width = call.outputs.width();
-    const Y* first = outputs_of(rows) + call.outputs.column(index);
+    const Y* first = y + first_of(rows) * width + call.outputs.column(index);
     for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
   }
-  void put(const QuantizedRows& rows, int64_t index, const float* sums) const {
-    Y* const first = outputs_of(rows);
-    put_panel<Format::kMaxRows>(call.outputs, index, rows.rows, first, [&](Y* to, int64_t stride) {
-      put_tile(call, rows, sums, index, to, stride);
-    });
+  void put(const QuantizedRows& rows, int64_t index, const float* sums,
+           StagedOutputs<Y>& staged) const {
+    put_panel<Format::kMaxRows>(
+        call.outputs, index, rows.rows, staged.columns(index, first_of(rows)), staged.stride(),
+        [&](Y* to, int64_t stride) { put_tile(call, rows, sums, index, to, stride); });
   }
 };
 
@@ -414,12 +417,13 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
     struct Worker {
       decltype(format.enter(0)) entered;
       OpenPanels<Format> panels;
+      StagedOutputs<Y> staged;
     };
     multiply_panels(
         format, call, block.num_tiles,
-        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}}; },
+        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}, block.staged()}; },
         [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
-          block.multiply_panel(index, first, last, worker.panels);
+          block.multiply_panel(index, first, last, worker.panels, worker.staged);
         });
   }
 }
@@ -432,6 +436,7 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
     Block<Format, Y> block;
     decltype(format.enter(0)) entered;
     OpenPanels<Format> panels;
+    StagedOutputs<Y> staged;
   };
   const auto enter = [&](const uint8_t* weights) {
     const QuantizedRows rows = scratch_for(format, call.rows);
@@ -439,24 +444,25 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
     for (int64_t r = 0; r < rows.rows; r += 2) {
       quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
     }
-    return Worker{{format, call, rows, y, out_of_memory}, format.enter(call.rows), {}};
+    const Block<Format, Y> block(format, call, rows, y, out_of_memory);
+    return Worker{block, format.enter(call.rows), {}, block.staged()};
   };
   const auto compute = [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
     if (worker.block.x.inputs == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
     } else {
-      worker.block.multiply_panel(index, first, last, worker.panels);
+      worker.block.multiply_panel(index, first, last, worker.panels, worker.staged);
     }
   };
   multiply_panels(format, call, 1, enter, compute);
 }
 
 // Rows of a block: so many that they stay in the caches while all weights pass.
-template <class Format>
+template <class Y, class Format>
 int64_t block_rows_of(const Format& format) {
   if constexpr (kLoops<Format>) {
     const int64_t fitting = Format::kBlockBytes / (4 * format.inputs_per_row + 1);
-    return std::max<int64_t>(4 * Format::kMaxRows, fitting);
+    return std::clamp(fitting, int64_t{4 * Format::kMaxRows}, StagedOutputs<Y>::kMostRows);
   } else {
     return Format::kBlockRows;
   }
@@ -475,7 +481,7 @@ int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
       return failure();
     }
   }
-  const int64_t most = block_rows_of(format);
+  const int64_t most = block_rows_of<Y>(format);
   const int64_t blocks = (rows + most - 1) / most;
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {

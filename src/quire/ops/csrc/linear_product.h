@@ -7,6 +7,7 @@
 #include "linear_tile.h"
 #include "panel_parts.h"
 #include "scratch.h"
+#include "staged_outputs.h"
 
 namespace quire::linear {
 
@@ -16,6 +17,8 @@ constexpr bool kLoops = false;
 
 template <class A>
 constexpr int64_t kLeastBlockRows = 4 * A::kRows;
+// Whether outputs in vector registers are staged, on processors where that was measured to gain.
+constexpr bool kStages = kLanes == 16;
 // So little of gathered rows every thread copies for itself, which takes less time than to wait for
 // the others, and to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
@@ -34,12 +37,13 @@ struct Problem {
 template <class A>
 using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t, Ahead<typename A::W>,
                       float*);
-template <class A, std::size_t... I>
+// kAll: also those fetch that have so few rows that hardware may keep up with them.
+template <class A, bool kAll, std::size_t... I>
 constexpr std::array<Tile<A>, A::kRows> tiles_of(std::index_sequence<I...>) {
-  return {multiply_tile<A, I + 1>...};
+  return {multiply_tile<A, I + 1, kAll || (I + 1 > A::kStreamedRows)>...};
 }
-template <class A>  // by rows - 1
-constexpr auto kTiles = tiles_of<A>(std::make_index_sequence<A::kRows>());
+template <class A, bool kAll>  // by rows - 1
+constexpr auto kTiles = tiles_of<A, kAll>(std::make_index_sequence<A::kRows>());
 
 // K in whole lines.
 template <class A>
@@ -110,25 +114,36 @@ struct Block {
                    ahead, gathered + tile_offset(t));
   }
 
+  // What has the outputs of a thread, y being those of all rows.
+  template <class E>
+  StagedOutputs<E> staged(E* y) const {
+    const int64_t bytes = num_panels * panel_elements(problem.depth) * sizeof(typename A::W);
+    return StagedOutputs<E>(problem.outputs, y, problem.rows, bytes, kStages && !is_amd());
+  }
+
   // Tile t by panel `index`.
   template <class E>
-  void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead, E* y) const {
+  void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead,
+                StagedOutputs<E>& staged) const {
     alignas(64) float sums[A::kRows * kWidth];
     const int rows = rows_of(t);
-    kTiles<A>[rows - 1](x + tile_offset(t), panel(index), pairs_of(problem.depth), ahead, sums);
-    E* const to = y + t * height * problem.outputs.width();
-    put_panel<A::kRows>(problem.outputs, index, rows, to, [&](E* row, int64_t stride) {
-      for (int64_t r = 0; r < rows; ++r, row += stride) {
-        put_columns(problem, sums + r * kWidth, index, row);
-      }
-    });
+    const auto& tiles = hardware_keeps_up() ? kTiles<A, false> : kTiles<A, true>;
+    tiles[rows - 1](x + tile_offset(t), panel(index), pairs_of(problem.depth), ahead, sums);
+    put_panel<A::kRows>(problem.outputs, index, rows, staged.columns(index, t * height),
+                        staged.stride(), [&](E* row, int64_t stride) {
+                          for (int64_t r = 0; r < rows; ++r, row += stride) {
+                            put_columns(problem, sums + r * kWidth, index, row);
+                          }
+                        });
   }
 
   // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
   // find it in the caches, so the last of all have time to fetch the next panel, each its piece.
   template <class E>
-  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, E* y) const {
-    if (num_tiles == 1) return multiply(x, 0, index, further(index), y);
+  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last,
+                      StagedOutputs<E>& staged) const {
+    staged.make_room(index, first * height, std::min(last * height, problem.rows));
+    if (num_tiles == 1) return multiply(x, 0, index, further(index), staged);
     int64_t pieces = std::max(1, kPairElements / kCacheLine<typename A::W>);
     while (pieces > num_tiles) pieces /= 2;
     const int64_t step = kPairElements / pieces;
@@ -136,7 +151,7 @@ struct Block {
     for (int64_t t = first; t < last; ++t) {
       const int64_t piece = t - (num_tiles - pieces);
       const auto* start = next + piece * step * pairs_of(problem.depth);
-      multiply(x, t, index, {start, piece < 0 ? 0 : step}, y);
+      multiply(x, t, index, {start, piece < 0 ? 0 : step}, staged);
     }
   }
 
@@ -173,9 +188,15 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
                 if (worker.x != nullptr) worker.loop.multiply(index, first, last);
               });
   } else {
-    all.share(work, problem.team, rows_for,
-              [&](int64_t index, int64_t first, int64_t last, const typename A::X* x) {
-                if (x != nullptr) block.multiply_panel(x, index, first, last, y);
+    struct Worker {
+      const typename A::X* x;
+      StagedOutputs<Y> staged;
+    };
+    const auto enter = [&](int64_t index) { return Worker{rows_for(index), block.staged(y)}; };
+    all.share(work, problem.team, enter,
+              [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
+                if (worker.x == nullptr) return;
+                block.multiply_panel(worker.x, index, first, last, worker.staged);
               });
   }
 }
@@ -187,7 +208,8 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
   if (problem.rows == 0) return 0;
   struct Gathered;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
-  if (problem.rows * row_bytes <= kOwnBytes) {
+  constexpr int64_t kMost = StagedOutputs<Y>::kMostRows / A::kRows * A::kRows;  // whole tiles
+  if (problem.rows * row_bytes <= kOwnBytes && problem.rows <= kMost) {
     const Block<A> block(problem, weight);
     std::atomic<bool> failed{false};
     const auto own_rows = [&](const typename A::W* weights) {
@@ -201,7 +223,7 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
     multiply_block(block, own_rows, y);
     return failed.load(std::memory_order_relaxed) ? 2 : 0;
   }
-  const int64_t fitting = std::max(kLeastBlockRows<A>, A::kBlockBytes / (row_bytes + 1));
+  const int64_t fitting = std::clamp(A::kBlockBytes / (row_bytes + 1), kLeastBlockRows<A>, kMost);
   const int64_t blocks = (problem.rows + fitting - 1) / fitting;
   const int64_t even = (problem.rows + blocks - 1) / blocks;  // the last one not much smaller
   const int64_t most = std::min(problem.rows, (even + A::kRows - 1) / A::kRows * A::kRows);

@@ -31,8 +31,8 @@ struct Vectors {
   static constexpr int64_t kBlockBytes = 3 << 20;
   // How far a tile that reads weights from memory asks ahead. Measured best of 4 to 14 KB.
   static constexpr int64_t kAheadBytes = 6144;
-  // Tiles of at most so many rows take a line of weights in so little time that hardware alone
-  // fetches ahead better than with tiles that ask for lines.
+  // Tiles of at most so many rows take a line of weights in so little time that they ask for none
+  // where hardware_keeps_up().
   static constexpr int kStreamedRows = StreamedRows;
 };
 
@@ -100,9 +100,8 @@ struct Bf16Dot : Vectors<4> {
 };
 #endif
 
-// What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Tiles of
-// kStreamedRows or fewer rows fetch nothing. Not into the first, whose few miss buffers are for
-// what is in use.
+// What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Not into
+// the first, whose few miss buffers are for what is in use.
 template <class W>
 struct Ahead {
   const W* start;
@@ -112,11 +111,11 @@ template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
 // R gathered rows by a panel: out [R, kWidth].
-template <class A, int R>
+template <class A, int R, bool kFetches>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {
   constexpr int64_t kLinePairs = A::kLine / 2;
-  const int64_t step = R <= A::kStreamedRows ? 0 : ahead.step;
+  const int64_t step = kFetches ? ahead.step : 0;
   vf sums[R][2];
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
   for (int64_t left = pairs; left > 0; left -= kLinePairs, x += R * A::kLine) {
