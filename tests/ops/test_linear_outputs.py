@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert_same_bits
 
 from quire.ops import ALL_OPS, Op, Provider, Team
 from quire.ops.activation.contract import NAMES
 from quire.ops.inputs import normal
 from quire.platform import detect_platform
-from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert_same_bits
 
 PLATFORM = detect_platform()
 TEAMS = [Team(1), Team(2), Team(5)]

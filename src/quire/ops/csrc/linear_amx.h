@@ -19,7 +19,6 @@ struct Bf16Tiles {
   static constexpr int kRows = kStepRows;
   static constexpr int64_t kBeyond = kBeyondTile;
   static constexpr int64_t kBlockBytes = kTileBlockBytes;
-  static constexpr int64_t kAheadBytes = 8192;  // measured: 4,096 to 16,384 are alike
 
   static void put_line(const bf16* x, int n, bf16* line) { Bf16Dot::put_line(x, n, line); }
 
@@ -56,7 +55,7 @@ struct Bf16Job {
 
 template <class Y>
 auto Bf16Tiles::loop(const Block<Bf16Tiles>& block, const bf16* x, Y* y) {
-  return TileLoop<Bf16Job<Y>>({&block, x}, y, block.problem.rows, block.height, kAheadBytes);
+  return TileLoop<Bf16Job<Y>>({&block, x}, y, block.problem.rows, block.height);
 }
 
 }  // namespace quire::linear

@@ -19,8 +19,6 @@ namespace quire::linear_int {
 
 constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
 constexpr int64_t kCacheLine = 64;
-// How far ahead of what is computed a single tile fetches memory. Measured best of 2 to 24 KB.
-constexpr int64_t kAheadBytes = 6144;
 // Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
 constexpr int64_t kWorkPerPart = 1 << 21;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
@@ -290,38 +288,38 @@ struct Block {
   // Tiles [first, last) by a panel; all of them where a format computes whole panels. A single tile
   // reads it from memory and may ask ahead; several find it in the caches, so the last of all have
   // time to fetch the next panel, each its piece.
+  template <class Out>
   void multiply_panel(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
-                      StagedOutputs<Y>& staged) const {
-    if (staged.waits()) staged.make_room(index, first_row(first), first_row(last));
+                      Out& out) const {
+    if constexpr (Out::kWait) out.make_room(index, first_row(first), first_row(last));
     if constexpr (Format::kWholePanels) {
       prefetch_scales(index);
       const float* sums =
           format.multiply_panel(index, num_tiles, [&](int64_t t) { return tile_rows(t); });
       if (sums == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
       for (int64_t t = 0; t < num_tiles; ++t) {
-        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth, staged);
+        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth, out);
       }
     } else {
-      multiply_tiles_of(index, first, last, panels, staged);
+      multiply_tiles_of(index, first, last, panels, out);
     }
   }
-  // What has the outputs of a thread.
-  StagedOutputs<Y> staged() const {
-    const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
-    const bool waits = Format::kStages && kLanes == 16 && !is_amd();
-    return StagedOutputs<Y>(call.outputs, y, call.rows, bytes, waits);
+  template <class Out>  // of staged_outputs.h
+  Out thread_outputs() const {
+    return Out(call.outputs, y, call.rows, num_panels * (format.panel(1) - format.panel(0)));
   }
 
  private:
+  template <class Out>
   void multiply_tiles_of(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
-                         StagedOutputs<Y>& staged) const {
+                         Out& out) const {
     const uint8_t* panel = panels.open(format, call.outputs, index);
     if (panel == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
       return;
     }
     if (num_tiles == 1) {
-      return multiply(0, index, panel, {panel + kAheadBytes, kCacheLine}, staged);
+      return multiply(0, index, panel, {panel + ahead_bytes(), kCacheLine}, out);
     }
     const int64_t pieces = num_tiles < 4 ? 2 : 4, step = kCacheLine / pieces;
     const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
@@ -329,19 +327,19 @@ struct Block {
     for (int64_t t = first; t < last; ++t) {
       const int64_t piece = t - (num_tiles - pieces);
       multiply(t, index, panel,
-               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step}, staged);
+               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step}, out);
     }
   }
 
-  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead,
-                StagedOutputs<Y>& staged) const {
+  template <class Out>
+  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead, Out& out) const {
     alignas(64) float sums[Format::kMaxRows * kWidth];
     prefetch_scales(index);
     const QuantizedRows rows = tile_rows(t);
-    if (!staged.waits()) prefetch_outputs(rows, index);
+    if (!Out::kWait) prefetch_outputs(rows, index);
     const auto& tiles = hardware_keeps_up() ? kTiles<Format, false> : kTiles<Format, true>;
     tiles[rows.rows - 1](format, rows, panel, ahead, sums, index);
-    put(rows, index, sums, staged);
+    put(rows, index, sums, out);
   }
 
   void prefetch_scales(int64_t index) const {  // for the end of a tile
@@ -356,10 +354,10 @@ struct Block {
     const Y* first = y + first_of(rows) * width + call.outputs.column(index);
     for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
   }
-  void put(const QuantizedRows& rows, int64_t index, const float* sums,
-           StagedOutputs<Y>& staged) const {
+  template <class Out>
+  void put(const QuantizedRows& rows, int64_t index, const float* sums, Out& out) const {
     put_panel<Format::kMaxRows>(
-        call.outputs, index, rows.rows, staged.columns(index, first_of(rows)), staged.stride(),
+        call.outputs, index, rows.rows, out.columns(index, first_of(rows)), out.stride(),
         [&](Y* to, int64_t stride) { put_tile(call, rows, sums, index, to, stride); });
   }
 };
@@ -391,8 +389,8 @@ QuantizedRows scratch_for(const Format& format, int64_t rows) {
   return {inputs, sums, reinterpret_cast<float*>(sums + rows * format.sums_per_row), rows};
 }
 
-// The rows are quantized once, for all threads.
-template <class Format, class E, class Y>
+// The rows are quantized once, for all threads. Out: what has the outputs of a thread.
+template <class Out, class Format, class E, class Y>
 void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y* y,
                      std::atomic<bool>& out_of_memory) {
   const QuantizedRows rows = scratch_for(format, call.rows);
@@ -417,26 +415,26 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
     struct Worker {
       decltype(format.enter(0)) entered;
       OpenPanels<Format> panels;
-      StagedOutputs<Y> staged;
+      Out out;
     };
     multiply_panels(
         format, call, block.num_tiles,
-        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}, block.staged()}; },
+        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}, block.template thread_outputs<Out>()}; },
         [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
-          block.multiply_panel(index, first, last, worker.panels, worker.staged);
+          block.multiply_panel(index, first, last, worker.panels, worker.out);
         });
   }
 }
 
 // The few rows of one tile, quantized by every thread for itself.
-template <class Format, class E, class Y>
+template <class Out, class Format, class E, class Y>
 void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y,
                   std::atomic<bool>& out_of_memory) {
   struct Worker {
     Block<Format, Y> block;
     decltype(format.enter(0)) entered;
     OpenPanels<Format> panels;
-    StagedOutputs<Y> staged;
+    Out out;
   };
   const auto enter = [&](const uint8_t* weights) {
     const QuantizedRows rows = scratch_for(format, call.rows);
@@ -445,51 +443,62 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
       quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
     }
     const Block<Format, Y> block(format, call, rows, y, out_of_memory);
-    return Worker{block, format.enter(call.rows), {}, block.staged()};
+    return Worker{block, format.enter(call.rows), {}, block.template thread_outputs<Out>()};
   };
   const auto compute = [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
     if (worker.block.x.inputs == nullptr) {
       out_of_memory.store(true, std::memory_order_relaxed);
     } else {
-      worker.block.multiply_panel(index, first, last, worker.panels, worker.staged);
+      worker.block.multiply_panel(index, first, last, worker.panels, worker.out);
     }
   };
   multiply_panels(format, call, 1, enter, compute);
 }
 
 // Rows of a block: so many that they stay in the caches while all weights pass.
-template <class Y, class Format>
+template <class Out, class Format>
 int64_t block_rows_of(const Format& format) {
   if constexpr (kLoops<Format>) {
     const int64_t fitting = Format::kBlockBytes / (4 * format.inputs_per_row + 1);
-    return std::clamp(fitting, int64_t{4 * Format::kMaxRows}, StagedOutputs<Y>::kMostRows);
+    return std::clamp(fitting, int64_t{4 * Format::kMaxRows}, Out::kMostRows);
   } else {
+    static_assert(Format::kBlockRows <= Out::kMostRows);
     return Format::kBlockRows;
   }
 }
 
 // x: rows with a stride; y: contiguous. 0, or 2 without memory for scratch.
-template <class Format, class E, class Y>
-int multiply(const Format& format, LinearCall call, const E* x, Y* y) {
+template <class Out, class Format, class E, class Y>
+int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t rows = call.rows;
   if (rows == 0) return 0;
   std::atomic<bool> out_of_memory{false};
   const auto failure = [&] { return out_of_memory.load(std::memory_order_relaxed) ? 2 : 0; };
   if constexpr (!kLoops<Format> && !Format::kOpens) {
     if (rows <= Format::kMaxRows && rows * call.depth <= kOwnElements) {
-      multiply_own(format, call, x, y, out_of_memory);
+      multiply_own<Out>(format, call, x, y, out_of_memory);
       return failure();
     }
   }
-  const int64_t most = block_rows_of<Y>(format);
+  const int64_t most = block_rows_of<Out>(format);
   const int64_t blocks = (rows + most - 1) / most;
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
-    multiply_shared(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
+    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
                     out_of_memory);
   }
   return failure();
+}
+
+template <class Format, class E, class Y>
+int multiply(const Format& format, const LinearCall& call, const E* x, Y* y) {
+  if constexpr (kLoops<Format>) {
+    return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+  } else if constexpr (Format::kStages) {
+    if (pays_to_wait()) return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+  }
+  return multiply_into<DirectOutputs<Y>>(format, call, x, y);
 }
 
 template <class Format>

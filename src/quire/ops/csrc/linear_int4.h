@@ -26,7 +26,7 @@ struct Int4Weights {
   // Whether tiles read panels not where they are packed, but as open(index, memory) lays them out.
   static constexpr bool kOpens = false;
   static constexpr bool kSums = true;  // whether tiles take the sums of the integers
-  static constexpr bool kStages = false;  // outputs: it takes up to 5 % more time (measured)
+  static constexpr bool kStages = false;  // outputs: waiting takes up to 5 % more time (measured)
 
   // Minus zero times the sum of the integers, which is `minus_sums` where all zeros are the same.
   template <int R>

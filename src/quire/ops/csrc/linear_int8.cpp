@@ -23,7 +23,7 @@ struct Int8Weights {
       : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
   const uint8_t* panel(int64_t index) const { return weight + index * quads * kQuadBytes; }
   static constexpr bool kOpens = false, kSums = true;
-  static constexpr bool kStages = true;  // outputs, on processors where that was measured to gain
+  static constexpr bool kStages = true;  // whether outputs may wait
   static constexpr int32_t kAdded = 0;  // to the integers of x
 };
 
@@ -74,9 +74,6 @@ struct Int8Format : Int8Weights, Vectors {
 };
 
 #if defined(__AMX_INT8__)
-// How far ahead a single tile of kTileRows or more fetches memory. Measured best of 1 to 12 KB.
-constexpr int64_t kAheadOfHighTile = 8192;
-
 // The same in tile registers, whose lines are the quads of a panel. Behind the last quad of a row
 // stands anything: it meets zeros.
 struct Int8Tiles : Int8Weights {
@@ -129,8 +126,7 @@ struct Int8Job {
 
 template <class Y>
 auto Int8Tiles::loop(const Block<Int8Tiles, Y>& block) const {
-  const int64_t ahead = block.call.rows < kTileRows ? kAheadBytes : kAheadOfHighTile;
-  return TileLoop<Int8Job<Y>>({&block}, block.y, block.call.rows, block.height(), ahead);
+  return TileLoop<Int8Job<Y>>({&block}, block.y, block.call.rows, block.height());
 }
 
 using Int8 = Int8Tiles;

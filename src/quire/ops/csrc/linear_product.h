@@ -17,8 +17,6 @@ constexpr bool kLoops = false;
 
 template <class A>
 constexpr int64_t kLeastBlockRows = 4 * A::kRows;
-// Whether outputs in vector registers are staged, on processors where that was measured to gain.
-constexpr bool kStages = kLanes == 16;
 // So little of gathered rows every thread copies for itself, which takes less time than to wait for
 // the others, and to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
@@ -114,23 +112,23 @@ struct Block {
                    ahead, gathered + tile_offset(t));
   }
 
-  // What has the outputs of a thread, y being those of all rows.
-  template <class E>
-  StagedOutputs<E> staged(E* y) const {
+  // What has the outputs of a thread (staged_outputs.h), y being those of all rows.
+  template <class Out, class E>
+  Out thread_outputs(E* y) const {
     const int64_t bytes = num_panels * panel_elements(problem.depth) * sizeof(typename A::W);
-    return StagedOutputs<E>(problem.outputs, y, problem.rows, bytes, kStages && !is_amd());
+    return Out(problem.outputs, y, problem.rows, bytes);
   }
 
   // Tile t by panel `index`.
-  template <class E>
-  void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead,
-                StagedOutputs<E>& staged) const {
+  template <class Out>
+  void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead, Out& out) const {
     alignas(64) float sums[A::kRows * kWidth];
     const int rows = rows_of(t);
     const auto& tiles = hardware_keeps_up() ? kTiles<A, false> : kTiles<A, true>;
     tiles[rows - 1](x + tile_offset(t), panel(index), pairs_of(problem.depth), ahead, sums);
-    put_panel<A::kRows>(problem.outputs, index, rows, staged.columns(index, t * height),
-                        staged.stride(), [&](E* row, int64_t stride) {
+    auto* const columns = out.columns(index, t * height);
+    put_panel<A::kRows>(problem.outputs, index, rows, columns, out.stride(),
+                        [&](auto* row, int64_t stride) {
                           for (int64_t r = 0; r < rows; ++r, row += stride) {
                             put_columns(problem, sums + r * kWidth, index, row);
                           }
@@ -139,11 +137,10 @@ struct Block {
 
   // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
   // find it in the caches, so the last of all have time to fetch the next panel, each its piece.
-  template <class E>
-  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last,
-                      StagedOutputs<E>& staged) const {
-    staged.make_room(index, first * height, std::min(last * height, problem.rows));
-    if (num_tiles == 1) return multiply(x, 0, index, further(index), staged);
+  template <class Out>
+  void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, Out& out) const {
+    out.make_room(index, first * height, std::min(last * height, problem.rows));
+    if (num_tiles == 1) return multiply(x, 0, index, further(index), out);
     int64_t pieces = std::max(1, kPairElements / kCacheLine<typename A::W>);
     while (pieces > num_tiles) pieces /= 2;
     const int64_t step = kPairElements / pieces;
@@ -151,7 +148,7 @@ struct Block {
     for (int64_t t = first; t < last; ++t) {
       const int64_t piece = t - (num_tiles - pieces);
       const auto* start = next + piece * step * pairs_of(problem.depth);
-      multiply(x, t, index, {start, piece < 0 ? 0 : step}, staged);
+      multiply(x, t, index, {start, piece < 0 ? 0 : step}, out);
     }
   }
 
@@ -161,8 +158,8 @@ struct Block {
 };
 
 // All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without
-// memory for them; it is likely to read these weights first.
-template <class A, class Y, class Rows>
+// memory for them; it is likely to read these weights first. Out: of staged_outputs.h.
+template <class Out, class A, class Y, class Rows>
 void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
   const int64_t in_turn = problem.outputs.panels_in_turn(), threads = team_size(problem.team);
@@ -190,25 +187,27 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   } else {
     struct Worker {
       const typename A::X* x;
-      StagedOutputs<Y> staged;
+      Out out;
     };
-    const auto enter = [&](int64_t index) { return Worker{rows_for(index), block.staged(y)}; };
+    const auto enter = [&](int64_t index) {
+      return Worker{rows_for(index), block.template thread_outputs<Out>(y)};
+    };
     all.share(work, problem.team, enter,
               [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
                 if (worker.x == nullptr) return;
-                block.multiply_panel(worker.x, index, first, last, worker.staged);
+                block.multiply_panel(worker.x, index, first, last, worker.out);
               });
   }
 }
 
 // 0, or 2 without memory for scratch.
-template <class A, class E, class Y>
-int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
+template <class Out, class A, class E, class Y>
+int multiply_into(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
   if (problem.rows == 0) return 0;
   struct Gathered;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
-  constexpr int64_t kMost = StagedOutputs<Y>::kMostRows / A::kRows * A::kRows;  // whole tiles
+  constexpr int64_t kMost = Out::kMostRows / A::kRows * A::kRows;  // whole tiles
   if (problem.rows * row_bytes <= kOwnBytes && problem.rows <= kMost) {
     const Block<A> block(problem, weight);
     std::atomic<bool> failed{false};
@@ -220,7 +219,7 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
       }
       return own;
     };
-    multiply_block(block, own_rows, y);
+    multiply_block<Out>(block, own_rows, y);
     return failed.load(std::memory_order_relaxed) ? 2 : 0;
   }
   const int64_t fitting = std::clamp(A::kBlockBytes / (row_bytes + 1), kLeastBlockRows<A>, kMost);
@@ -238,11 +237,17 @@ int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y*
     parallel_for(block.num_tiles, grain, problem.team, [&](int64_t t) {
       block.gather(t, rows, {weight, 0}, gathered);
     });
-    multiply_block(
+    multiply_block<Out>(
         block, [&](const typename A::W*) { return gathered; },
         y + first * problem.outputs.width());
   }
   return 0;
+}
+
+template <class A, class E, class Y>
+int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
+  if (kLoops<A> || pays_to_wait()) return multiply_into<StagedOutputs<Y>, A>(problem, x, weight, y);
+  return multiply_into<DirectOutputs<Y>, A>(problem, x, weight, y);
 }
 
 }  // namespace quire::linear

@@ -110,17 +110,18 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// R gathered rows by a panel: out [R, kWidth].
+// R gathered rows by a panel: out [R, kWidth]. So few rows as hardly any but a single tile has fetch
+// whole lines, which the compiler can know then.
 template <class A, int R, bool kFetches>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {
   constexpr int64_t kLinePairs = A::kLine / 2;
-  const int64_t step = kFetches ? ahead.step : 0;
+  const int64_t step = !kFetches ? 0 : 2 * R < A::kRows ? kPairElements : ahead.step;
   vf sums[R][2];
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
   for (int64_t left = pairs; left > 0; left -= kLinePairs, x += R * A::kLine) {
     const int count = static_cast<int>(std::min(left, kLinePairs));
-    for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += ahead.step) {
+    for (int i = 0; i < count; ++i, panel += kPairElements, ahead.start += step) {
       for (int64_t e = 0; e < step; e += kCacheLine<typename A::W>) {
         _mm_prefetch(reinterpret_cast<const char*>(ahead.start + e), _MM_HINT_T1);
       }

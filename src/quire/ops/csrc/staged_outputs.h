@@ -10,24 +10,25 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "gate.h"
 
 namespace quire {
 
+// Whether outputs computed in vector registers had better wait: not measured on AMD's processors.
+inline bool pays_to_wait() { return kLanes == 16 && !is_amd(); }
+
 template <class Y>
 class StagedOutputs {
  public:
+  static constexpr bool kWait = true;
   static constexpr int64_t kBytes = 64 << 10;
   static constexpr int64_t kMostRows = kBytes / (kWidth * static_cast<int64_t>(sizeof(Y)));
 
-  // y: `rows` contiguous rows. weight_bytes: of the layer. waits: else all outputs go to y at once.
-  StagedOutputs(const Outputs& outputs, Y* y, int64_t rows, int64_t weight_bytes, bool waits)
-      : outputs_(outputs),
-        y_(y),
-        waits_(waits),
-        streams_(waits && pays_to_stream(rows, weight_bytes)),
-        room_(outputs.width()) {}
+  // y: `rows` contiguous rows. weight_bytes: of the layer.
+  StagedOutputs(const Outputs& outputs, Y* y, int64_t rows, int64_t weight_bytes)
+      : outputs_(outputs), y_(y), streams_(pays_to_stream(rows, weight_bytes)) {}
   ~StagedOutputs() {
     write();
 #if defined(__AVX512F__)
@@ -37,10 +38,8 @@ class StagedOutputs {
   StagedOutputs(const StagedOutputs&) = delete;
   StagedOutputs& operator=(const StagedOutputs&) = delete;
 
-  bool waits() const { return waits_; }
   // Whether rows [first, last) by panel `index` go on where the staged columns end.
   bool takes(int64_t index, int64_t first, int64_t last) const {
-    if (!waits_) return true;
     const int64_t column = outputs_.column(index) - first_column_;
     return first == first_row_ && last == last_row_ &&
            (outputs_.is_second(index) ? column == columns_ - kWidth
@@ -59,7 +58,6 @@ class StagedOutputs {
   }
   // Where what `row` has in the columns of panel `index` goes; of the next row, stride() further.
   Y* columns(int64_t index, int64_t row) {
-    if (!waits_) return y_ + row * room_ + outputs_.column(index);
     const int64_t column = outputs_.column(index) - first_column_;
     columns_ = column + kWidth;
     return staged_ + (row - first_row_) * room_ + column;
@@ -107,10 +105,30 @@ class StagedOutputs {
 
   const Outputs outputs_;
   Y* const y_;
-  const bool waits_, streams_;
+  const bool streams_;
   // Staged: rows first_row_ to last_row_, columns_ columns from first_column_ on, room_ apart.
-  int64_t first_row_ = 0, last_row_ = 0, first_column_ = 0, columns_ = 0, room_;
+  int64_t first_row_ = 0, last_row_ = 0, first_column_ = 0, columns_ = 0, room_ = 0;
   alignas(64) Y staged_[kBytes / sizeof(Y)];
+};
+
+// The same where nothing waits.
+template <class Y>
+class DirectOutputs {
+ public:
+  static constexpr bool kWait = false;
+  static constexpr int64_t kMostRows = std::numeric_limits<int64_t>::max();
+
+  DirectOutputs(const Outputs& outputs, Y* y, int64_t, int64_t) : outputs_(outputs), y_(y) {}
+
+  void make_room(int64_t, int64_t, int64_t) const {}
+  Y* columns(int64_t index, int64_t row) const {
+    return y_ + row * outputs_.width() + outputs_.column(index);
+  }
+  int64_t stride() const { return outputs_.width(); }
+
+ private:
+  const Outputs& outputs_;
+  Y* const y_;
 };
 
 }  // namespace quire

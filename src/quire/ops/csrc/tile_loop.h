@@ -30,13 +30,11 @@ class TileLoop {
  public:
   using Y = typename Job::Output;
 
-  // y: of all `rows`. height: of the highest tile. ahead_bytes: how far a tile alone fetches the
-  // panels ahead.
-  TileLoop(const Job& job, Y* y, int64_t rows, int64_t height, int64_t ahead_bytes)
+  // y: of all `rows`. height: of the highest tile.
+  TileLoop(const Job& job, Y* y, int64_t rows, int64_t height)
       : job_(job),
-        ahead_bytes_(ahead_bytes),
         tiles_(height),
-        staged_(job.outputs(), y, rows, job.outputs().panels() * job.lines() * kLineBytes, true) {}
+        staged_(job.outputs(), y, rows, job.outputs().panels() * job.lines() * kLineBytes) {}
   ~TileLoop() { put_rows(kStepRows); }
   TileLoop(const TileLoop&) = delete;
   TileLoop& operator=(const TileLoop&) = delete;
@@ -46,7 +44,7 @@ class TileLoop {
   // fetch the next one.
   void multiply(int64_t index, int64_t first, int64_t last) {
     const int64_t bytes = job_.lines() * kLineBytes, tiles = last - first;
-    ahead_ = reinterpret_cast<const char*>(job_.panel(index)) + (tiles == 1 ? ahead_bytes_ : bytes);
+    ahead_ = reinterpret_cast<const char*>(job_.panel(index)) + (tiles == 1 ? ahead_bytes() : bytes);
     ahead_end_ = ahead_ + bytes;
     step_lines_ = static_cast<int>((kStepLines * kLineBytes / kTileBytes + tiles - 1) / tiles);
     const TileRows highest = job_.tile(last - 1);
@@ -149,7 +147,6 @@ class TileLoop {
   }
 
   const Job job_;
-  const int64_t ahead_bytes_;
   const Tiles tiles_;
   const char *ahead_ = nullptr, *ahead_end_ = nullptr;
   int step_lines_ = 0;  // of the cache, fetched in a step
