@@ -1,5 +1,6 @@
 """How outputs of linear layers wait for their neighbours: every one in its place, for any number of
-rows, panels and threads."""
+rows, panels and threads. On AMD's processors nothing waits here; test_tiles.py has layers by emulated
+tile registers, whose outputs wait on all."""
 
 from __future__ import annotations
 
@@ -26,16 +27,18 @@ def compiled(op: Op) -> list[Provider]:
 def check_places(
     op: Op, rows: int, outputs: int, depth: int, gate: str | None, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """All rows at once give what a few at a time do."""
+    """All rows at once give what two at a time do."""
     generator = torch.Generator().manual_seed(rows * outputs)
     arguments = arguments_of(op, generator, outputs, depth, dtype=torch.bfloat16)
-    x = normal(generator, rows, depth).to(dtypes[0])
+    x, other = normal(generator, 2 * rows, depth).to(dtypes[0]).split(rows)
     for provider in compiled(op):
         options = {"gate": gate} if gate else {}
         few = provider.load()(*arguments, **options)
-        expected = torch.cat([few(part, dtypes[1]) for part in x.split(7)])
+        expected = torch.cat([few(part, dtypes[1]) for part in x.split(2)])
         for team in TEAMS:
-            got = provider.load(team)(*arguments, **options)(x, dtypes[1])
+            matrix = provider.load(team)(*arguments, **options)
+            matrix(other, dtypes[1])  # what is left in memory that is not written
+            got = matrix(x, dtypes[1])
             assert_same_bits(got, expected, f"{provider.name}, {team.num_threads} threads")
 
 
@@ -68,8 +71,8 @@ def test_blocks_of_nearly_as_many_rows_as_may_wait(rows: int, dtype: torch.dtype
 @pytest.mark.parametrize("outputs", [2048 + 64, 2048 + 6])
 def test_outputs_of_large_layers(op: Op, gate: str | None, outputs: int) -> None:
     """Weights so large that outputs go past the caches, where rows are whole lines, and others.
-    Turns red when some are lost on the way, or another thread sees them too late."""
-    for rows in (1, 5, 33):
+    Turns red when some are lost on the way, or stored where others belong."""
+    for rows in (3, 5, 33):
         check_places(op, rows, outputs, 1024, gate, (torch.bfloat16, torch.bfloat16))
     check_places(op, 3, outputs, 1024, gate, (torch.bfloat16, torch.float32))
 

@@ -41,6 +41,7 @@ struct Bf16Job {
   const bf16* panel(int64_t index) const { return block->panel(index); }
   int64_t lines() const { return pairs_of(block->problem.depth); }
   const Outputs& outputs() const { return block->problem.outputs; }
+  int threads() const { return team_size(block->problem.team); }
   QUIRE_INLINE void put(int64_t, int64_t index, const uint8_t* sums, Y* to) const {
     const auto* values = reinterpret_cast<const float*>(sums);
     vf low = load(values), high = load(values + kLanes);

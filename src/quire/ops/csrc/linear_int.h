@@ -306,7 +306,8 @@ struct Block {
   }
   template <class Out>  // of staged_outputs.h
   Out thread_outputs() const {
-    return Out(call.outputs, y, call.rows, num_panels * (format.panel(1) - format.panel(0)));
+    const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
+    return Out(call.outputs, y, call.rows, bytes / team_size(call.team));
   }
 
  private:
@@ -419,7 +420,9 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
     };
     multiply_panels(
         format, call, block.num_tiles,
-        [&](const uint8_t*) { return Worker{format.enter(block.height()), {}, block.template thread_outputs<Out>()}; },
+        [&](const uint8_t*) {
+          return Worker{format.enter(block.height()), {}, block.template thread_outputs<Out>()};
+        },
         [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
           block.multiply_panel(index, first, last, worker.panels, worker.out);
         });
@@ -470,6 +473,7 @@ int64_t block_rows_of(const Format& format) {
 // x: rows with a stride; y: contiguous. 0, or 2 without memory for scratch.
 template <class Out, class Format, class E, class Y>
 int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
+  static_assert(Out::kWait || !kLoops<Format>);  // for Out::kMostRows, which a loop relies on
   const int64_t rows = call.rows;
   if (rows == 0) return 0;
   std::atomic<bool> out_of_memory{false};
@@ -486,7 +490,7 @@ int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
     multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
-                    out_of_memory);
+                         out_of_memory);
   }
   return failure();
 }
@@ -495,10 +499,12 @@ template <class Format, class E, class Y>
 int multiply(const Format& format, const LinearCall& call, const E* x, Y* y) {
   if constexpr (kLoops<Format>) {
     return multiply_into<StagedOutputs<Y>>(format, call, x, y);
-  } else if constexpr (Format::kStages) {
-    if (pays_to_wait()) return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+  } else {
+    if constexpr (Format::kStages) {
+      if (pays_to_wait()) return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+    }
+    return multiply_into<DirectOutputs<Y>>(format, call, x, y);
   }
-  return multiply_into<DirectOutputs<Y>>(format, call, x, y);
 }
 
 template <class Format>

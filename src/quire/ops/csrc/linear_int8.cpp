@@ -107,6 +107,7 @@ struct Int8Job {
   const uint8_t* panel(int64_t index) const { return block->format.panel(index); }
   int64_t lines() const { return block->format.quads; }
   const Outputs& outputs() const { return block->call.outputs; }
+  int threads() const { return team_size(block->call.team); }
   QUIRE_INLINE void put(int64_t row, int64_t index, const uint8_t* sums, Y* to) const {
     const LinearCall& call = block->call;
     const int64_t output = outputs().output(index);

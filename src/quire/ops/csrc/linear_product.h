@@ -69,10 +69,7 @@ QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t
   for (; left > 0; left -= kLanes, output += kLanes, sums += kLanes, y += kLanes) {
     const int n = static_cast<int>(std::min<int64_t>(kLanes, left));
     vf value = load(sums);
-    if (problem.bias != nullptr) {
-      const float* bias = problem.bias + output;
-      value = add(value, n == kLanes ? load(bias) : load_part(bias, n));
-    }
+    if (problem.bias != nullptr) value = add(value, load_at_most(problem.bias + output, n));
     if (n == kLanes) {
       store(y, value);
     } else {
@@ -116,7 +113,7 @@ struct Block {
   template <class Out, class E>
   Out thread_outputs(E* y) const {
     const int64_t bytes = num_panels * panel_elements(problem.depth) * sizeof(typename A::W);
-    return Out(problem.outputs, y, problem.rows, bytes);
+    return Out(problem.outputs, y, problem.rows, bytes / team_size(problem.team));
   }
 
   // Tile t by panel `index`.
@@ -204,6 +201,7 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
 template <class Out, class A, class E, class Y>
 int multiply_into(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
+  static_assert(Out::kWait || !kLoops<A>);  // for Out::kMostRows, which a loop relies on
   if (problem.rows == 0) return 0;
   struct Gathered;
   const int64_t depth = gathered_depth<A>(problem.depth), row_bytes = depth * sizeof(X);
@@ -246,8 +244,13 @@ int multiply_into(const Problem& problem, const E* x, const typename A::W* weigh
 
 template <class A, class E, class Y>
 int multiply(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
-  if (kLoops<A> || pays_to_wait()) return multiply_into<StagedOutputs<Y>, A>(problem, x, weight, y);
-  return multiply_into<DirectOutputs<Y>, A>(problem, x, weight, y);
+  if constexpr (kLoops<A>) {
+    return multiply_into<StagedOutputs<Y>, A>(problem, x, weight, y);
+  } else if (pays_to_wait()) {
+    return multiply_into<StagedOutputs<Y>, A>(problem, x, weight, y);
+  } else {
+    return multiply_into<DirectOutputs<Y>, A>(problem, x, weight, y);
+  }
 }
 
 }  // namespace quire::linear

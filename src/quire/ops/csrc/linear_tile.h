@@ -110,8 +110,9 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// R gathered rows by a panel: out [R, kWidth]. So few rows as hardly any but a single tile has fetch
-// whole lines, which the compiler can know then.
+// R gathered rows by a panel: out [R, kWidth]. So few rows as a single tile has fetch whole lines,
+// which the compiler can know then. The last of several may have as few, and fetches more than its
+// piece.
 template <class A, int R, bool kFetches>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {

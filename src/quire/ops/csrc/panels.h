@@ -35,11 +35,12 @@ inline bool is_amd() {
 }
 // Whether hardware alone fetches weights from memory as fast as tiles of very few rows take them,
 // so that these had better ask for nothing: on Zen 4 they take 4 to 10 % less time then, on a Xeon
-// 7 to 12 % more (measured: 1 and 2 rows of 8 bits, 1 row of 4).
+// 7 to 12 % more (measured: 1 and 2 rows of 8 bits and of bfloat16 by fma, 1 row of 4 bits; pairs
+// of bfloat16 only on Zen 4).
 inline bool hardware_keeps_up() { return is_amd(); }
-// How far ahead of what is multiplied a tile alone fetches weights by which integers, or tile
-// registers, multiply. Measured best of 2 to 24 KB on Zen 4, of 1 to 12 KB on a Xeon: 8 KB take 2
-// to 4 % more time there, 6 KB up to 6 %.
+// How far ahead of what it multiplies a tile alone fetches weights, in integer layers and by tile
+// registers. Measured best of 2 to 24 KB on Zen 4, of 1 to 12 KB on a Xeon: 8 KB take 2 to 4 % more
+// time there, 6 KB up to 6 %.
 inline int64_t ahead_bytes() { return is_amd() ? 6144 : 9216; }
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + kWidth - 1) / kWidth; }

@@ -5,7 +5,8 @@
 // it wait too. Some lines of a row at once, past the caches, take less time: on a Xeon 7 to 10 % of
 // a layer from memory for 4 to 32 rows by tile registers, and for 512 rows 12 % of bfloat16 and
 // 24 % of 8 bits; without those registers 14 % for 4 rows of bfloat16, and 3 to 7 % for 16 and 32
-// of both (measured; 2 to 16 panels at once are nearly alike).
+// of both (measured, in layers of 2 MiB and more; 2 to 16 panels at once are nearly alike. More
+// than 512 rows of 16 bits have room for one panel only).
 #pragma once
 
 #include <algorithm>
@@ -26,13 +27,13 @@ class StagedOutputs {
   static constexpr int64_t kBytes = 64 << 10;
   static constexpr int64_t kMostRows = kBytes / (kWidth * static_cast<int64_t>(sizeof(Y)));
 
-  // y: `rows` contiguous rows. weight_bytes: of the layer.
+  // y: `rows` contiguous rows. weight_bytes: that a thread reads of the layer.
   StagedOutputs(const Outputs& outputs, Y* y, int64_t rows, int64_t weight_bytes)
       : outputs_(outputs), y_(y), streams_(pays_to_stream(rows, weight_bytes)) {}
   ~StagedOutputs() {
     write();
 #if defined(__AVX512F__)
-    if (streams_) _mm_sfence();
+    if (streams_) _mm_sfence();  // a release of the team does not order what goes past the caches
 #endif
   }
   StagedOutputs(const StagedOutputs&) = delete;
@@ -68,11 +69,11 @@ class StagedOutputs {
   static constexpr int64_t kLine = 64 / sizeof(Y);
   static constexpr int64_t kMostColumns = 4 * kWidth;
   // So many bytes of outputs would drive each other out of the caches, into which they would have
-  // to be read before they are written. Measured: 1 MiB takes a tenth less time past them, 2 MiB a
-  // third less, 512 KiB the same.
+  // to be read before they are written. Measured with tile registers: 1 MiB takes a tenth less time
+  // past them, 2 MiB a third less, 512 KiB the same.
   static constexpr int64_t kStreamedBytes = 1 << 20;
-  // So many bytes of weights drive any outputs out of the second-level cache (2 MiB).
-  static constexpr int64_t kStreamedWeights = 2 << 20;
+  // So many bytes of weights that pass a core drive outputs out of its second-level cache (2 MiB).
+  static constexpr int64_t kStreamedWeights = 1 << 20;
 
   bool pays_to_stream(int64_t rows, int64_t weight_bytes) const {
     const int64_t row_bytes = outputs_.width() * static_cast<int64_t>(sizeof(Y));

@@ -16,15 +16,16 @@ namespace quire {
 constexpr int64_t kTileBlockBytes = 3 << 19;
 
 // x: step after step, kTileBytes of each row, filled up with zeros, and kBeyondTile readable bytes
-// after them.
+// after them. first: of the rows, in the block.
 struct TileRows {
   const void* x;
   int64_t first;
   int rows;
 };
 
-// Job: Products, of tiles.h; Output; tile(t): TileRows; panel(index), and its lines(); outputs();
-// put(row, index, sums, to): kWidth outputs of as many sums of 32 bits.
+// Job: Products, of tiles.h; Output; threads(), that share the panels; tile(t): TileRows;
+// panel(index), and its lines(); outputs(); put(row, index, sums, to): kWidth outputs of as many
+// sums of 32 bits.
 template <class Job>
 class TileLoop {
  public:
@@ -34,7 +35,7 @@ class TileLoop {
   TileLoop(const Job& job, Y* y, int64_t rows, int64_t height)
       : job_(job),
         tiles_(height),
-        staged_(job.outputs(), y, rows, job.outputs().panels() * job.lines() * kLineBytes) {}
+        staged_(job.outputs(), y, rows, thread_bytes(job)) {}
   ~TileLoop() { put_rows(kStepRows); }
   TileLoop(const TileLoop&) = delete;
   TileLoop& operator=(const TileLoop&) = delete;
@@ -44,7 +45,8 @@ class TileLoop {
   // fetch the next one.
   void multiply(int64_t index, int64_t first, int64_t last) {
     const int64_t bytes = job_.lines() * kLineBytes, tiles = last - first;
-    ahead_ = reinterpret_cast<const char*>(job_.panel(index)) + (tiles == 1 ? ahead_bytes() : bytes);
+    const int64_t distance = tiles == 1 ? ahead_bytes() : bytes;
+    ahead_ = reinterpret_cast<const char*>(job_.panel(index)) + distance;
     ahead_end_ = ahead_ + bytes;
     step_lines_ = static_cast<int>((kStepLines * kLineBytes / kTileBytes + tiles - 1) / tiles);
     const TileRows highest = job_.tile(last - 1);
@@ -69,6 +71,10 @@ class TileLoop {
   }
 
  private:
+  static int64_t thread_bytes(const Job& job) {
+    return job.outputs().panels() * job.lines() * kLineBytes / job.threads();
+  }
+
   // kOnce: a tile alone, so that the panel is hardly needed again.
   template <bool kLower, bool kOnce>
   [[gnu::noinline]] void add(const uint8_t* x, int rows, const uint8_t* panel) {
