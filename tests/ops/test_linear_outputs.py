@@ -1,6 +1,9 @@
 """How outputs of linear layers wait for their neighbours: every one in its place, for any number of
-rows, panels and threads. On AMD's processors nothing waits here; test_tiles.py has layers by emulated
-tile registers, whose outputs wait on all."""
+rows, panels and threads.
+
+On AMD's processors nothing waits here; test_tiles.py has layers by emulated tile registers, whose
+outputs wait on all.
+"""
 
 from __future__ import annotations
 
