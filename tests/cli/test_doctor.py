@@ -119,3 +119,21 @@ def test_forced_kernels_of_a_gpu() -> None:
     forced = force_gpu_kernels("triton")
     assert forced["paged_attention"] == "triton"
     assert all(ALL_OPS[name].provider("triton") is not None for name in forced)
+
+
+def test_it_says_at_once_what_takes_so_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red when it looks as if it hung, or when a program reads more than JSON."""
+    said: list[str] = []
+
+    def examined(seed: int) -> diagnosis.Diagnosis:
+        said.append(capsys.readouterr().err)
+        return found
+
+    found = examine(monkeypatch, with_provider("same", NORM.reference))
+    monkeypatch.setattr(diagnosis, "diagnose", examined)
+    assert main(["doctor"]) == 0
+    assert main(["doctor", "--json"]) == 0
+    assert "comparing every kernel" in said[0]
+    assert said[1] == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from quire.cli.parser import CommandParser
 
@@ -19,6 +20,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the diagnosis. Status 1 if a kernel disagrees with its reference."""
     from quire.bench.diagnosis import diagnose, render_diagnosis
 
+    if not options.json:
+        waiting = "comparing every kernel with its reference: seconds, on a busy machine a minute"
+        print(waiting, file=sys.stderr, flush=True)
     diagnosis = diagnose(seed=options.seed)
     print(
         json.dumps(diagnosis.as_json(), indent=2) if options.json else render_diagnosis(diagnosis)
