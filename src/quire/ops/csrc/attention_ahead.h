@@ -10,46 +10,67 @@ namespace quire::attention {
 
 // Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
 // little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
-// the few miss buffers of the first are for what is in use.
+// the few miss buffers of the first are for what is in use. Which rows lie side by side is found
+// out beforehand: where products are summed registers are few, and a call would push sums into
+// memory.
 template <class E>
 class Ahead {
  public:
-  // rows: the addresses of `count` rows.
-  Ahead(const E* const* rows, int count, int width)
-      : row_(rows), last_(rows + count), bytes_(width * sizeof(E)) {}
+  static constexpr int kMostRows = 64;
 
-  QUIRE_INLINE void fetch(int elements) {
-    if (at_ >= end_) {
-      if (row_ == last_) return;
-      next_run();
+  // rows: the addresses of `count` rows, at most kMostRows.
+  Ahead(const E* const* rows, int count, int width) {
+    const uintptr_t bytes = width * sizeof(E);
+    Run* last = runs_;
+    for (int i = 0; i < count; ++i) {
+      const auto at = reinterpret_cast<uintptr_t>(rows[i]);
+      if (i > 0 && at - last->end <= kGap) {
+        last->end = at + bytes;
+      } else {
+        *++last = Run{at / kLine * kLine, at + bytes};
+      }
     }
-    const uintptr_t from = at_, stop = std::min(from + elements * sizeof(E), end_);
-    at_ = stop + (kLine - stop % kLine) % kLine;
-    for (uintptr_t line = from; line < stop; line += kLine)
+    next_ = runs_ + 1;
+    last_ = last;
+  }
+  Ahead(const Ahead&) = delete;
+  Ahead& operator=(const Ahead&) = delete;
+
+  // As many lines as so many elements take, but no more than are left of rows side by side.
+  template <int kElements>
+  QUIRE_INLINE void fetch() {
+    constexpr int kLines = (kElements * sizeof(E) + kLine - 1) / kLine;
+    if (at_ >= end_) {
+      if (next_ > last_) return;
+      at_ = next_->at;
+      end_ = next_->end;
+      ++next_;
+    }
+    _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+    QUIRE_UNROLL
+    for (int i = 1; i < kLines; ++i) {
+      const uintptr_t line = std::min(at_ + i * kLine, end_ - 1);
       _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+    }
+    at_ += kLines * kLine;
   }
 
   void fetch_all() {
-    while (row_ < last_ || at_ < end_) fetch(kWhole);
+    while (at_ < end_ || next_ <= last_) fetch<1>();
   }
 
  private:
   static constexpr uintptr_t kLine = 64;
   static constexpr uintptr_t kGap = 256;  // scales between the rows of an int8 cache are needed too
-  static constexpr int kWhole = 1 << 20;
 
-  // Rows that lie side by side. Inlined, since a call would push the sums of a loop into memory.
-  QUIRE_INLINE void next_run() {
-    at_ = address(row_) / kLine * kLine;
-    end_ = address(row_) + bytes_;
-    while (++row_ < last_ && address(row_) - end_ <= kGap) end_ = address(row_) + bytes_;
-  }
+  struct Run {
+    uintptr_t at, end;  // of its first line; behind its last byte
+  };
 
-  static uintptr_t address(const E* const* row) { return reinterpret_cast<uintptr_t>(*row); }
-
-  const E* const* row_;
-  const E* const* last_;
-  uintptr_t bytes_, at_ = 0, end_ = 0;
+  uintptr_t at_ = 0, end_ = 0;
+  const Run* next_;
+  const Run* last_;
+  Run runs_[kMostRows + 1];  // from the second on
 };
 
 }  // namespace quire::attention

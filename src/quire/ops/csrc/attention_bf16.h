@@ -40,7 +40,7 @@ QUIRE_INLINE void score_pairs(const bf16* q, const bf16* const* k, int64_t at, i
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
   for (int d = 0; d < head_dim; d += kPairDims) {
-    if (ahead != nullptr) ahead->fetch(NK * kPairDims);
+    if (ahead != nullptr) ahead->template fetch<NK * kPairDims>();
     __m512i keys[NK];
     QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) keys[j] = load_words(k[j] + at + d);
@@ -128,7 +128,7 @@ inline void score_turned_pairs(const Tile& tile, const Range& range, const bf16*
     const bf16* keys = turned + int64_t{key} * tile.head_dim;
     float* to = scores + key;
     score_quarter<Vectors, 0>(q, keys, first, last, [&](int row, vf sum) {
-      ahead->fetch(kPairDims);
+      ahead->template fetch<kPairDims>();
       store(to + row * kKeyBlock, sum);
     });
     score_quarter<Vectors, 2>(q, keys, first, last, [&](int row, vf sum) {
@@ -263,7 +263,7 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
                 asm("" : "+r"(a), "+r"(b));  // one address per token, as in weigh_block()
                 QUIRE_UNROLL
                 for (int u = 0; u < NU; ++u) {
-                  if (row == 0) ahead->fetch(2 * kPairDims);
+                  if (row == 0) ahead->template fetch<2 * kPairDims>();
                   interleave(load_words(a + u * kPairDims), load_words(b + u * kPairDims), out[u]);
                 }
               });
@@ -300,7 +300,7 @@ QUIRE_INLINE void weigh_interleaved(const Tile& tile, const Range& range, int ro
         weigh_pairs<NR, NU, 2>(acc + row * tile.width, tile.width, weights + 2 * row * kKeyBlock,
                                d, first, last,
                                [&](int k, __m512i(&out)[NU][2]) __attribute__((always_inline)) {
-                                 if (ahead != nullptr) ahead->fetch(2 * NU * kPairDims);
+                                 if (ahead != nullptr) ahead->template fetch<2 * NU * kPairDims>();
                                  const bf16* from = values + int64_t{k} * tile.head_dim + 2 * d;
                                  QUIRE_UNROLL
                                  for (int i = 0; i < 2 * NU; ++i)

@@ -54,7 +54,7 @@ QUIRE_INLINE void score_block(const int16_t* q, int depth, int head_dim, const i
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = set1_int(0);
   auto multiply = [&](int d, auto&& load_key) __attribute__((always_inline)) {
-    if (ahead != nullptr) ahead->fetch(NK * kWords);
+    if (ahead != nullptr) ahead->template fetch<NK * kWords>();
     raw queries[NR];
     QUIRE_UNROLL
     for (int r = 0; r < NR; ++r) queries[r] = load_words(q + r * depth + d);
@@ -109,26 +109,32 @@ class Softening {
     find_keys();
   }
 
+  void run() { all_seen_ ? run<true>() : run<false>(); }
+
+ private:
+  // kAll: every state sees every key of the block.
+  template <bool kAll>
   void run() {
     vf scores[kLanes], scales[kLanes];
     for (int i = count_; i < kLanes; ++i) scores[i] = scales[i] = zero();
     for (int i = 0; i < count_; ++i) {
-      scores[i] = scale_scores(i);
-      scales[i] = shares_scales(i) ? scales[i - 1] : largest_scale(i);
+      scores[i] = scale_scores<kAll>(i);
+      scales[i] = shares_scales(i) ? scales[i - 1] : largest_scale<kAll>(i);
     }
     const vf best = maxima(scores), none = set1(kNegativeInfinity);
     store(base_, select(less(none, best), best, zero()));
     const vf step = weight_steps(fold_lanes(scales, larger));
     vf totals[kLanes];
     for (int i = count_; i < kLanes; ++i) totals[i] = zero();
-    for (int i = 0; i < count_; ++i) totals[i] = weigh(i);
+    for (int i = 0; i < count_; ++i) totals[i] = weigh<kAll>(i);
     take_in(best, sums(totals), step);
   }
 
- private:
   // Magnitudes by their bits: NaN is above them all.
   static QUIRE_INLINE vf larger(vf a, vf b) { return float_of(max_int(bits_of(a), bits_of(b))); }
+  template <bool kAll>
   static QUIRE_INLINE vf seen(uint64_t keys, int k, vf yes, vf no) {
+    if constexpr (kAll) return yes;
     return select(lanes_of(keys >> k), yes, no);
   }
 
@@ -144,6 +150,7 @@ class Softening {
       keys_[i] = as_before ? keys_[i - 1]
                            : key_bits(range_.low(tile_, row), range_.high(tile_, row));
       head_[i] = head;
+      all_seen_ = all_seen_ && keys_[i] == ~uint64_t{0};
       if (++row == rows) row = 0, ++head;
     }
   }
@@ -154,6 +161,7 @@ class Softening {
     return i > 0 && keys_[i] == keys_[i - 1] && head_[i] == head_[i - 1];
   }
 
+  template <bool kAll>
   QUIRE_INLINE vf scale_scores(int i) const {
     float* const s = scores(i);
     const float* const k_scale = scales(i).k;
@@ -162,15 +170,16 @@ class Softening {
     for (int k = from_; k < to_; k += kLanes) {
       const vf x = mul(mul(load(s + k), step), load(k_scale + k));
       store(s + k, x);
-      top = max(seen(keys_[i], k, x, none), top);
+      top = max(seen<kAll>(keys_[i], k, x, none), top);
     }
     return top;
   }
 
+  template <bool kAll>
   QUIRE_INLINE vf largest_scale(int i) const {
     vf most = zero();
     for (int k = from_; k < to_; k += kLanes)
-      most = larger(seen(keys_[i], k, absolute(load(scales(i).v + k)), zero()), most);
+      most = larger(seen<kAll>(keys_[i], k, absolute(load(scales(i).v + k)), zero()), most);
     return most;
   }
 
@@ -184,6 +193,7 @@ class Softening {
   }
 
   // The sum of a state's weights, lane by lane.
+  template <bool kAll>
   QUIRE_INLINE vf weigh(int i) const {
     const float* const s = scores(i);
     const float* const v_scale = scales(i).v;
@@ -191,8 +201,8 @@ class Softening {
     const vf base = set1(base_[i]), inverse = set1(inverse_[i]);
     vf total = zero();
     for (int k = from_; k < to_; k += kLanes) {
-      const vf weight = seen(keys_[i], k, exp2_negative(sub(load(s + k), base)), zero());
-      const vf factor = mul(seen(keys_[i], k, load(v_scale + k), zero()), inverse);
+      const vf weight = seen<kAll>(keys_[i], k, exp2_negative(sub(load(s + k), base)), zero());
+      const vf factor = mul(seen<kAll>(keys_[i], k, load(v_scale + k), zero()), inverse);
       total = add(total, weight);
       round_words(weights + k, mul(weight, factor));
     }
@@ -231,6 +241,7 @@ class Softening {
   const Scratch& scratch_;
   int first_, count_;
   int from_, to_;  // of the vectors of keys
+  bool all_seen_ = true;  // every key by every state
   uint64_t keys_[kLanes];
   int head_[kLanes];
   float base_[kLanes], inverse_[kLanes];
@@ -339,7 +350,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
       weigh_integers<NR, kDims, kUnrolledKeys, false>(
           ints, state, first, last, acc, tile.width, d,
           [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
-            if (i == 0 && row == 0) ahead->fetch(2 * kDims * kWords);
+            if (i == 0 && row == 0) ahead->template fetch<2 * kDims * kWords>();
             const int8_t* a = v[k] + at + d + i * kWords;
             const int8_t* b = v[k + 1] + at + d + i * kWords;
             const int n = tile.head_dim - d;

@@ -128,19 +128,21 @@ struct Keys {
   // repeat a valid one, so that they can be read; what they give is never used.
   void locate(int64_t first, int64_t low, int64_t high, KeyBlock<E>& out) const {
     int64_t block = low / block_size, offset = low % block_size;
-    for (int64_t t = low; t < high; ++t) {
+    for (int64_t t = low; t < high; ++block, offset = 0) {
+      const int64_t count = std::min(block_size - offset, high - t);
       const int64_t at = table[block] * block_stride + offset * token_stride;
-      out.k[t - first] = k + at;
-      out.v[t - first] = v + at;
+      for (int64_t i = 0; i < count; ++i) {
+        out.k[t - first + i] = k + at + i * token_stride;
+        out.v[t - first + i] = v + at + i * token_stride;
+      }
       if constexpr (std::is_same_v<E, int8_t>) {
         const int64_t scale = table[block] * scale_block_stride + offset * scale_token_stride;
-        out.k_scale[t - first] = k_scale + scale;
-        out.v_scale[t - first] = v_scale + scale;
+        for (int64_t i = 0; i < count; ++i) {
+          out.k_scale[t - first + i] = k_scale + scale + i * scale_token_stride;
+          out.v_scale[t - first + i] = v_scale + scale + i * scale_token_stride;
+        }
       }
-      if (++offset == block_size) {
-        offset = 0;
-        ++block;
-      }
+      t += count;
     }
     for (int64_t t = first; t < low; ++t) repeat(out, low - first, t - first);
     for (int64_t t = high; t < first + kKeyBlock; ++t) repeat(out, low - first, t - first);

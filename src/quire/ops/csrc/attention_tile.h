@@ -22,7 +22,7 @@ QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
   int d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
-    if (ahead != nullptr) ahead->fetch(NK * kLanes);
+    if (ahead != nullptr) ahead->template fetch<NK * kLanes>();
     vf keys[NK];
     QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + at + d);
@@ -59,7 +59,7 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
     QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) sums[i][j] = load(acc + i * width + d + j * kLanes);
   auto add_one = [&](int k) __attribute__((always_inline)) {
-    if (ahead != nullptr) ahead->fetch(ND * kLanes);
+    if (ahead != nullptr) ahead->template fetch<ND * kLanes>();
     const E* row = v[k] + at + d;
     asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
     vf value[ND];
