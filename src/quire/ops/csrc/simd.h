@@ -128,10 +128,11 @@ QUIRE_INLINE void store_both(bf16* p, vf2 x) {
 // The upper 16 bits of each lane: x rounded to the nearest bf16, ties to even. NaN stays NaN.
 QUIRE_INLINE __m512i bf16_bits(vf x) {
   const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_mask_mov_epi32(_mm512_add_epi32(bits, bias), nan, _mm512_set1_epi32(0x7fc00000));
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i bias =
+      _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
+  const __mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  return _mm512_mask_add_epi32(_mm512_set1_epi32(0x7fc00000), number, bits, bias);
 }
 QUIRE_INLINE __m256i narrowed(vf x) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16));
