@@ -11,14 +11,14 @@ namespace quire::attention {
 // Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
 // little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
 // the few miss buffers of the first are for what is in use. Which rows lie side by side is found
-// out beforehand: where products are summed registers are few, and a call would push sums into
-// memory.
+// out beforehand, so that little is left for the loops of products: a call would push their sums
+// into memory, and few registers are free.
 template <class E>
 class Ahead {
  public:
-  static constexpr int kMostRows = 64;
+  static constexpr int kMostKeys = 64;
 
-  // rows: the addresses of `count` rows, at most kMostRows.
+  // rows: the addresses of `count` rows, at most kMostKeys.
   Ahead(const E* const* rows, int count, int width) {
     const uintptr_t bytes = width * sizeof(E);
     Run* last = runs_;
@@ -36,7 +36,7 @@ class Ahead {
   Ahead(const Ahead&) = delete;
   Ahead& operator=(const Ahead&) = delete;
 
-  // As many lines as so many elements take, but no more than are left of rows side by side.
+  // As many lines as so many elements take; the last line again where rows side by side end before.
   template <int kElements>
   QUIRE_INLINE void fetch() {
     constexpr int kLines = (kElements * sizeof(E) + kLine - 1) / kLine;
@@ -70,7 +70,7 @@ class Ahead {
   uintptr_t at_ = 0, end_ = 0;
   const Run* next_;
   const Run* last_;
-  Run runs_[kMostRows + 1];  // from the second on
+  Run runs_[kMostKeys + 1];  // from the second on: `last` begins at the first
 };
 
 }  // namespace quire::attention

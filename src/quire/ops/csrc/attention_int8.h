@@ -109,37 +109,37 @@ class Softening {
     find_keys();
   }
 
-  void run() { all_seen_ ? run<true>() : run<false>(); }
+  void run() { all_seen_ ? run<false>() : run<true>(); }
 
  private:
-  // kAll: every state sees every key of the block.
-  template <bool kAll>
+  // Masked: there are keys that not every state sees.
+  template <bool Masked>
   void run() {
     vf scores[kLanes], scales[kLanes];
     for (int i = count_; i < kLanes; ++i) scores[i] = scales[i] = zero();
     for (int i = 0; i < count_; ++i) {
-      scores[i] = scale_scores<kAll>(i);
-      scales[i] = shares_scales(i) ? scales[i - 1] : largest_scale<kAll>(i);
+      scores[i] = scale_scores<Masked>(i);
+      scales[i] = shares_scales(i) ? scales[i - 1] : largest_scale<Masked>(i);
     }
     const vf best = maxima(scores), none = set1(kNegativeInfinity);
     store(base_, select(less(none, best), best, zero()));
     const vf step = weight_steps(fold_lanes(scales, larger));
     vf totals[kLanes];
     for (int i = count_; i < kLanes; ++i) totals[i] = zero();
-    for (int i = 0; i < count_; ++i) totals[i] = weigh<kAll>(i);
+    for (int i = 0; i < count_; ++i) totals[i] = weigh<Masked>(i);
     take_in(best, sums(totals), step);
   }
 
   // Magnitudes by their bits: NaN is above them all.
   static QUIRE_INLINE vf larger(vf a, vf b) { return float_of(max_int(bits_of(a), bits_of(b))); }
-  template <bool kAll>
+  template <bool Masked>
   static QUIRE_INLINE vf seen(uint64_t keys, int k, vf yes, vf no) {
-    if constexpr (kAll) return yes;
+    if constexpr (!Masked) return yes;
     return select(lanes_of(keys >> k), yes, no);
   }
 
-  // Which keys each state sees; and the vectors of those for which weights are read, by
-  // each_rows().
+  // Which keys each state sees, and whether all see all; and the vectors of those for which
+  // weights are read, by each_rows().
   void find_keys() {
     const int rows = tile_.rows, last = first_ + count_ - 1;
     const bool one_head = first_ / rows == last / rows;
@@ -161,7 +161,7 @@ class Softening {
     return i > 0 && keys_[i] == keys_[i - 1] && head_[i] == head_[i - 1];
   }
 
-  template <bool kAll>
+  template <bool Masked>
   QUIRE_INLINE vf scale_scores(int i) const {
     float* const s = scores(i);
     const float* const k_scale = scales(i).k;
@@ -170,16 +170,16 @@ class Softening {
     for (int k = from_; k < to_; k += kLanes) {
       const vf x = mul(mul(load(s + k), step), load(k_scale + k));
       store(s + k, x);
-      top = max(seen<kAll>(keys_[i], k, x, none), top);
+      top = max(seen<Masked>(keys_[i], k, x, none), top);
     }
     return top;
   }
 
-  template <bool kAll>
+  template <bool Masked>
   QUIRE_INLINE vf largest_scale(int i) const {
     vf most = zero();
     for (int k = from_; k < to_; k += kLanes)
-      most = larger(seen<kAll>(keys_[i], k, absolute(load(scales(i).v + k)), zero()), most);
+      most = larger(seen<Masked>(keys_[i], k, absolute(load(scales(i).v + k)), zero()), most);
     return most;
   }
 
@@ -193,7 +193,7 @@ class Softening {
   }
 
   // The sum of a state's weights, lane by lane.
-  template <bool kAll>
+  template <bool Masked>
   QUIRE_INLINE vf weigh(int i) const {
     const float* const s = scores(i);
     const float* const v_scale = scales(i).v;
@@ -201,8 +201,8 @@ class Softening {
     const vf base = set1(base_[i]), inverse = set1(inverse_[i]);
     vf total = zero();
     for (int k = from_; k < to_; k += kLanes) {
-      const vf weight = seen<kAll>(keys_[i], k, exp2_negative(sub(load(s + k), base)), zero());
-      const vf factor = mul(seen<kAll>(keys_[i], k, load(v_scale + k), zero()), inverse);
+      const vf weight = seen<Masked>(keys_[i], k, exp2_negative(sub(load(s + k), base)), zero());
+      const vf factor = mul(seen<Masked>(keys_[i], k, load(v_scale + k), zero()), inverse);
       total = add(total, weight);
       round_words(weights + k, mul(weight, factor));
     }

@@ -131,15 +131,17 @@ struct Keys {
     for (int64_t t = low; t < high; ++block, offset = 0) {
       const int64_t count = std::min(block_size - offset, high - t);
       const int64_t at = table[block] * block_stride + offset * token_stride;
+      const E *const k_row = k + at, *const v_row = v + at;
       for (int64_t i = 0; i < count; ++i) {
-        out.k[t - first + i] = k + at + i * token_stride;
-        out.v[t - first + i] = v + at + i * token_stride;
+        out.k[t - first + i] = k_row + i * token_stride;
+        out.v[t - first + i] = v_row + i * token_stride;
       }
       if constexpr (std::is_same_v<E, int8_t>) {
         const int64_t scale = table[block] * scale_block_stride + offset * scale_token_stride;
+        const float *const k_from = k_scale + scale, *const v_from = v_scale + scale;
         for (int64_t i = 0; i < count; ++i) {
-          out.k_scale[t - first + i] = k_scale + scale + i * scale_token_stride;
-          out.v_scale[t - first + i] = v_scale + scale + i * scale_token_stride;
+          out.k_scale[t - first + i] = k_from + i * scale_token_stride;
+          out.v_scale[t - first + i] = v_from + i * scale_token_stride;
         }
       }
       t += count;
