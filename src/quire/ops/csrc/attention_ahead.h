@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "simd.h"
+#include "attention_keys.h"
 
 namespace quire::attention {
 
@@ -16,9 +16,7 @@ namespace quire::attention {
 template <class E>
 class Ahead {
  public:
-  static constexpr int kMostKeys = 64;
-
-  // rows: the addresses of `count` rows, at most kMostKeys.
+  // rows: the addresses of `count` rows, at most kKeyBlock.
   Ahead(const E* const* rows, int count, int width) {
     const uintptr_t bytes = width * sizeof(E);
     Run* last = runs_;
@@ -70,7 +68,7 @@ class Ahead {
   uintptr_t at_ = 0, end_ = 0;
   const Run* next_;
   const Run* last_;
-  Run runs_[kMostKeys + 1];  // from the second on: `last` begins at the first
+  Run runs_[kKeyBlock + 1];  // from the second on: `last` begins at the first
 };
 
 }  // namespace quire::attention

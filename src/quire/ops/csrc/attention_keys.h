@@ -131,18 +131,12 @@ struct Keys {
     for (int64_t t = low; t < high; ++block, offset = 0) {
       const int64_t count = std::min(block_size - offset, high - t);
       const int64_t at = table[block] * block_stride + offset * token_stride;
-      const E *const k_row = k + at, *const v_row = v + at;
-      for (int64_t i = 0; i < count; ++i) {
-        out.k[t - first + i] = k_row + i * token_stride;
-        out.v[t - first + i] = v_row + i * token_stride;
-      }
+      fill(out.k + (t - first), k + at, token_stride, count);
+      fill(out.v + (t - first), v + at, token_stride, count);
       if constexpr (std::is_same_v<E, int8_t>) {
         const int64_t scale = table[block] * scale_block_stride + offset * scale_token_stride;
-        const float *const k_from = k_scale + scale, *const v_from = v_scale + scale;
-        for (int64_t i = 0; i < count; ++i) {
-          out.k_scale[t - first + i] = k_from + i * scale_token_stride;
-          out.v_scale[t - first + i] = v_from + i * scale_token_stride;
-        }
+        fill(out.k_scale + (t - first), k_scale + scale, scale_token_stride, count);
+        fill(out.v_scale + (t - first), v_scale + scale, scale_token_stride, count);
       }
       t += count;
     }
@@ -151,6 +145,11 @@ struct Keys {
   }
 
  private:
+  // Addresses of `count` tokens of one page.
+  template <class T>
+  static void fill(const T** to, const T* from, int64_t stride, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from + i * stride;
+  }
   static void repeat(KeyBlock<E>& out, int64_t from, int64_t to) {
     out.k[to] = out.k[from];
     out.v[to] = out.v[from];

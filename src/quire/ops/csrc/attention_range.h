@@ -25,7 +25,6 @@ constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share 
 constexpr int kLargeTileRows = 128;  // the same where that leaves enough tiles
 constexpr int kCopyRows = 17;  // from here on K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0);
-static_assert(kKeyBlock <= Ahead<float>::kMostKeys);
 
 // Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
 // vectors of them.
