@@ -103,17 +103,27 @@ def test_a_port_in_use_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_no_such_model_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
+def test_no_such_folder_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before the port opens."""
     missing = str(tmp_path / "no-model")
+    assert main(["serve", missing, "--port", "0"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"quire: error: {missing}: no such folder")
+    assert error.count("\n") == 1
+
+
+def test_a_broken_model_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"architectures": ["UnheardOf"]}')
     ended = subprocess.run(
-        [sys.executable, "-c", CODE, "serve", missing, "--port", "0"],
+        [sys.executable, "-c", CODE, "serve", str(tmp_path), "--port", "0"],
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert ended.returncode == 2, ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("quire: error: ")]
     assert len(errors) == 1
-    assert missing in errors[0]
-    assert ended.stderr.count(missing) == 1  # not in the log as well
+    assert "UnheardOf" in errors[0]
+    assert ended.stderr.count("UnheardOf") == 1  # not in the log as well
     assert "Traceback" not in ended.stderr
 
 

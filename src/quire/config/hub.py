@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 
-__all__ = ["resolve_model_folder"]
+__all__ = ["local_folder", "resolve_model_folder"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
@@ -25,6 +25,14 @@ def resolve_model_folder(
 
     revision: branch, tag or commit of a hub id. download_dir: cache folder in place of HF_HOME's.
     Raises ConfigError: no such path, unknown or gated repository, no network.
+    """
+    return local_folder(model) or _fetch(model, revision, download_dir)
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of `model` if there is one here, None if it is a Hugging Face id.
+
+    Raises ConfigError if it can be neither, or the folder is none of a checkpoint.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -40,7 +48,7 @@ def resolve_model_folder(
             f"{model}: no such folder; give an existing folder or a Hugging Face id like "
             "'organization/name'"
         )
-    return _fetch(model, revision, download_dir)
+    return None
 
 
 def _fetch(model: str, revision: str | None, download_dir: str | None) -> Path:

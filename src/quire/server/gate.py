@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.errors import RefusedError, error_reply
 from quire.server.settings import ServerSettings
+from quire.server.stand_in import PROBES
 
 __all__ = ["OPEN_PATHS", "ApiKeys", "Gate"]
 
-OPEN_PATHS = frozenset({"/livez", "/health", "/readyz"})
-"""Need no key; they show a status and nothing else."""
+OPEN_PATHS = PROBES
+"""Need no key."""
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "[::1]", ""})
 

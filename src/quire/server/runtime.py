@@ -6,7 +6,11 @@ import asyncio
 import logging
 import sys
 
+from quire.server.stand_in import PROBES
+
 __all__ = ["log_to_stderr", "new_loop"]
+
+_QUIET_PATHS = PROBES | {"/metrics"}
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -26,3 +30,13 @@ def log_to_stderr() -> None:
     )
     # Its lines about starting would come before the engine is ready; the boot screen has them.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").addFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's access log is to be written: those of probes and of scrapes that
+    went well come every few seconds."""
+    if not isinstance(record.args, tuple) or len(record.args) != 5:
+        return True
+    _, _, path, _, status = record.args
+    return status != 200 or str(path).partition("?")[0] not in _QUIET_PATHS

@@ -20,9 +20,11 @@ from quire.server.settings import ServerSettings
 from quire.server.short_status import ShortStatus
 from quire.server.tls import tls_context
 
-__all__ = ["StandIn"]
+__all__ = ["PROBES", "StandIn"]
 
-PROBES = ("/livez", "/health", "/readyz")
+PROBES = frozenset({"/livez", "/health", "/readyz"})
+"""They show a status and nothing else."""
+
 RETRY_S = 2.0
 LINGER_S = 2.0
 """How long a client may go on sending what nobody will read, so that it can read the answer."""
