@@ -353,12 +353,13 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
   }
 }
 
-// acc += weights · values for all rows of one kv head. More than four share what is paired.
+// acc += weights · values for all rows of one kv head. Many rows, which only a prompt has, share what
+// is paired; few pair again, and fetch ahead meanwhile.
 inline void weigh_values(const Tile& tile, const Range& range, int head, const int8_t* const* v,
                          const Scratch& scratch, Ahead<int8_t>* ahead) {
   const IntegerScratch& ints = scratch.integers;
   const int64_t at = int64_t{head} * tile.head_dim;
-  const bool shared = tile.rows > 4;
+  const bool shared = tile.rows >= kCopyRows;
   if (shared)
     pair_values(v, at, tile.head_dim, tile.depth(), range.from / 2 * 2, range.to, ints);
   each_rows(tile.rows, [&](int row, auto count) __attribute__((always_inline)) {
