@@ -87,6 +87,8 @@ CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200)
         (32, 2, 64, 128, torch.float16, torch.float16),
         (3, 3, 40, 32, torch.float32, torch.float32),
         (6, 2, 72, 16, torch.bfloat16, torch.int8),
+        (8, 2, 80, 16, torch.bfloat16, torch.int8),
+        (16, 1, 40, 64, torch.bfloat16, torch.int8),
         (16, 1, 64, 64, torch.float32, torch.int8),
     ],
 )

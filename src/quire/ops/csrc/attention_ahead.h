@@ -8,6 +8,8 @@
 
 namespace quire::attention {
 
+constexpr int kCacheLineBytes = 64;  // of the caches
+
 // Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
 // little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
 // the few miss buffers of the first are for what is in use. Which rows lie side by side is found
@@ -58,7 +60,7 @@ class Ahead {
   }
 
  private:
-  static constexpr uintptr_t kLine = 64;
+  static constexpr uintptr_t kLine = kCacheLineBytes;
   static constexpr uintptr_t kGap = 256;  // scales between the rows of an int8 cache are needed too
 
   struct Run {

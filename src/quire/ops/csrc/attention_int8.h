@@ -12,7 +12,6 @@
 
 namespace quire::attention {
 
-constexpr int kCacheLine = 64;
 constexpr int kMaxIntegerDim = 512;  // of a head: Σ q k stays within 32 bits
 constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
 static_assert(int64_t{kChunk<int8_t>} * kWeightTop * 128 <= std::numeric_limits<int32_t>::max());
@@ -46,37 +45,39 @@ inline void round_query(const bf16* q, int head_dim, float scale, int row,
   }
 }
 
-// What the next head reads of a token, out of the second-level cache, or out of memory if asking
-// ahead was in vain: a processor drops what it is asked for when too much is under way. Of 4 rows,
-// which leave time for it, it saves a Zen 4 3 to 10 % from memory; of 2 it costs up to 5 % where
-// contexts are short (measured).
+// Most of what the next head reads of a token, out of the second-level cache, or out of memory if
+// asking ahead was in vain: a processor drops what it is asked for when too much is under way. Of 4
+// rows, which leave time for it, it saves a Zen 4 3 to 10 % from memory; of 2 it costs up to 5 %
+// where contexts are short (measured).
 QUIRE_INLINE void bring_near(const int8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
+// Whether NR rows from `row` on bring near what the head after `head` reads.
 template <int NR>
-constexpr bool kBringsNear = NR >= 4;
+QUIRE_INLINE bool brings_near(const Tile& tile, int row, int head) {
+  return NR >= 4 && row == 0 && head + 1 < tile.kv_heads;
+}
 
 // Keys that are scored at once for NR adjacent rows.
 template <int NR>
 constexpr int kScoredKeys = kKeysTogether * kLanes / NR;
 
-// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys, as floats without steps. Two keys
-// to a vector of AVX-512 make many keys at once, of whose lines each step reads a little, so that it
-// seldom waits for one: with 4 rows a Zen 4 takes 0.72 to 0.83 of the time from memory that one key
-// to a vector takes, and as much from its caches (measured).
+// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys, as floats without steps. near:
+// whether the keys of the next head are brought near. Two keys to a vector of AVX-512 make many
+// keys at once, of whose lines each step reads a little, so that it seldom waits for one: with 4
+// rows a Zen 4 takes 0.72 to 0.84 of the time from memory that one key to a vector takes; where all
+// lies in its caches there is no difference (measured).
 template <int NR>
 QUIRE_INLINE void score_block(const int16_t* q, int depth, int head_dim, const int8_t* const* k,
-                              int64_t at, float* scores, Ahead<int8_t>* ahead) {
+                              int64_t at, float* scores, Ahead<int8_t>* ahead, bool near) {
   constexpr int NV = kLanes / NR;  // vectors of keys, j and j + NV in one
   vi dots[kLanes];
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = set1_int(0);
   auto multiply = [&](int d, auto&& load) __attribute__((always_inline)) {
-    if (ahead != nullptr) {
-      ahead->template fetch<kScoredKeys<NR> * kKeyDims>();
-      if (kBringsNear<NR> && d % kCacheLine == 0)
-        for (int j = 0; j < kScoredKeys<NR>; ++j) bring_near(k[j] + at + d + head_dim);
-    }
+    if (ahead != nullptr) ahead->template fetch<kScoredKeys<NR> * kKeyDims>();
+    if (near && d % kCacheLineBytes == 0)
+      for (int j = 0; j < kScoredKeys<NR>; ++j) bring_near(k[j] + at + d + head_dim);
     raw queries[NR];
     QUIRE_UNROLL
     for (int r = 0; r < NR; ++r) queries[r] = repeat_words(q + r * depth + d);
@@ -122,9 +123,10 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
     const int first = range.low(tile, row), last = range.high(tile, row + NR - 1);
     const int state = head * tile.rows + row;
     const int16_t* q = scratch.integers.q + int64_t{state} * tile.depth();
+    const bool near = brings_near<NR>(tile, row, head);
     for (int key = first / NK * NK; key < last; key += NK) {
       score_block<NR>(q, tile.depth(), tile.head_dim, k + key, int64_t{head} * tile.head_dim,
-                      scratch.scores + state * kKeyBlock + key, row == 0 ? ahead : nullptr);
+                      scratch.scores + state * kKeyBlock + key, row == 0 ? ahead : nullptr, near);
     }
   });
 }
@@ -353,13 +355,15 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
   }
 }
 
-// acc += weights · values for all rows of one kv head. Many rows, which only a prompt has, share what
-// is paired; few pair again, and fetch ahead meanwhile.
+// acc += weights · values for all rows of one kv head. Many rows share what is paired, but with
+// AVX-512, which takes them elsewhere (attention_int8_wide.h); few pair again, up to four at a
+// time, and fetch ahead meanwhile.
 inline void weigh_values(const Tile& tile, const Range& range, int head, const int8_t* const* v,
                          const Scratch& scratch, Ahead<int8_t>* ahead) {
   const IntegerScratch& ints = scratch.integers;
   const int64_t at = int64_t{head} * tile.head_dim;
-  const bool shared = tile.rows >= kCopyRows;
+  constexpr bool kShares = kKeysTogether == 1;
+  const bool shared = kShares && tile.rows >= kCopyRows;
   if (shared)
     pair_values(v, at, tile.head_dim, tile.depth(), range.from / 2 * 2, range.to, ints);
   each_rows(tile.rows, [&](int row, auto count) __attribute__((always_inline)) {
@@ -367,6 +371,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
     const int first = range.low(tile, row) / 2 * 2, last = range.high(tile, row + NR - 1);
     const int state = head * tile.rows + row;
     float* acc = scratch.span.acc + state * tile.width;
+    const bool near = brings_near<NR>(tile, row, head);
     auto weigh = [&](auto dims, int d) __attribute__((always_inline)) {
       constexpr int kDims = dims;
       if (shared) {
@@ -384,12 +389,10 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
           [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
             const int8_t* a = v[k] + at + d + i * kWords;
             const int8_t* b = v[k + 1] + at + d + i * kWords;
-            if (i == 0 && row == 0) {
-              ahead->template fetch<2 * kDims * kWords>();
-              if constexpr (kBringsNear<NR>) {
-                bring_near(a + tile.head_dim);
-                bring_near(b + tile.head_dim);
-              }
+            if (i == 0 && row == 0) ahead->template fetch<2 * kDims * kWords>();
+            if (near && (d + i * kWords) % kCacheLineBytes == 0) {
+              bring_near(a + tile.head_dim);
+              bring_near(b + tile.head_dim);
             }
             const int n = tile.head_dim - d;
             if (kDims > 1 || n >= kWords) return pair_words(load_bytes(a), load_bytes(b), words);
@@ -403,28 +406,27 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
   });
 }
 
-// Prefetches scales of V while K is scored: all are wanted before V is, whose rows bring theirs only
-// up to the end of the first chunk by then.
+// Prefetches the scales of V while K is scored: all are wanted before V is.
 class ScalesAhead {
  public:
-  ScalesAhead(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block) {
+  ScalesAhead(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block)
+      : heads_(tile.kv_heads), next_(block.v_scale + range.from), end_(block.v_scale + range.to) {
     constexpr int kSize = kChunk<int8_t>;
-    const int first = range.from + range.first_chunk(kSize);
-    const int turns = (kKeyBlock / kSize - range.from / kSize) * tile.kv_heads;
-    next_ = block.v_scale + first;
-    end_ = block.v_scale + range.to;
-    in_a_turn_ = (range.to - first + turns - 1) / turns;
+    const int chunks = (range.to - 1) / kSize - range.from / kSize + 1, turns = chunks * heads_;
+    tokens_in_a_turn_ = (range.to - range.from + turns - 1) / turns;
   }
-  // As many as one head's turn of a chunk has to.
+  // The share of one head's turn at a chunk (each_chunk).
   void fetch() {
-    for (int i = 0; i < in_a_turn_ && next_ < end_; ++i)
-      _mm_prefetch(reinterpret_cast<const char*>(*next_++), _MM_HINT_T1);
+    for (int i = 0; i < tokens_in_a_turn_ && next_ < end_; ++i, ++next_)
+      for (int head = 0; head < heads_; head += kCacheLineBytes / sizeof(float))
+        _mm_prefetch(reinterpret_cast<const char*>(*next_ + head), _MM_HINT_T1);
   }
 
  private:
+  int heads_;
   const float* const* next_;
   const float* const* end_;
-  int in_a_turn_;
+  int tokens_in_a_turn_;
 };
 
 // One key block of a tile, as attend_block and attend_wide_block do it in float32. Sums of weights

@@ -8,6 +8,7 @@ namespace quire {
 constexpr int kWords = 2 * kLanes;  // of a vector
 constexpr int kKeyDims = 16;        // of each key that has a part of a vector
 constexpr int kKeysTogether = kWords / kKeyDims;
+static_assert(kWords % kKeyDims == 0);
 
 #if defined(__AVX512F__)
 
@@ -57,10 +58,12 @@ QUIRE_INLINE void round_words(int16_t* p, vf x) {
                       _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
 }
 
-// Sums of the lanes of kLanes vectors at once, apart for the keys of a vector: lane i of out[key] is
-// that of x[i].
+// Sums of the lanes of kLanes vectors at once, apart for the keys of a vector: lane i of out[key]
+// is that of x[i].
 QUIRE_INLINE void lane_sums(const vi (&x)[16], vi (&out)[kKeysTogether]) {
-  raw fours[2];  // lower halves of x[i] and x[i + 4], then their upper ones, for i = 0 … 3
+  static_assert(kKeysTogether == 2);
+  // fours[p]: of x[8p] … x[8p + 7] the sums of the lower halves, then of the upper ones.
+  raw fours[2];
   QUIRE_UNROLL
   for (int part = 0; part < 2; ++part) {
     raw half[4];
@@ -101,7 +104,10 @@ QUIRE_INLINE ByteHalf load_bytes(const int8_t* p, int n) {
 QUIRE_INLINE raw to_words(ByteHalf x) { return _mm256_cvtepi8_epi16(x); }
 QUIRE_INLINE ByteHalf load_key(const int8_t* p) { return load_bytes(p); }
 QUIRE_INLINE ByteHalf load_key(const int8_t* p, int n) { return load_bytes(p, n); }
-QUIRE_INLINE raw words_of_keys(const ByteHalf (&keys)[kKeysTogether]) { return to_words(keys[0]); }
+QUIRE_INLINE raw words_of_keys(const ByteHalf (&keys)[kKeysTogether]) {
+  static_assert(kKeysTogether == 1);
+  return to_words(keys[0]);
+}
 QUIRE_INLINE raw repeat_words(const int16_t* p) { return load_words(p); }
 QUIRE_INLINE void pair_words(ByteHalf a, ByteHalf b, raw (&out)[2]) {
   out[0] = to_words(_mm_unpacklo_epi8(a, b));
