@@ -2,14 +2,15 @@
 
     python benchmarks/attention_cpu.py [--quick] [--threads N] [--output FILE]
 
-Heads of Qwen3-0.6B, 16 query heads over 8 kv heads of 128, and of Llama 3, 32 over 8; random data,
-blocks in random order in the pool of an engine. Every provider is compared with the reference
-before it is timed. Figures are medians over the repeats, with the lowest and highest. What a
-shared machine can do changes from one minute to the next, so each figure takes turns with what it
-is to be compared with. Decode: "read beside", a sum over 512 MiB of float32; "read of huge pages
-beside", the same in memory like the pool's; "the same blocks beside", a sum over the very blocks in
-their order (torch's embedding_bag), since blocks that lie apart are read more slowly than one
-stretch of memory. Prefill: torch's scaled_dot_product_attention over K and V that lie contiguous.
+Heads of Qwen3-0.6B, 16 query heads over 8 kv heads of 128, of Llama 3, 32 over 8, and, decoding
+only, of Qwen2.5-7B, 28 over 4; random data, blocks in random order in the pool of an engine. Every
+provider is compared with the reference before it is timed. Figures are medians over the repeats,
+with the lowest and highest. What a shared machine can do changes from one minute to the next, so
+each figure takes turns with what it is to be compared with. Decode: "read beside", a sum over 512
+MiB of float32; "read of huge pages beside", the same in memory like the pool's; "the same blocks
+beside", a sum over the very blocks in their order (torch's embedding_bag), since blocks that lie
+apart are read more slowly than one stretch of memory. Prefill: torch's scaled_dot_product_attention
+over K and V that lie contiguous.
 """
 
 # ruff: isort: skip_file
@@ -30,7 +31,7 @@ from quire.ops.huge_pages import map_huge_pages
 from quire.ops.paged_batch import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
-QWEN, LLAMA = (16, 8), (32, 8)  # query heads, kv heads
+QWEN, LLAMA, QWEN_7B = (16, 8), (32, 8), (28, 4)  # query heads, kv heads
 HEAD_DIM, BLOCK_SIZE = 128, 16
 UNIT = "paged_attention"  # of csrc; a widened instruction set may have it from a narrower one
 PAGED_ATTENTION = ALL_OPS["paged_attention"]
@@ -185,10 +186,11 @@ def provider_figures(label: str, call: Attention, quick: bool, repeats: int) -> 
         )
     ]
     for dtypes in (*DTYPES, INT8):
-        for heads in (QWEN, LLAMA):
+        for heads in (QWEN, LLAMA, QWEN_7B):
             for block_size in BLOCK_SIZES[:1] if quick else BLOCK_SIZES:
                 decode = decode_calls(label, call, LONG, dtypes, block_size, heads)
                 yield from figures_by_turns([*reads, *decode], repeats)
+        for heads in (QWEN, LLAMA):
             for length in PREFILLS[1:2] if quick else PREFILLS:
                 prefill = prefill_call(label, call, length, dtypes, heads)
                 beside = torch_prefill(length, dtypes[0], heads)
