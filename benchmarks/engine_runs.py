@@ -124,7 +124,13 @@ def opened_groups(
     options: argparse.Namespace, work_dir: Path, *, max_num_seqs: int, max_model_len: int
 ) -> Iterator[Group]:
     """One group after another, its engines loaded, and closed afterwards. What cannot run here is
-    skipped with one line. Raises EngineEndedError."""
+    skipped with one line. Raises EngineEndedError; SystemExit for a format that no engine has."""
+    known = {weights for name in options.engine for weights in ENGINES[name].formats}
+    if unknown := sorted(set(options.weights or ()) - known):
+        raise SystemExit(
+            f"--weights: {', '.join(unknown)} is no format of {', '.join(options.engine)}; "
+            f"there are {', '.join(sorted(known))}."
+        )
     wanted = [
         (form, name, weights)
         for name in options.engine

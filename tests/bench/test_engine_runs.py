@@ -250,6 +250,14 @@ def test_nothing_measured_is_a_failure(
     assert "vLLM CPU, bfloat16: skipped, no-such-interpreter does not start" in err
 
 
+def test_a_format_that_no_engine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when it measures nothing without a word."""
+    cpu_mixed = importlib.import_module("cpu_mixed")
+    monkeypatch.setattr("sys.argv", ["cpu_mixed.py", "--weights", "int8", "int3"])
+    with pytest.raises(SystemExit, match="int3 is no format of quire; there are bfloat16"):
+        cpu_mixed.main()
+
+
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
     """Turns red when a tensor has a wrong name or shape, so that other engines compute less."""
     module = importlib.import_module("engines.random_checkpoint")

@@ -43,6 +43,15 @@ def test_the_setting_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert threads(num_threads=5) == 5
 
 
+def test_more_threads_than_cores_are_not_kept_quiet() -> None:
+    cores = detect_platform().cpu.num_cores
+    for asked, told in ((cores, False), (cores + 1, True)):
+        given = EngineSettings(model=str(bundled_model_path()), num_threads=asked)
+        decisions = plan_startup(given, detect_platform()).resolved.decisions
+        (reason,) = (one.reason for one in decisions if one.name == "num_threads")
+        assert ("more than the usable cores" in reason) == told
+
+
 def test_a_small_model_takes_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads() == detect_platform().cpu.num_cores

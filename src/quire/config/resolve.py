@@ -286,7 +286,10 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     program that is always busy (benchmarks/results/threads_cpu.json), but beside a server's front
     under load it gains a third (serving.json and serving_1_thread.json there)."""
     if settings.num_threads is not None:
-        return settings.num_threads, "as asked"
+        asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
+        if settings.num_threads > cores:
+            asked += f"; more than the usable cores, {cores}: they will wait for each other"
+        return settings.num_threads, asked
     if platform.device != "cpu":
         return platform.cpu.num_cores, "one per usable core; they load weights only"
     return platform.cpu.num_cores, "one per usable core"
