@@ -59,6 +59,22 @@ class Ahead {
     while (at_ < end_ || next_ <= last_) fetch<1>();
   }
 
+  // Whose turn it is to read what the Ahead before this one has fetched: the heads' of a chunk,
+  // each `dim` elements of every token.
+  void give_turn(int head, int heads, int dim) {
+    next_head_ = head + 1 < heads ? dim : 0;
+    second_head_ = head + 2 < heads ? 2 * dim : next_head_;
+  }
+  // Asks once more for what the two heads after the present one read of a token, whose dim d of
+  // the present one lies at `from`. A processor drops what it is asked for when too much is under
+  // way, and the last tokens of a chunk were asked for only just before: a Zen 4 takes 5 to 16 %
+  // less time from memory; where all lies in its second-level cache, 2 to 20 % more (measured).
+  QUIRE_INLINE void fetch_again(const E* from, int d) const {
+    if (next_head_ == 0 || d % static_cast<int>(kLine / sizeof(E)) != 0) return;
+    _mm_prefetch(reinterpret_cast<const char*>(from + next_head_), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(from + second_head_), _MM_HINT_T1);
+  }
+
  private:
   static constexpr uintptr_t kLine = kCacheLineBytes;
   static constexpr uintptr_t kGap = 256;  // scales between the rows of an int8 cache are needed too
@@ -67,6 +83,7 @@ class Ahead {
     uintptr_t at, end;  // of its first line; behind its last byte
   };
 
+  int next_head_ = 0, second_head_ = 0;  // elements further; 0: there is none
   uintptr_t at_ = 0, end_ = 0;
   const Run* next_;
   const Run* last_;

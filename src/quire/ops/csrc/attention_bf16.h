@@ -40,7 +40,10 @@ QUIRE_INLINE void score_pairs(const bf16* q, const bf16* const* k, int64_t at, i
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
   for (int d = 0; d < head_dim; d += kPairDims) {
-    if (ahead != nullptr) ahead->template fetch<NK * kPairDims>();
+    if (ahead != nullptr) {
+      ahead->template fetch<NK * kPairDims>();
+      for (int j = 0; j < NK; ++j) ahead->fetch_again(k[j] + at + d, d);
+    }
     __m512i keys[NK];
     QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) keys[j] = load_words(k[j] + at + d);
@@ -263,7 +266,11 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
                 asm("" : "+r"(a), "+r"(b));  // one address per token, as in weigh_block()
                 QUIRE_UNROLL
                 for (int u = 0; u < NU; ++u) {
-                  if (row == 0) ahead->template fetch<2 * kPairDims>();
+                  if (row == 0) {
+                    ahead->template fetch<2 * kPairDims>();
+                    ahead->fetch_again(a + u * kPairDims, d + u * kPairDims);
+                    ahead->fetch_again(b + u * kPairDims, d + u * kPairDims);
+                  }
                   interleave(load_words(a + u * kPairDims), load_words(b + u * kPairDims), out[u]);
                 }
               });

@@ -45,39 +45,26 @@ inline void round_query(const bf16* q, int head_dim, float scale, int row,
   }
 }
 
-// Most of what the next head reads of a token, out of the second-level cache, or out of memory if
-// asking ahead was in vain: a processor drops what it is asked for when too much is under way. Of 4
-// rows, which leave time for it, it saves a Zen 4 3 to 10 % from memory; of 2 it costs up to 5 %
-// where contexts are short (measured).
-QUIRE_INLINE void bring_near(const int8_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
-}
-// Whether NR rows from `row` on bring near what the head after `head` reads.
-template <int NR>
-QUIRE_INLINE bool brings_near(const Tile& tile, int row, int head) {
-  return NR >= 4 && row == 0 && head + 1 < tile.kv_heads;
-}
-
 // Keys that are scored at once for NR adjacent rows.
 template <int NR>
 constexpr int kScoredKeys = kKeysTogether * kLanes / NR;
 
-// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys, as floats without steps. near:
-// whether the keys of the next head are brought near. Two keys to a vector of AVX-512 make many
-// keys at once, of whose lines each step reads a little, so that it seldom waits for one: with 4
-// rows a Zen 4 takes 0.72 to 0.84 of the time from memory that one key to a vector takes; where all
-// lies in its caches there is no difference (measured).
+// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys, as floats without steps. Two
+// keys to a vector of AVX-512 make many keys at once, of whose lines each step reads a little, so
+// that it seldom waits for one: with 4 rows a Zen 4 takes 0.72 to 0.84 of the time from memory that
+// one key to a vector takes; where all lies in its caches there is no difference (measured).
 template <int NR>
 QUIRE_INLINE void score_block(const int16_t* q, int depth, int head_dim, const int8_t* const* k,
-                              int64_t at, float* scores, Ahead<int8_t>* ahead, bool near) {
+                              int64_t at, float* scores, Ahead<int8_t>* ahead) {
   constexpr int NV = kLanes / NR;  // vectors of keys, j and j + NV in one
   vi dots[kLanes];
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = set1_int(0);
   auto multiply = [&](int d, auto&& load) __attribute__((always_inline)) {
-    if (ahead != nullptr) ahead->template fetch<kScoredKeys<NR> * kKeyDims>();
-    if (near && d % kCacheLineBytes == 0)
-      for (int j = 0; j < kScoredKeys<NR>; ++j) bring_near(k[j] + at + d + head_dim);
+    if (ahead != nullptr) {
+      ahead->template fetch<kScoredKeys<NR> * kKeyDims>();
+      for (int j = 0; j < kScoredKeys<NR>; ++j) ahead->fetch_again(k[j] + at + d, d);
+    }
     raw queries[NR];
     QUIRE_UNROLL
     for (int r = 0; r < NR; ++r) queries[r] = repeat_words(q + r * depth + d);
@@ -123,10 +110,9 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
     const int first = range.low(tile, row), last = range.high(tile, row + NR - 1);
     const int state = head * tile.rows + row;
     const int16_t* q = scratch.integers.q + int64_t{state} * tile.depth();
-    const bool near = brings_near<NR>(tile, row, head);
     for (int key = first / NK * NK; key < last; key += NK) {
       score_block<NR>(q, tile.depth(), tile.head_dim, k + key, int64_t{head} * tile.head_dim,
-                      scratch.scores + state * kKeyBlock + key, row == 0 ? ahead : nullptr, near);
+                      scratch.scores + state * kKeyBlock + key, row == 0 ? ahead : nullptr);
     }
   });
 }
@@ -371,7 +357,6 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
     const int first = range.low(tile, row) / 2 * 2, last = range.high(tile, row + NR - 1);
     const int state = head * tile.rows + row;
     float* acc = scratch.span.acc + state * tile.width;
-    const bool near = brings_near<NR>(tile, row, head);
     auto weigh = [&](auto dims, int d) __attribute__((always_inline)) {
       constexpr int kDims = dims;
       if (shared) {
@@ -390,9 +375,9 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
             const int8_t* a = v[k] + at + d + i * kWords;
             const int8_t* b = v[k + 1] + at + d + i * kWords;
             if (i == 0 && row == 0) ahead->template fetch<2 * kDims * kWords>();
-            if (near && (d + i * kWords) % kCacheLineBytes == 0) {
-              bring_near(a + tile.head_dim);
-              bring_near(b + tile.head_dim);
+            if (row == 0) {
+              ahead->fetch_again(a, d + i * kWords);
+              ahead->fetch_again(b, d + i * kWords);
             }
             const int n = tile.head_dim - d;
             if (kDims > 1 || n >= kWords) return pair_words(load_bytes(a), load_bytes(b), words);

@@ -128,7 +128,10 @@ QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* cons
     Ahead<E> ahead(more ? source + first + kSize : follow,
                    more ? std::min(kSize, range.to - first - kSize) : following,
                    tile.kv_heads * tile.head_dim);
-    for (int head = 0; head < tile.kv_heads; ++head) body(chunk, head, &ahead);
+    for (int head = 0; head < tile.kv_heads; ++head) {
+      ahead.give_turn(head, tile.kv_heads, tile.head_dim);
+      body(chunk, head, &ahead);
+    }
     ahead.fetch_all();
   }
 }
