@@ -194,7 +194,7 @@ def test_a_row_without_a_token_fails_alone(
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
     runner = runner_of(engines[0])
-    rows, execute = runner._rows, runner.execute
+    rows, launch = runner._rows, runner.launch
 
     @torch.inference_mode()
     def spoil(plan: Any) -> Any:
@@ -202,9 +202,9 @@ def test_a_row_without_a_token_fails_alone(
         is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
         for slot in np.flatnonzero(is_third & (done == 5) & ~rows.failed):
             runner._changes._pages[:, :, rows.tables[0][slot, 0]] = 255  # in float32 no number
-        return execute(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(runner, "execute", spoil)
+    monkeypatch.setattr(runner, "launch", spoil)
     counted.clear()
     outputs = engines[0].generate(prompts, greedy)
     assert counted
@@ -347,16 +347,16 @@ def test_a_failing_kernel_fails_its_row_alone(
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
     assert 4 in captured_steps(engines[0])._steps
     runner = runner_of(engines[0])
-    rows, execute = runner._rows, runner.execute
+    rows, launch = runner._rows, runner.launch
 
     def spoil(plan: Any) -> Any:
         done = rows.num_tokens - rows.num_prompt
         is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
         for slot in np.flatnonzero(is_third & (done == 5)):
             rows.token_ids[slot, rows.num_tokens[slot] - 1] = 10**6  # outside the embedding
-        return execute(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(runner, "execute", spoil)
+    monkeypatch.setattr(runner, "launch", spoil)
     outputs = engines[0].generate(prompts, greedy)
     assert [output.error is None for output in outputs] == [True, True, False, True]
     assert "failed with code 3" in (outputs[2].error or "")

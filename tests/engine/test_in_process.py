@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.errors import EngineError
 from quire.executor.in_process import InProcessExecutor
 from quire.protocol import StepPlan, StepResult
 from quire.protocol.step import EMPTY_INTS
@@ -60,11 +61,17 @@ def test_a_step_that_was_not_launched_ends_with_the_executor() -> None:
     worker = Worker()
     executor = executor_of(worker)
     first, second = (executor.execute(StepPlan(i)) for i in range(2))
-    second.add_done_callback(lambda _: worker.may_launch.set())
     assert worker.is_asked.wait(WAIT_S)
-    executor.shutdown()
+    ending = threading.Thread(target=executor.shutdown)
+    ending.start()
+    with pytest.raises(EngineError, match="shut down before"):
+        second.result(WAIT_S)
+    assert not first.done()
+    with pytest.raises(TimeoutError, match="did not end"):
+        first.result(0.01)
+    worker.may_launch.set()
+    ending.join(WAIT_S)
     assert first.result(0).step_id == 0
-    assert second.cancelled()
     assert worker.launched == [0, -1]
 
 

@@ -27,8 +27,10 @@ def test_a_full_row_is_refused_and_no_row_changes(kernel: Provider) -> None:
     before = [tensor.clone() for tensor in state]
     append = kernel.load()
     with pytest.raises(EngineError, match="append_tokens failed with code 3"):
-        append(slots, token_ids, *state, -1)
+        append(slots, token_ids, *state, -1, None)
     assert all(map(torch.equal, state, before))
-    append(slots, token_ids, *state, 1)
+    positions = torch.zeros(3, dtype=torch.int64)
+    append(slots, token_ids, *state, 1, positions)
+    assert positions.tolist() == [3, 4, 4]
     assert counts.tolist() == [3, 4, 4]
     assert rows[:, 2:].tolist() == [[7, 0], [0, 0], [0, 9]]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.executor import Executor
+from quire.executor import Executor, StepFuture
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import IntArray, StepResult
+from quire.protocol.step import IntArray
 from quire.scheduler import Scheduler, SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
@@ -39,7 +38,7 @@ class EngineCore:
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
-        self._in_flight: deque[Future[StepResult]] = deque()
+        self._in_flight: deque[StepFuture] = deque()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it."""

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Protocol
 
 from quire.protocol.step import StepPlan, StepResult
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "StepFuture"]
+
+
+class StepFuture(Protocol):
+    """A step whose result is there or still to come; `concurrent.futures.Future` is one too."""
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for it, for so many seconds at most. Raises what ended the step."""
+        ...
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `result`, for what ended the step; None if it has a result."""
+        ...
+
+    def done(self) -> bool:
+        """Whether neither would wait."""
+        ...
 
 
 class Executor(Protocol):
     """Executes plans in the order in which they are given."""
 
-    def execute(self, plan: StepPlan) -> Future[StepResult]:
+    def execute(self, plan: StepPlan) -> StepFuture:
         """Start a step and return at once. The future raises on a fault of the device or the
         engine; then no step given so far counts, and the next plan takes all rows out. A fault of
         one row is in the result."""

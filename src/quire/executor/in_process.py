@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 from quire.config.measured import MeasuredMemory
 from quire.errors import EngineError
+from quire.executor.launched_step import LaunchedStep
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.step import StepPlan, StepResult
-from quire.runner.pending import PendingStep
+from quire.protocol.step import StepPlan
+from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
 
 __all__ = ["InProcessExecutor"]
@@ -32,7 +32,7 @@ class InProcessExecutor:
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
         self._lock = threading.Lock()
-        self._to_launch: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._to_launch: deque[tuple[StepPlan, LaunchedStep]] = deque()
         self._is_launching = False
         self._last_end = 0.0
         try:
@@ -42,7 +42,7 @@ class InProcessExecutor:
             raise
         self.providers = self._worker.providers if self._worker else ""
 
-    def execute(self, plan: StepPlan) -> Future[StepResult]:
+    def execute(self, plan: StepPlan) -> LaunchedStep:
         if self._worker is None:
             raise EngineError("the engine has been shut down: start a new one")
         if os.getpid() != self._process_id:
@@ -50,13 +50,13 @@ class InProcessExecutor:
                 f"the engine's thread stayed in process {self._process_id} when this one was "
                 "forked from it: start a new engine here"
             )
-        future: Future[StepResult] = Future()
+        launched = LaunchedStep()
         with self._lock:
             if not self._is_launching:
                 self._launcher.submit(self._launch_all, self._worker)
                 self._is_launching = True
-            self._to_launch.append((plan, future))
-        return future
+            self._to_launch.append((plan, launched))
+        return launched
 
     def _launch_all(self, worker: Worker) -> None:
         """Until none is left, so that a step that was planned meanwhile begins at once."""
@@ -65,32 +65,36 @@ class InProcessExecutor:
                 if not self._to_launch:
                     self._is_launching = False
                     return
-                plan, future = self._to_launch.popleft()
-            self._launch(worker, plan, future)
+                plan, launched = self._to_launch.popleft()
+            self._launch(worker, plan, launched)
 
-    def _launch(self, worker: Worker, plan: StepPlan, future: Future[StepResult]) -> None:
+    def _launch(self, worker: Worker, plan: StepPlan, launched: LaunchedStep) -> None:
         started = time.perf_counter()
         try:
             step = worker.launch(plan)
-        except BaseException as error:  # noqa: BLE001  the future is where a fault belongs
-            future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001  whoever waits is where a fault belongs
+            launched.fail(error)
             return
         if step.is_over:
-            self._finish(step, started, future)
+            launched.end(step, self._seconds_since(started))
         else:
-            self._waiter.submit(self._finish, step, started, future)
+            self._waiter.submit(self._await, step, started, launched)
 
-    def _finish(self, step: PendingStep, started: float, future: Future[StepResult]) -> None:
-        """Wait for a step. It has computed since it was launched, or since the one before ended."""
+    def _await(self, step: PendingStep, started: float, launched: LaunchedStep) -> None:
         try:
             result = step.result()
         except BaseException as error:  # noqa: BLE001  as above
-            future.set_exception(error)
+            launched.fail(error)
             return
+        launched.end(FinishedStep(result), self._seconds_since(started))
+
+    def _seconds_since(self, started: float) -> float:
+        """That a step which ends now has computed: since it was launched, or since the one before
+        ended."""
         ended = time.perf_counter()
         seconds = ended - max(started, self._last_end)
         self._last_end = ended
-        future.set_result(replace(result, seconds=seconds))
+        return seconds
 
     def measure_memory(self) -> MeasuredMemory | None:
         """As `Worker.measure_memory`, in the thread that computes."""
@@ -108,10 +112,10 @@ class InProcessExecutor:
         return self._launcher.submit(self._worker.measure_recovery).result()
 
     def shutdown(self) -> None:
-        """What was not launched yet is dropped; nobody may wait for it any more."""
+        """What was not launched yet is dropped, and whoever waits for it is told so."""
         with self._lock:
-            for _, future in self._to_launch:
-                future.cancel()
+            for _, launched in self._to_launch:
+                launched.fail(EngineError("the engine was shut down before it launched this step"))
             self._to_launch.clear()
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)

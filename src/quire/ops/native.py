@@ -87,7 +87,7 @@ _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
             + (_POINTER,) * 5
             + (_INT64,)
         ),
-        "append_tokens": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 2,
+        "append_tokens": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 2 + (_POINTER,),
         "draw": (_POINTER, _INT64, _INT64, _INT32, _POINTER, _INT64) + (_POINTER,) * 8,
     }
 )

@@ -94,7 +94,6 @@ class CapturedSteps:
         those of `Replayed`. Raises EngineError if a kernel fails; then no row has changed."""
         assert self._last_drawn is not None
         step, token_ids = self._last_drawn
-        self._draws.advance()
         try:
             step.replay_all()
         except Exception:

@@ -56,17 +56,13 @@ class CapturedDraws:
             self._slots, self._version = slots, sampling.version
         return self._is_plain
 
-    def advance(self) -> None:
-        """The next draw is of the same rows as the last, for the tokens after theirs."""
-        self._positions += 1
-
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """logits [R, V] of the prepared rows → token ids int32 [R], which the rows have then; -1 in
-        rows that have none and fail."""
+        rows that have none and fail. Then the same rows are prepared for the tokens after."""
         count = len(logits)
-        columns = [
-            torch.from_numpy(column[:count]) for column in (*self._parameters, self._positions)
-        ]
-        token_ids = self._draw(logits, self._index[:count], *columns)
-        self._append_tokens(self._all_slots[:count], token_ids, *self._row_columns, -1)
+        parameters = [torch.from_numpy(column[:count]) for column in self._parameters]
+        positions = torch.from_numpy(self._positions[:count])
+        token_ids = self._draw(logits, self._index[:count], *parameters, positions)
+        slots = self._all_slots[:count]
+        self._append_tokens(slots, token_ids, *self._row_columns, -1, positions)
         return token_ids

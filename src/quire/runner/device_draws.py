@@ -101,4 +101,5 @@ class DeviceDraws:
             state.num_tokens,
             state.row_tensors.token_ids,
             state.spare,
+            None,
         )

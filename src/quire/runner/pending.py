@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from quire.protocol.step import StepPlan, StepResult
+import numpy as np
 
-__all__ = ["FinishedStep", "PendingStep", "Runner"]
+from quire.protocol.step import RowFailure, StepPlan, StepResult
+from quire.runner.rows import Slots
+
+__all__ = ["DrawnStep", "FinishedStep", "PendingStep", "Runner"]
 
 
 class PendingStep(Protocol):
@@ -43,3 +46,19 @@ class FinishedStep:
     def result(self) -> StepResult:
         """At once."""
         return self.step
+
+
+class DrawnStep(NamedTuple):
+    """A `PendingStep` that is over, of rows that drew tokens and gave nothing else. Whoever asks
+    makes the result, while the launcher goes on with the next step."""
+
+    step_id: int
+    slots: Slots
+    token_ids: list[int]
+    failed: list[RowFailure]
+    is_over: bool = True
+
+    def result(self) -> StepResult:
+        """At once."""
+        slots, token_ids = self.slots.astype(np.int32), np.array(self.token_ids, np.int32)
+        return StepResult(self.step_id, slots, token_ids, failed=tuple(self.failed))

@@ -10,7 +10,7 @@ from quire.runner.captured import CapturedSteps, Replayed
 from quire.runner.changes import PlanChanges
 from quire.runner.forward import NOT_FINITE, Forward, ForwardPass, in_order_of_writing
 from quire.runner.host_draws import HostDraws, HostSample
-from quire.runner.pending import FinishedStep
+from quire.runner.pending import DrawnStep, FinishedStep, PendingStep
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import NO_TOKEN, failures_of
 
@@ -37,19 +37,16 @@ class ModelRunner:
         self._draws = draws
         self._drawn_slots: Slots | None = None  # of the last step, if a captured one drew for all
 
-    def launch(self, plan: StepPlan) -> FinishedStep:
-        """As `DeviceRunner.launch`, but the step is over when this returns."""
-        return FinishedStep(self.execute(plan))
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Apply the plan's difference, compute its rows, sample, and commit."""
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """As `DeviceRunner.launch`, but the step is over when this returns: apply the plan's
+        difference, compute its rows, sample, and commit."""
         slots, self._drawn_slots = self._drawn_slots, None
         if slots is None or not plan.keeps_rows:
-            return self._execute(plan)
+            return self._compute(plan)
         try:
             token_ids = self._repeat(plan)
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
-            return self._execute(plan, replays=False)
+            return self._compute(plan, replays=False)
         return self._drawn(plan.step_id, slots, token_ids, [])
 
     def _repeat(self, plan: StepPlan) -> IntArray:
@@ -59,7 +56,7 @@ class ModelRunner:
         return self._captured.repeat()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan, *, replays: bool = True) -> StepResult:
+    def _compute(self, plan: StepPlan, *, replays: bool = True) -> PendingStep:
         refused = self._changes.apply(plan)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
         replayed = self._replay(rows, draws=not plan.forks) if replays else None
@@ -73,7 +70,7 @@ class ModelRunner:
         forward.failed += self._changes.fork(plan, sampled)
         sample = self._sample(forward, sampled)
         self._rows.append(sample.slots, sample.token_ids)
-        return StepResult(
+        result = StepResult(
             step_id=plan.step_id,
             slots=sample.slots.astype(np.int32),
             token_ids=sample.token_ids,
@@ -82,6 +79,7 @@ class ModelRunner:
             prompt_logprobs=forward.prompt_logprobs,
             failed=(*forward.failed, *sample.failed),
         )
+        return FinishedStep(result)
 
     def _replay(self, rows: ScheduledRows, *, draws: bool) -> Replayed | None:
         """Decode steps by a captured one; None for all others."""
@@ -94,18 +92,17 @@ class ModelRunner:
 
     def _drawn(
         self, step_id: int, slots: Slots, token_ids: IntArray, failed: list[RowFailure]
-    ) -> StepResult:
-        """The result of a step that has drawn and committed all its tokens [R], NO_TOKEN in rows
-        without one."""
-        token_ids = token_ids.copy()
-        if NO_TOKEN in token_ids.tolist():
+    ) -> PendingStep:
+        """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one."""
+        drawn = token_ids.tolist()
+        if NO_TOKEN in drawn:
             failed += failures_of(token_ids, slots, self._rows.num_tokens[slots] - 1)
             is_drawn = token_ids != NO_TOKEN
             self._rows.failed[slots[~is_drawn]] = True
-            slots, token_ids = slots[is_drawn], token_ids[is_drawn]
+            slots, drawn = slots[is_drawn], token_ids[is_drawn].tolist()
         else:
             self._drawn_slots = slots
-        return StepResult(step_id, slots.astype(np.int32), token_ids, failed=tuple(failed))
+        return DrawnStep(step_id, slots, drawn, failed)
 
     def _sample(self, forward: Forward, sampled: dict[int, int]) -> HostSample:
         """sampled: slots, each with the index of its logits."""

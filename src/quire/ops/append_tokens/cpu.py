@@ -22,6 +22,7 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
         num_tokens: torch.Tensor,
         row_tokens: torch.Tensor,
         spare: int,
+        positions: torch.Tensor | None,
     ) -> None:
         if token_ids.dtype != torch.int32:
             token_ids = token_ids.int()
@@ -35,6 +36,7 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             row_tokens.data_ptr(),
             row_tokens.stride(0),
             spare,
+            None if positions is None else positions.data_ptr(),
         )
 
     return append_tokens

@@ -14,6 +14,7 @@ def append_tokens(
     num_tokens: torch.Tensor,
     row_tokens: torch.Tensor,
     spare: int,
+    positions: torch.Tensor | None,
 ) -> None:
     """Shapes as in the contract (`quire.ops.append_tokens`)."""
     is_row = slots != spare
@@ -22,3 +23,5 @@ def append_tokens(
     row_tokens[slots, at] = torch.where(is_row, token_ids.clamp(min=0).to(kept.dtype), kept)
     num_computed[slots] = torch.where(is_row, at, num_computed[slots])
     num_tokens[slots] = torch.where(is_row, at + 1, at)
+    if positions is not None:
+        positions.copy_(num_tokens[slots])

@@ -21,9 +21,11 @@ def _append_tokens_kernel(
     num_computed_ptr,
     num_tokens_ptr,
     row_tokens_ptr,
+    positions_ptr,
     num_rows,
     spare,
     max_tokens,
+    HAS_POSITIONS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Grid: (pieces of the rows,)."""
@@ -37,6 +39,9 @@ def _append_tokens_kernel(
     tl.store(row_tokens_ptr + slot * max_tokens + at, token, mask=is_row)
     tl.store(num_computed_ptr + slot, at, mask=is_row)
     tl.store(num_tokens_ptr + slot, at + 1, mask=is_row)
+    if HAS_POSITIONS:
+        spared = tl.load(num_tokens_ptr + slot, mask=inside & (slot == spare), other=0)
+        tl.store(positions_ptr + row, tl.where(is_row, at + 1, spared), mask=inside)
 
 
 def append_tokens(
@@ -46,6 +51,7 @@ def append_tokens(
     num_tokens: torch.Tensor,
     row_tokens: torch.Tensor,
     spare: int,
+    positions: torch.Tensor | None,
 ) -> None:
     """Contract in `quire.ops.append_tokens`."""
     num_rows = slots.shape[0]
@@ -55,8 +61,10 @@ def append_tokens(
         num_computed,
         num_tokens,
         row_tokens,
+        slots if positions is None else positions,
         num_rows,
         spare,
         row_tokens.shape[1],
+        HAS_POSITIONS=positions is not None,
         BLOCK=_ROWS_PER_PROGRAM,
     )
