@@ -64,7 +64,7 @@ WARMUP_OUTPUT_LEN = 3
 def main() -> int:
     options = parse_arguments()
     if options.show:
-        print(render_tables([json.loads(path.read_text()) for path in options.show]))
+        print(render_tables(options.show))
         return 0
     records: list[dict[str, Any]] = []
     hold_to_isa(options.isa)
@@ -97,8 +97,22 @@ def parse_arguments() -> argparse.Namespace:
     add_engine_arguments(parser)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
     parser.add_argument("--output-len", type=int, default=32, help="tokens of a decode request")
-    parser.add_argument("--show", nargs="+", type=Path, help="print the table of these files")
+    parser.add_argument(
+        "--show", nargs="+", type=saved_record, metavar="FILE", help="print the table of these"
+    )
     return parser.parse_args()
+
+
+def saved_record(path: str) -> dict[str, Any]:
+    """What an earlier run of this benchmark has written to a file."""
+    try:
+        record = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from error
+    benchmark = record.get("benchmark") if isinstance(record, dict) else None
+    if benchmark != "cpu_table":
+        raise argparse.ArgumentTypeError(f"{path} is not of cpu_table.py but of {benchmark}")
+    return record
 
 
 def batch_size(column: str) -> int:

@@ -98,8 +98,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="engines and limits use no wider instructions than these; others are left out",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--repeats", type=int, default=6, help="turns of every engine (6)")
+    parser.add_argument("--threads", type=_positive, default=os.cpu_count() or 1)
+    parser.add_argument("--repeats", type=_positive, default=6, help="turns of every engine (6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work-dir", type=Path, help="keeps converted models; temporary if unset")
     parser.add_argument("--output-folder", type=Path, help="one JSON file per engine and format")
@@ -109,6 +109,12 @@ def hold_to_isa(isa: str | None) -> None:
     """Hold this process and those it starts to an instruction set. Before torch's first product."""
     if isa is not None:
         os.environ |= {"QUIRE_CPU_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa]}
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
+    return int(text)
 
 
 def _named_interpreter(text: str) -> tuple[str, str]:

@@ -258,6 +258,25 @@ def test_a_format_that_no_engine_has_is_refused(monkeypatch: pytest.MonkeyPatch)
         cpu_mixed.main()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--show no-such-file", "no-such-file cannot be read: "),
+        ("--show benchmarks/results/attention_cpu.json", "not of cpu_table.py but of attention_cpu"),
+        ("--threads 0", "0: not a number from 1 on"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(
+    arguments: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Turns red when they end in a traceback, or look like an engine that is missing."""
+    monkeypatch.chdir(BENCHMARKS.parent)
+    monkeypatch.setattr("sys.argv", ["cpu_table.py", *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("cpu_table").main()
+    assert expected in capsys.readouterr().err
+
+
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
     """Turns red when a tensor has a wrong name or shape, so that other engines compute less."""
     module = importlib.import_module("engines.random_checkpoint")
