@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention_keys.h"
+#include "vendor.h"
 
 namespace quire::attention {
 
@@ -62,13 +63,14 @@ class Ahead {
   // Whose turn it is to read what the Ahead before this one has fetched: the heads' of a chunk,
   // each `dim` elements of every token.
   void give_turn(int head, int heads, int dim) {
-    next_head_ = head + 1 < heads ? dim : 0;
-    second_head_ = head + 2 < heads ? 2 * dim : next_head_;
+    next_head_ = is_amd() && head + 1 < heads ? dim : 0;
+    second_head_ = head + 2 < heads ? 2 * next_head_ : next_head_;
   }
-  // Asks once more for what the two heads after the present one read of a token, whose dim d of
-  // the present one lies at `from`. A processor drops what it is asked for when too much is under
-  // way, and the last tokens of a chunk were asked for only just before: a Zen 4 takes 5 to 16 %
-  // less time from memory; where all lies in its second-level cache, 2 to 20 % more (measured).
+  // Asks AMD's processors once more for what the two heads after the present one read of a token,
+  // whose dim d of the present one lies at `from`: they drop what they are asked for when too much
+  // is under way, and the last tokens of a chunk were asked for only just before. A Zen 4 takes 5
+  // to 16 % less time from memory; where all lies in its second-level cache, 2 to 20 % more
+  // (measured).
   QUIRE_INLINE void fetch_again(const E* from, int d) const {
     if (next_head_ == 0 || d % static_cast<int>(kLine / sizeof(E)) != 0) return;
     _mm_prefetch(reinterpret_cast<const char*>(from + next_head_), _MM_HINT_T1);

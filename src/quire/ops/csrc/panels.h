@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd.h"
+#include "vendor.h"
 
 namespace quire {
 
@@ -28,11 +29,6 @@ QUIRE_INLINE vf load_at_most(const E* x, int64_t n) {
   return n >= kLanes ? load(x) : load_part(x, static_cast<int>(n));
 }
 
-// Processors differ in how they take to memory, which instruction sets do not tell.
-inline bool is_amd() {
-  static const bool amd = __builtin_cpu_is("amd");
-  return amd;
-}
 // Whether hardware alone fetches weights from memory as fast as tiles of very few rows take them,
 // so that these had better ask for nothing: on Zen 4 they take 4 to 10 % less time then, on a Xeon
 // 7 to 12 % more (measured: 1 and 2 rows of 8 bits and of bfloat16 by fma, 1 row of 4 bits; pairs
