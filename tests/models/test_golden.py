@@ -6,6 +6,7 @@ off by one, and anything in the paged cache that depends on how a prompt was cut
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel
+from transformers import DynamicCache
 
 TOLERANCE = 1e-4
 """Relative to the largest logit; float32 sums in another order differ by about 1e-6."""
@@ -109,11 +111,12 @@ def test_dynamic_rope_beyond_the_trained_length(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == "llama-dynamic")
     model = write_checkpoint(case, tmp_path)
     tokens = random_sequences((90,))[0]
-    cache, expected = None, []
+    takes = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in takes else "past_key_values"  # before transformers 5.24
+    cache, expected = {name: DynamicCache(config=model.config)}, []
     with torch.inference_mode():
         for token in tokens:
-            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(torch.tensor([[token]]), use_cache=True, **cache)
             expected.append(out.logits[0, 0])
     paged = PagedModel(tmp_path, "reference", 128)
     steps = chunks({0: tokens}, [40, 1, 30, 19])
