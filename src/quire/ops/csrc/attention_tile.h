@@ -12,11 +12,6 @@
 
 namespace quire::attention {
 
-// Whether NQ rows ask again (attention_ahead.h): up to 2 rows of AVX-512 take 3 to 13 % less time
-// from memory then, 4 rows up to 5 % and AVX2 up to 12 % more (measured on a Zen 4).
-template <int NQ>
-constexpr bool kAsksAgain = kLanes == 16 && NQ <= 2;
-
 // scores[i][j] = q[i] · k[j] for NQ rows of q and NK keys, NQ · NK <= kLanes. k: by key, `at`
 // elements before what is read.
 template <int NQ, int NK, class E>
@@ -27,10 +22,7 @@ QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_
   for (int i = 0; i < kLanes; ++i) dots[i] = zero();
   int d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
-    if (ahead != nullptr) {
-      ahead->template fetch<NK * kLanes>();
-      for (int j = 0; kAsksAgain<NQ> && j < NK; ++j) ahead->fetch_again(k[j] + at + d, d);
-    }
+    if (ahead != nullptr) ahead->template fetch<NK * kLanes>();
     vf keys[NK];
     QUIRE_UNROLL
     for (int j = 0; j < NK; ++j) keys[j] = load(k[j] + at + d);
@@ -70,9 +62,6 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
     if (ahead != nullptr) ahead->template fetch<ND * kLanes>();
     const E* row = v[k] + at + d;
     asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
-    if (kAsksAgain<NQ> && ahead != nullptr) {
-      for (int j = 0; j < ND; ++j) ahead->fetch_again(row + j * kLanes, d + j * kLanes);
-    }
     vf value[ND];
     QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) value[j] = load(row + j * kLanes);
