@@ -114,9 +114,9 @@ class InProcessExecutor:
     def shutdown(self) -> None:
         """What was not launched yet is dropped, and whoever waits for it is told so."""
         with self._lock:
-            for _, launched in self._to_launch:
+            while self._to_launch:
+                _, launched = self._to_launch.popleft()
                 launched.fail(EngineError("the engine was shut down before it launched this step"))
-            self._to_launch.clear()
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:
