@@ -15,8 +15,8 @@ __all__ = ["CapturedDraws"]
 
 class CapturedDraws:
     """For rows that ask no more than a token. Where the draw reads its parameters stays the same:
-    whoever captured it has them set (`prepare`) before a replay. One of the same rows, for the tokens
-    after, needs nothing: the draw itself leaves their positions."""
+    whoever captured it has them set (`prepare`) before a replay. One of the same rows, for the
+    tokens after, needs nothing: the draw itself leaves their positions."""
 
     def __init__(
         self,
