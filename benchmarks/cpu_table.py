@@ -45,7 +45,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine_runs import Group, add_engine_arguments, hold_to_isa, opened_groups, record_of
+from engine_runs import (
+    Group,
+    add_engine_arguments,
+    hold_to_isa,
+    opened_groups,
+    positive_number,
+    record_of,
+)
 from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
 from engines import Format
@@ -96,7 +103,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     add_engine_arguments(parser)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
-    parser.add_argument("--output-len", type=int, default=32, help="tokens of a decode request")
+    parser.add_argument(
+        "--output-len", type=positive_number, default=32, help="tokens of a decode request"
+    )
     parser.add_argument(
         "--show", nargs="+", type=saved_record, metavar="FILE", help="print the table of these"
     )

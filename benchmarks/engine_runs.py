@@ -34,6 +34,7 @@ __all__ = [
     "add_engine_arguments",
     "hold_to_isa",
     "opened_groups",
+    "positive_number",
     "record_of",
 ]
 
@@ -98,8 +99,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="engines and limits use no wider instructions than these; others are left out",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
-    parser.add_argument("--threads", type=_positive, default=os.cpu_count() or 1)
-    parser.add_argument("--repeats", type=_positive, default=6, help="turns of every engine (6)")
+    parser.add_argument("--threads", type=positive_number, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--repeats", type=positive_number, default=6, help="turns of every engine (6)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work-dir", type=Path, help="keeps converted models; temporary if unset")
     parser.add_argument("--output-folder", type=Path, help="one JSON file per engine and format")
@@ -111,7 +114,7 @@ def hold_to_isa(isa: str | None) -> None:
         os.environ |= {"QUIRE_CPU_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa]}
 
 
-def _positive(text: str) -> int:
+def positive_number(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
     return int(text)

@@ -264,6 +264,7 @@ def test_a_format_that_no_engine_has_is_refused(monkeypatch: pytest.MonkeyPatch)
         ("--show no-such-file", "no-such-file cannot be read: "),
         ("--show benchmarks/results/attention_cpu.json", "not of cpu_table.py but of "),
         ("--threads 0", "0: not a number from 1 on"),
+        ("--output-len 0", "0: not a number from 1 on"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(

@@ -76,7 +76,7 @@ class InProcessExecutor:
             launched.fail(error)
             return
         if step.is_over:
-            launched.end(step, self._seconds_since(started))
+            launched.end(step, self._note_end(started))
         else:
             self._waiter.submit(self._await, step, started, launched)
 
@@ -86,11 +86,11 @@ class InProcessExecutor:
         except BaseException as error:  # noqa: BLE001  as above
             launched.fail(error)
             return
-        launched.end(FinishedStep(result), self._seconds_since(started))
+        launched.end(FinishedStep(result), self._note_end(started))
 
-    def _seconds_since(self, started: float) -> float:
-        """That a step which ends now has computed: since it was launched, or since the one before
-        ended."""
+    def _note_end(self, started: float) -> float:
+        """Of a step that was launched at `started`. Returns the seconds that it has computed: since
+        then, or since the one before ended."""
         ended = time.perf_counter()
         seconds = ended - max(started, self._last_end)
         self._last_end = ended

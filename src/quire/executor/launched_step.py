@@ -14,7 +14,8 @@ __all__ = ["LaunchedStep"]
 class LaunchedStep:
     """A `StepFuture` around one lock. What a launcher does between two steps finds nothing in the
     caches, through which all weights have passed; there the conditions of concurrent.futures take
-    0.06 ms. So little is done here until somebody asks for the result, beside the next step."""
+    0.06 ms, a lock half of it (measured, 0.6 B in 4 bits). So little is done here until somebody
+    asks for the result, beside the next step."""
 
     __slots__ = ("_ended", "_error", "_is_over", "_result", "_seconds", "_step")
 
