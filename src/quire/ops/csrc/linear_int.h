@@ -71,8 +71,8 @@ struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
   static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
-  // So many rows fetch nothing ahead where hardware_keeps_up().
-  static constexpr int kStreamedRows = 0;
+  // So many rows fetch nothing ahead where hardware_keeps_up(), and up to so many only some lines.
+  static constexpr int kStreamedRows = 0, kSparseRows = 0;
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // Where a quad of row r stands among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
@@ -92,9 +92,30 @@ struct Ahead {
     _mm_prefetch(start, _MM_HINT_T1);
     start += step;
   }
+  template <int kLines>
+  QUIRE_INLINE void fetch_lines() {
+    QUIRE_UNROLL
+    for (int line = 0; line < kLines; ++line) fetch_line();
+  }
+};
+// The same in whole lines, of which every fourth is fetched.
+struct SomeAhead {
+  const uint8_t* start;
+
+  template <int kLines>
+  QUIRE_INLINE void fetch_lines() {
+    static_assert(kLines <= 4);
+    constexpr uintptr_t kEvery = 4 * kCacheLine;
+    if (reinterpret_cast<uintptr_t>(start) % kEvery < kLines * kCacheLine) {
+      _mm_prefetch(start, _MM_HINT_T1);
+    }
+    start += kLines * kCacheLine;
+  }
 };
 struct NothingAhead {
   QUIRE_INLINE void fetch_line() const {}
+  template <int>
+  QUIRE_INLINE void fetch_lines() const {}
 };
 
 // Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
@@ -206,14 +227,28 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
   }
 }
 
-// What a tile of R rows that fetches, or does not, takes of `ahead`. So few rows as only a single
-// tile has fetch whole lines, which the compiler can know then.
-template <class Format, int R, bool kFetches>
+// How much of the memory ahead a tile fetches.
+enum class Fetch { kNothing, kSome, kAll };
+
+// all: however well hardware keeps up.
+template <class Format>
+constexpr Fetch fetch_of(int rows, bool all) {
+  if (all || rows > std::max(Format::kStreamedRows, Format::kSparseRows)) return Fetch::kAll;
+  return rows > Format::kStreamedRows ? Fetch::kSome : Fetch::kNothing;
+}
+
+// What a tile of R rows takes of `ahead`. So few rows as only a single tile has fetch whole lines,
+// which the compiler can know then.
+template <class Format, int R, Fetch kFetch>
 QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
-  if constexpr (kFetches) {
-    return Ahead{ahead.start, 2 * R < Format::kMaxRows ? kCacheLine : ahead.step};
-  } else {
+  constexpr bool kSingle = 2 * R < Format::kMaxRows;
+  if constexpr (kFetch == Fetch::kNothing) {
     return NothingAhead{};
+  } else if constexpr (kFetch == Fetch::kSome) {
+    static_assert(kSingle);
+    return SomeAhead{ahead.start};
+  } else {
+    return Ahead{ahead.start, kSingle ? kCacheLine : ahead.step};
   }
 }
 
@@ -221,10 +256,9 @@ QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
 template <class Format>
 using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel, Ahead ahead,
                       float* out, int64_t index);
-// kAll: also those fetch that have so few rows that hardware may keep up with them.
 template <class Format, bool kAll, std::size_t... I>
 constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
-  return {Format::template tile<I + 1, kAll || (I + 1 > Format::kStreamedRows)>...};
+  return {Format::template tile<I + 1, fetch_of<Format>(I + 1, kAll)>...};
 }
 template <class Format, bool kAll>  // by rows - 1
 constexpr auto kTiles = tiles_of<Format, kAll>(std::make_index_sequence<Format::kMaxRows>());

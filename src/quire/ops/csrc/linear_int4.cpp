@@ -49,12 +49,12 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
   Int4Format(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
       : Int4Weights<kZeros>{weight, zeros, group_size, groups, groups * group_size / 4} {}
 
-  template <int R, bool kFetches>
+  template <int R, Fetch kFetch>
   static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
                    Ahead memory, float* out, int64_t index) {
     const int64_t groups = format.groups, blocks = format.group_quads() / kBlockQuads;
     const int32_t* inputs = x.inputs;
-    auto ahead = ahead_of_tile<Int4Format, R, kFetches>(memory);
+    auto ahead = ahead_of_tile<Int4Format, R, kFetch>(memory);
     vf totals[R][2];
     each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
     for (int64_t g = 0; g < groups; ++g) {

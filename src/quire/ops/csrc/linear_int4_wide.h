@@ -51,7 +51,7 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
     return this->groups * (kWideStart + this->group_quads() * kWideQuad + kWideEnd);
   }
 
-  template <int R, bool>
+  template <int R, Fetch>
   static void tile(const Int4Wide& format, const QuantizedRows& x, const uint8_t* wide, Ahead ahead,
                    float* out, int64_t) {
     const int64_t blocks = format.group_quads() / kLineQuads;
