@@ -34,8 +34,8 @@ struct Int8Format : Int8Weights, Vectors {
   // Rows whose integers stay in the caches while all weights pass.
   static constexpr int64_t kBlockRows = 22 * kMaxRows;
   // Measured on Zen 4: without fetching ahead 2 rows take a tenth less time from memory, 1 row as
-  // much and from the caches a tenth less, 5 to 8 rows a tenth more. 3 and 4 rows take 1 to 8 % less
-  // with one line in four than with all, and 1 to 2 % less than with none.
+  // much and from the caches a tenth less, 5 to 8 rows a tenth more. With one line in four, 3 rows
+  // take up to 4 % less than with all, 4 rows 3 to 8 %, and both 1 to 4 % less than with none.
   static constexpr int kStreamedRows = kSumsInPlace ? 2 : 0, kSparseRows = kSumsInPlace ? 4 : 0;
 
   Int8Format(const uint8_t* weight, int64_t quads)
