@@ -218,4 +218,4 @@ def attention_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("attention_cpu", "Paged attention on the CPU", attention_figures)
+    run("attention_cpu", __doc__, attention_figures)

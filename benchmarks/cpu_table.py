@@ -45,14 +45,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine_runs import (
-    Group,
-    add_engine_arguments,
-    hold_to_isa,
-    opened_groups,
-    positive_number,
-    record_of,
-)
+from arguments import positive_number
+from engine_runs import Group, add_engine_arguments, hold_to_isa, opened_groups, record_of
 from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
 from engines import Format
@@ -121,6 +115,9 @@ def saved_record(path: str) -> dict[str, Any]:
     benchmark = record.get("benchmark") if isinstance(record, dict) else None
     if benchmark != "cpu_table":
         raise argparse.ArgumentTypeError(f"{path} is not of cpu_table.py but of {benchmark}")
+    missing = [part for part in ("workload", "figures") if not isinstance(record.get(part), dict)]
+    if missing:
+        raise argparse.ArgumentTypeError(f"{path} is no whole record: no {' and '.join(missing)}")
     return record
 
 

@@ -94,4 +94,4 @@ def draw_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("draw_cpu", "Drawing tokens on the CPU", draw_figures)
+    run("draw_cpu", __doc__, draw_figures)

@@ -21,6 +21,7 @@ env.limit_spinning()  # before torch starts its threads: they must not spin besi
 OWN_VARIABLES = set(os.environ) - _BEFORE
 """Set for this process alone; engines wait as their users would have them wait."""
 
+from arguments import positive_number  # noqa: E402
 from engines import ENGINES, EngineOptions, Format, UnavailableError  # noqa: E402
 from engines.process import EngineProcess  # noqa: E402
 
@@ -34,7 +35,6 @@ __all__ = [
     "add_engine_arguments",
     "hold_to_isa",
     "opened_groups",
-    "positive_number",
     "record_of",
 ]
 
@@ -112,12 +112,6 @@ def hold_to_isa(isa: str | None) -> None:
     """Hold this process and those it starts to an instruction set. Before torch's first product."""
     if isa is not None:
         os.environ |= {"QUIRE_CPU_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa]}
-
-
-def positive_number(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
-    return int(text)
 
 
 def _named_interpreter(text: str) -> tuple[str, str]:

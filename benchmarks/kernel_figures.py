@@ -17,6 +17,7 @@ from quire.config import env
 env.limit_spinning()  # as the engine does, before torch starts its threads
 
 import torch  # noqa: E402
+from arguments import positive_number  # noqa: E402
 
 from quire.bench.machine import current_commit, describe_machine  # noqa: E402
 
@@ -74,13 +75,21 @@ def _machine_limits(repeats: int) -> Iterator[Figure]:
 
 
 def run(
-    benchmark: str, about: str, figures: Callable[[argparse.Namespace], Iterable[Figure]]
+    benchmark: str, about: str | None, figures: Callable[[argparse.Namespace], Iterable[Figure]]
 ) -> None:
-    """Parse the command line, measure the limits and `figures(options)`, print, and record."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--output", type=Path, help="write JSON here")
-    parser.add_argument("--threads", type=int, help="torch's own number when not given")
-    parser.add_argument("--repeats", type=int, default=5)
+    """Parse the command line, measure the limits and `figures(options)`, print, and record. about:
+    for --help."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write JSON here")
+    parser.add_argument(
+        "--threads", type=positive_number, metavar="N", help="torch's own number when not given"
+    )
+    parser.add_argument(
+        "--repeats", type=positive_number, default=5, metavar="N",
+        help="of every figure, after one that does not count (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
     options = parser.parse_args()
     if options.threads:

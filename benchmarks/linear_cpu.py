@@ -91,4 +91,4 @@ def linear_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("linear_cpu", "Linear layers on the CPU", linear_figures)
+    run("linear_cpu", __doc__, linear_figures)

@@ -142,4 +142,4 @@ def _call(shape: str, name: str, layers: list[Layer], x: torch.Tensor, outputs: 
 
 
 if __name__ == "__main__":
-    run("linear_quantized_cpu", "8-bit and 4-bit linear layers on the CPU", linear_figures)
+    run("linear_quantized_cpu", __doc__, linear_figures)

@@ -278,6 +278,17 @@ def test_arguments_that_mean_nothing_are_refused(
     assert expected in capsys.readouterr().err
 
 
+def test_a_record_without_figures_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Turns red when what was cut short ends in a traceback."""
+    (tmp_path / "part.json").write_text('{"benchmark": "cpu_table", "workload": {}}')
+    monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", str(tmp_path / "part.json")])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("cpu_table").main()
+    assert "part.json is no whole record: no figures" in capsys.readouterr().err
+
+
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
     """Turns red when a tensor has a wrong name or shape, so that other engines compute less."""
     module = importlib.import_module("engines.random_checkpoint")

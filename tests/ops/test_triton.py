@@ -97,7 +97,8 @@ def _step_inputs(num_rows: int) -> None:
 def _append_tokens(num_rows: int) -> None:
     rows = torch.zeros(num_rows, dtype=torch.int64)
     tokens = torch.zeros((64, 100), dtype=torch.int32)
-    _call("append_tokens", rows, rows.int(), rows, rows, tokens, 63, None)
+    for positions in (None, rows):
+        _call("append_tokens", rows, rows.int(), rows, rows, tokens, 63, positions)
 
 
 def _apply_updates(count: int) -> None:
