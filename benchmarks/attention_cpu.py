@@ -1,6 +1,6 @@
 """Paged attention on the CPU: decode bandwidth and prefill arithmetic, beside the machine's limits.
 
-    python benchmarks/attention_cpu.py [--quick] [--threads N] [--output FILE]
+    python benchmarks/attention_cpu.py [--quick] [--threads N] [--repeats N] [--output FILE]
 
 Heads of Qwen3-0.6B, 16 query heads over 8 kv heads of 128, of Llama 3, 32 over 8, and, decoding
 only, of Qwen2.5-7B, 28 over 4; random data, blocks in random order in the pool of an engine. Every

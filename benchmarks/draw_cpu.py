@@ -1,7 +1,7 @@
 """Drawing tokens on the CPU: every kernel, and the way without kernels, by turns, beside the
 machine's limits.
 
-    python benchmarks/draw_cpu.py [--quick] [--threads N] [--output FILE]
+    python benchmarks/draw_cpu.py [--quick] [--threads N] [--repeats N] [--output FILE]
 
 Random logits, so flat that filters leave many candidates (scale 1) or as sharp as those of a
 language model (scale 5), in vocabularies from the bundled model's to Qwen3's. A figure is in

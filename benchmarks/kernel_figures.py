@@ -88,11 +88,11 @@ def run(
     )
     parser.add_argument(
         "--repeats", type=positive_number, default=5, metavar="N",
-        help="of every figure, after one that does not count (default: %(default)s)",
+        help="turns of every figure, after one that does not count (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
     options = parser.parse_args()
-    if options.threads:
+    if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
     load_before, commit = os.getloadavg(), current_commit()

@@ -1,6 +1,6 @@
 """Linear layers on the CPU: bandwidth at one row, arithmetic at more, beside torch and the limits.
 
-    python benchmarks/linear_cpu.py [--quick] [--threads N] [--output FILE]
+    python benchmarks/linear_cpu.py [--quick] [--threads N] [--repeats N] [--output FILE]
 
 Matrices of Qwen3-0.6B with a vocabulary of 32,768, random data. Every matrix exists in several
 copies, together larger than the caches, which take turns; the providers and torch's `linear` take

@@ -1,6 +1,6 @@
 """8-bit and 4-bit linear layers on the CPU, beside torch's own kernels and the machine's limits.
 
-    python benchmarks/linear_quantized_cpu.py [--quick] [--threads N] [--output FILE]
+    python benchmarks/linear_quantized_cpu.py [--quick] [--threads N] [--repeats N] [--output FILE]
 
 Matrices of Qwen3-0.6B with a vocabulary of 32,768, random data, bfloat16 activations. Every matrix
 exists in several copies, together larger than the caches, which take turns; our kernel and torch's

@@ -1,6 +1,6 @@
 """Formats of quantized matrices on the CPU: how fast they multiply, and how fast they are made.
 
-    python benchmarks/quantization_formats_cpu.py [--threads N] [--output FILE]
+    python benchmarks/quantization_formats_cpu.py [--threads N] [--repeats N] [--output FILE]
 
 One matrix of Qwen3-0.6B, gate and up merged, with random weights in bfloat16. Figures are weights
 per second, so that formats of different sizes compare. Every format has several copies, together

@@ -281,12 +281,24 @@ def test_arguments_that_mean_nothing_are_refused(
 def test_a_record_without_figures_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Turns red when what was cut short ends in a traceback."""
+    """Turns red when a record without its parts ends in a traceback."""
     (tmp_path / "part.json").write_text('{"benchmark": "cpu_table", "workload": {}}')
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", str(tmp_path / "part.json")])
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module("cpu_table").main()
     assert "part.json is no whole record: no figures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "few"])
+@pytest.mark.parametrize("argument", ["--threads", "--repeats"])
+def test_kernel_benchmarks_refuse_numbers_that_mean_nothing(
+    argument: str, number: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Turns red when they measure with another number than asked for, or end in a traceback."""
+    monkeypatch.setattr("sys.argv", ["a_benchmark.py", f"{argument}={number}"])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("kernel_figures").run("a_benchmark", "about", pytest.fail)
+    assert f"{number}: not a number from 1 on" in capsys.readouterr().err
 
 
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:

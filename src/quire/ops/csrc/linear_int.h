@@ -71,7 +71,8 @@ struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
   static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
-  // So many rows fetch nothing ahead where hardware_keeps_up(), and up to so many only some lines.
+  // Where hardware_keeps_up(), so many rows fetch nothing ahead, and more of them, up to so many,
+  // one line in four, for which a tile has to ask by fetch_lines().
   static constexpr int kStreamedRows = 0, kSparseRows = 0;
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
   // Where a quad of row r stands among those of `rows` rows.
@@ -98,13 +99,14 @@ struct Ahead {
     for (int line = 0; line < kLines; ++line) fetch_line();
   }
 };
-// The same in whole lines, of which every fourth is fetched.
+// The same in whole lines, of which every fourth is fetched: by its address, so that none has to be
+// counted.
 struct SomeAhead {
   const uint8_t* start;
 
   template <int kLines>
   QUIRE_INLINE void fetch_lines() {
-    static_assert(kLines <= 4);
+    static_assert(4 % kLines == 0);
     constexpr uintptr_t kEvery = 4 * kCacheLine;
     if (reinterpret_cast<uintptr_t>(start) % kEvery < kLines * kCacheLine) {
       _mm_prefetch(start, _MM_HINT_T1);
@@ -230,11 +232,12 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
 // How much of the memory ahead a tile fetches.
 enum class Fetch { kNothing, kSome, kAll };
 
-// all: however well hardware keeps up.
+// everything: whatever the number of rows, as where hardware does not keep up.
 template <class Format>
-constexpr Fetch fetch_of(int rows, bool all) {
-  if (all || rows > std::max(Format::kStreamedRows, Format::kSparseRows)) return Fetch::kAll;
-  return rows > Format::kStreamedRows ? Fetch::kSome : Fetch::kNothing;
+constexpr Fetch fetch_of(int rows, bool everything) {
+  if (everything) return Fetch::kAll;
+  if (rows <= Format::kStreamedRows) return Fetch::kNothing;
+  return rows <= Format::kSparseRows ? Fetch::kSome : Fetch::kAll;
 }
 
 // What a tile of R rows takes of `ahead`. So few rows as only a single tile has fetch whole lines,
@@ -256,12 +259,12 @@ QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
 template <class Format>
 using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel, Ahead ahead,
                       float* out, int64_t index);
-template <class Format, bool kAll, std::size_t... I>
+template <class Format, bool kEverything, std::size_t... I>
 constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
-  return {Format::template tile<I + 1, fetch_of<Format>(I + 1, kAll)>...};
+  return {Format::template tile<I + 1, fetch_of<Format>(I + 1, kEverything)>...};
 }
-template <class Format, bool kAll>  // by rows - 1
-constexpr auto kTiles = tiles_of<Format, kAll>(std::make_index_sequence<Format::kMaxRows>());
+template <class Format, bool kEverything>  // by rows - 1; of fetch_of()
+constexpr auto kTiles = tiles_of<Format, kEverything>(std::make_index_sequence<Format::kMaxRows>());
 
 // Whether a format computes panels by a loop of its own, made by Format::loop(block).
 template <class Format>

@@ -34,8 +34,9 @@ struct Int8Format : Int8Weights, Vectors {
   // Rows whose integers stay in the caches while all weights pass.
   static constexpr int64_t kBlockRows = 22 * kMaxRows;
   // Measured on Zen 4: without fetching ahead 2 rows take a tenth less time from memory, 1 row as
-  // much and from the caches a tenth less, 5 to 8 rows a tenth more. With one line in four, 3 rows
-  // take up to 4 % less than with all, 4 rows 3 to 8 %, and both 1 to 4 % less than with none.
+  // much and from the caches a tenth less. With one line in four 3 rows take up to 4 % less than
+  // with all, 4 rows 3 to 8 %, and both 1 to 4 % less than with none; 5 rows up to 11 % more than
+  // with all, 6 and 8 rows 14 to 28 %.
   static constexpr int kStreamedRows = kSumsInPlace ? 2 : 0, kSparseRows = kSumsInPlace ? 4 : 0;
 
   Int8Format(const uint8_t* weight, int64_t quads)

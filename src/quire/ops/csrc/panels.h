@@ -32,7 +32,7 @@ QUIRE_INLINE vf load_at_most(const E* x, int64_t n) {
 // Whether hardware alone fetches weights from memory as fast as tiles of very few rows take them,
 // so that these had better ask for nothing: on Zen 4 they take 4 to 10 % less time then, on a Xeon
 // 7 to 12 % more (measured: 1 and 2 rows of 8 bits and of bfloat16 by fma, 1 row of 4 bits; pairs
-// of bfloat16 only on Zen 4).
+// of bfloat16 only on Zen 4). Slightly more rows may ask for a part.
 inline bool hardware_keeps_up() { return is_amd(); }
 // How far ahead of what it multiplies a tile alone fetches weights, in integer layers and by tile
 // registers. Measured best of 2 to 24 KB on Zen 4, of 1 to 12 KB on a Xeon: 8 KB take 2 to 4 % more
