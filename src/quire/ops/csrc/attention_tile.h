@@ -145,9 +145,9 @@ template <int Most, class E>
   });
 }
 
-// So few rows take so many vectors of V at a time on AMD's processors, that a burst of lines is
-// short: over a float32 cache a Zen 4 takes 2 to 18 % less time from memory than with eight, and
-// from its caches 2 to 8 % more (measured, AVX-512).
+// On AMD's processors a tile of up to kStreamingRows takes kShortBurst vectors of a key of V at a
+// time, so that few lines are asked for at once: over a float32 cache a Zen 4 takes 2 to 18 % less
+// time from memory than with eight, and from its caches 2 to 8 % more (measured, AVX-512).
 constexpr int kStreamingRows = 4, kShortBurst = 32 / kLanes;
 
 // One key block of a tile of few rows, which is bound by memory: K, then V; meanwhile the first
