@@ -158,7 +158,11 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
     script = Script(words=["word "] * 500, gap_s=0.02)
     with serve_script(script) as url:
         main_end, terminal = pty.openpty()
-        code = "import sys; from quire.cli.main import main; sys.exit(main())"
+        # A shell starts what it runs in the background, as these tests may be, without Ctrl-C.
+        code = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from quire.cli.main import main; sys.exit(main())"
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", code, "chat", "--url", url],
             stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
