@@ -122,4 +122,4 @@ def limit_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("cpu_limits", __doc__, limit_figures)
+    run("cpu_limits", __doc__, limit_figures, has_quick=False)

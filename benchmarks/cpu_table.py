@@ -60,6 +60,8 @@ from quire.bench.record import BenchRecord
 PROMPT_LEN = 64
 PREFILL_PROMPTS = 16
 WARMUP_OUTPUT_LEN = 3
+PARTS = {"workload": ("engine", "weights", "bits"), "figures": ()}
+"""Of a record, with what tables need of them."""
 
 
 def main() -> int:
@@ -115,10 +117,13 @@ def saved_record(path: str) -> dict[str, Any]:
     benchmark = record.get("benchmark") if isinstance(record, dict) else None
     if benchmark != "cpu_table":
         raise argparse.ArgumentTypeError(f"{path} is not of cpu_table.py but of {benchmark}")
-    missing = [part for part in ("workload", "figures") if not isinstance(record.get(part), dict)]
-    if missing:
+    if missing := [name for name, parts in PARTS.items() if not holds(record.get(name), parts)]:
         raise argparse.ArgumentTypeError(f"{path} is no whole record: no {' and '.join(missing)}")
     return record
+
+
+def holds(part: object, names: Sequence[str]) -> bool:
+    return isinstance(part, dict) and bool(part) and all(name in part for name in names)
 
 
 def batch_size(column: str) -> int:

@@ -75,10 +75,14 @@ def _machine_limits(repeats: int) -> Iterator[Figure]:
 
 
 def run(
-    benchmark: str, about: str | None, figures: Callable[[argparse.Namespace], Iterable[Figure]]
+    benchmark: str,
+    about: str | None,
+    figures: Callable[[argparse.Namespace], Iterable[Figure]],
+    *,
+    has_quick: bool = True,
 ) -> None:
     """Parse the command line, measure the limits and `figures(options)`, print, and record. about:
-    for --help."""
+    for --help. has_quick: whether there is a short form, options.quick."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,7 +94,8 @@ def run(
         "--repeats", type=positive_number, default=5, metavar="N",
         help="turns of every figure, after one that does not count (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="fewer shapes")
+    if has_quick:
+        parser.add_argument("--quick", action="store_true", help="fewer shapes")
     options = parser.parse_args()
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -73,4 +73,4 @@ def format_figures(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("quantization_formats_cpu", __doc__, format_figures)
+    run("quantization_formats_cpu", __doc__, format_figures, has_quick=False)

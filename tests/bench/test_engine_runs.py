@@ -278,15 +278,37 @@ def test_arguments_that_mean_nothing_are_refused(
     assert expected in capsys.readouterr().err
 
 
-def test_a_record_without_figures_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+WORKLOAD = '{"engine": "quire", "weights": "int8", "bits": 8}'
+
+
+@pytest.mark.parametrize(
+    ("parts", "missing"),
+    [
+        (f'"workload": {WORKLOAD}', "figures"),
+        (f'"workload": {WORKLOAD}, "figures": {{}}', "figures"),
+        ('"workload": {"engine": "quire"}, "figures": {"1_tokens_per_s": {}}', "workload"),
+        ('"workload": {}', "workload and figures"),
+    ],
+)
+def test_a_record_without_its_parts_is_refused(
+    parts: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Turns red when a record without its parts ends in a traceback."""
-    (tmp_path / "part.json").write_text('{"benchmark": "cpu_table", "workload": {}}')
+    """Turns red when such a record ends in a traceback."""
+    (tmp_path / "part.json").write_text(f'{{"benchmark": "cpu_table", {parts}}}')
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", str(tmp_path / "part.json")])
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module("cpu_table").main()
-    assert "part.json is no whole record: no figures" in capsys.readouterr().err
+    assert f"part.json is no whole record: no {missing}\n" in capsys.readouterr().err
+
+
+def test_a_kernel_benchmark_without_a_short_form_offers_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Turns red when --quick is taken and changes nothing."""
+    monkeypatch.setattr("sys.argv", ["cpu_limits.py", "--quick"])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("kernel_figures").run("a", "b", pytest.fail, has_quick=False)
+    assert "unrecognized arguments: --quick" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "few"])
