@@ -56,6 +56,12 @@ for op, provider in compiled:
 print("checked", checked)
 """
 
+OF_VENDORS = """
+compiled = [(op, provider) for op, provider in compiled if op.name in (
+    "linear", "linear_int8", "linear_int4", "paged_attention")]
+"""
+"""Of these the processor's vendor decides how they compute (csrc/vendor.h)."""
+
 CHECK_TILES = """
 from tests.ops.tile_emulator import (
     AMX, TILE_ATTENTION, TILE_OPS, build_emulator, emulation, tile_provider, tile_weights
@@ -121,7 +127,9 @@ def sanitized_kernels(sanitizer_runtime: str, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-def run_sanitized(script: str, runtime: str, kernels: Path) -> subprocess.CompletedProcess[str]:
+def run_sanitized(
+    script: str, runtime: str, kernels: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own. Leaks are not looked for: Python and torch keep memory for good."""
     names = [name for name in ISA_NAMES if (kernels / f"libquire_{name}.so").exists()]
     options = {
@@ -131,7 +139,7 @@ def run_sanitized(script: str, runtime: str, kernels: Path) -> subprocess.Comple
     }
     return subprocess.run(
         [sys.executable, "-c", PREPARE + script, str(kernels), *names],
-        env={**os.environ, **options},
+        env={**os.environ, **options, **variables},
         capture_output=True,
         text=True,
         timeout=600,
@@ -143,6 +151,18 @@ def test_every_kernel_runs_clean(sanitizer_runtime: str, sanitized_kernels: Path
     """Turns red when a kernel touches memory outside its tensors, or computes what C++ leaves
     undefined: a misaligned load, an overflowing index, a shift too far."""
     result = run_sanitized(CHECK_ALL, sanitizer_runtime, sanitized_kernels)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "runtime error" not in result.stderr, result.stderr[-4000:]
+    assert int(result.stdout.split()[-1]) > 0
+
+
+def test_the_way_of_other_vendors_runs_clean(
+    sanitizer_runtime: str, sanitized_kernels: Path
+) -> None:
+    """Turns red when kernels are wrong, or touch memory outside their tensors, on processors of a
+    vendor that is not this one's."""
+    script = OF_VENDORS + CHECK_ALL
+    result = run_sanitized(script, sanitizer_runtime, sanitized_kernels, QUIRE_OTHER_VENDOR="1")
     assert result.returncode == 0, result.stderr[-4000:]
     assert "runtime error" not in result.stderr, result.stderr[-4000:]
     assert int(result.stdout.split()[-1]) > 0

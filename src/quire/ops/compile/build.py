@@ -46,7 +46,13 @@ _FLAGS = (
     "-Wno-uninitialized",  # the compiler's own AVX-512 headers
     "-Wno-maybe-uninitialized",
 )
-_SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
+_SANITIZE_FLAGS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-g1",
+    "-O1",
+    "-DQUIRE_SANITIZED",
+)
 
 
 @dataclass(frozen=True, slots=True)
