@@ -103,7 +103,9 @@ def step_times(
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--steps", type=int, default=3, help="per turn")
     add_local_arguments(parser, turns_help="of each engine per number of rows")

@@ -108,7 +108,9 @@ def _summary(results: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=200, help="cores to kill (200)")
     parser.add_argument("--stops", type=int, default=10, help="cores to stop with SIGSTOP (10)")
     parser.add_argument("--seed", type=int, default=0)

@@ -122,7 +122,9 @@ def by_turns(repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, help="write JSON here")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

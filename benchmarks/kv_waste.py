@@ -143,7 +143,9 @@ def serve(pairs: list[tuple[int, int]], block_size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUT)
     arguments = parser.parse_args()

@@ -77,7 +77,9 @@ def draw_bars(axes: Axes, panel: Panel) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output-folder", type=Path, default=DEFAULT_FOLDER)
     folder = parser.parse_args().output_folder
     folder.mkdir(parents=True, exist_ok=True)

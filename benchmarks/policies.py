@@ -220,7 +220,9 @@ def measure(trace: Sequence[Arrival], repeats: int) -> dict[str, Spread]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUT)

@@ -62,7 +62,9 @@ def throughput(llm: LLM, arguments: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=MODELS / "qwen3-0.6b", help="of the costs")
     parser.add_argument("--served", type=Path, default=MODELS / "llama-12m", help="that serves")
     parser.add_argument("--requests", type=int, default=24)

@@ -255,7 +255,9 @@ def admission(repeats: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=2500)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUT)
     arguments = parser.parse_args()

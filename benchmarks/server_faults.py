@@ -133,7 +133,9 @@ def _record(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=SCENARIOS, nargs="+", default=list(SCENARIOS))
     parser.add_argument("--aborts", type=int, default=10_000, help="requests of the storm (10,000)")
     parser.add_argument("--overload-s", type=float, default=10.0, help="seconds at each rate (10)")

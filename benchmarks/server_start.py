@@ -68,7 +68,9 @@ def start(num_fronts: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5, help="starts of each kind (5)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()

@@ -115,7 +115,9 @@ def load(num_streams: int, repeats: int) -> ServingOptions:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, help="write JSON here")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--server", choices=COMMANDS, default="quire")

@@ -69,7 +69,9 @@ def measure(engines: Mapping[str, LLM], count: int, repeats: int) -> dict[str, S
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)

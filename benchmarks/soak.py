@@ -74,7 +74,9 @@ def soak(steps: int, first_seed: int, processes: int) -> Report:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -63,7 +63,9 @@ def output_rate(threads: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How threads wait")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="write JSON here")
     options = parser.parse_args()

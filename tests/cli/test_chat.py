@@ -16,7 +16,7 @@ import pytest
 from quire.cli import source_flags
 from quire.cli.answer import print_answer
 from quire.cli.main import main
-from quire.cli.text_source import Piece
+from quire.cli.text_source import Piece, ServerSource
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 
@@ -96,6 +96,34 @@ def test_what_newcomers_try_gets_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags", "named"),
+    [
+        ("QUIRE_CPU_ISA", [], "'bogus'"),
+        ("OMP_NUM_THREADS", [], "'bogus'"),
+        ("OTHER", ["--quantization", "int5"], "'int5'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["complete", "doctor", "serve"])
+def test_what_has_no_meaning_is_refused_before_anything_is_said(
+    command: str,
+    variable: str,
+    flags: list[str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Turns red when a line says that a model loads, or a port is open, before the error."""
+    if command == "doctor" and flags:
+        pytest.skip("has no such flag")
+    monkeypatch.setenv(variable, "bogus")
+    port = [] if command != "serve" else ["--port", "0"]
+    assert main([command, *flags, *port]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1, error
+
+
 def test_a_model_that_the_server_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_script(Script()) as url:
         assert main(["complete", "--url", url, "--model-name", "big"]) == 2
@@ -132,19 +160,31 @@ def test_an_engine_that_was_asked_for_is_told_in_one_line(
     assert "max_num_seqs" not in shown
 
 
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_ctrl_c_in_the_only_answer_is_the_status(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red when a script takes a cut answer for a whole one."""
+    monkeypatch.setattr(ServerSource, command, lambda *_: cut_pieces([]))
+    with serve_script(Script()) as url:
+        assert main([command, "--url", url, "-q", "Hi"]) == 130
+    assert capsys.readouterr().out == "so far\n"
+
+
+def cut_pieces(closed: list[bool]) -> Generator[Piece]:
+    """Ended by Ctrl-C. closed: gets a value when they are closed."""
+    try:
+        yield Piece("so ", 1)
+        yield Piece("far", 2)
+        raise KeyboardInterrupt
+    finally:
+        closed.append(True)
+
+
 def test_ctrl_c_ends_the_answer_and_its_request(capsys: pytest.CaptureFixture[str]) -> None:
     closed: list[bool] = []
-
-    def pieces() -> Generator[Piece]:
-        try:
-            yield Piece("so ", 1)
-            yield Piece("far", 2)
-            raise KeyboardInterrupt
-        finally:
-            closed.append(True)
-
     ticks = iter((0.0, 0.25, 1.25))
-    answer = print_answer(pieces(), clock=lambda: next(ticks))
+    answer = print_answer(cut_pieces(closed), clock=lambda: next(ticks))
     assert closed == [True]
     assert answer.is_cut
     assert answer.text == "so far"

@@ -10,6 +10,7 @@ import pytest
 
 from quire.bundled import bundled_model_path
 from quire.config import env
+from quire.config.resolve import MOST_THREADS, MOST_THREADS_PER_CORE
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.errors import ConfigError
@@ -50,6 +51,17 @@ def test_more_threads_than_cores_are_not_kept_quiet() -> None:
         decisions = plan_startup(given, detect_platform()).resolved.decisions
         (reason,) = (one.reason for one in decisions if one.name == "num_threads")
         assert ("more than the usable cores" in reason) == told
+
+
+def test_threads_that_would_only_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when an engine starts that makes a token in a minute and cannot be interrupted."""
+    most = max(MOST_THREADS, MOST_THREADS_PER_CORE * detect_platform().cpu.num_cores)
+    assert threads(num_threads=most) == most
+    with pytest.raises(ConfigError, match=f"num_threads={most + 1} .* and {most} at most"):
+        threads(num_threads=most + 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "9999")
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS"):
+        threads()
 
 
 def test_a_small_model_takes_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,19 @@ def test_torchs_own_dtypes_and_devices_are_understood() -> None:
         EngineSettings.from_options({"dtype": torch.int32})
 
 
+def test_a_value_of_another_type_is_answered_with_the_choices() -> None:
+    """Whoever asks for 8 bits as a number learns what they are called."""
+    with pytest.raises(ConfigError, match=r"quantization cannot be 8\. Give one of: int8, int4"):
+        EngineSettings.from_options({"quantization": 8})
+
+
+def test_a_number_beyond_any_is_answered_with_both_bounds() -> None:
+    with pytest.raises(ConfigError, match="Give an integer from 1 to 9223372036854775807"):
+        EngineSettings.from_options({"num_threads": 2**63})
+    with pytest.raises(ConfigError, match="Give an integer of at least 1"):
+        EngineSettings.from_options({"num_threads": 0})
+
+
 def test_alias_and_name_together_are_refused() -> None:
     """Whichever came last would win otherwise."""
     both = {"gpu_memory_utilization": 0.5, "memory_utilization": 0.6}

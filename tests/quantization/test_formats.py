@@ -79,16 +79,19 @@ def test_names_are_those_of_every_group_size_of_the_operation() -> None:
     )  # fmt: skip
 
 
-def test_a_fallback_is_told_once_for_each_size(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_is_told_once_for_each_number_of_inputs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Catches silence, and a line for every layer of the model."""
     formats = QuantizedFormats("int4", OPS)
     with caplog.at_level(logging.WARNING, "quire.quantization"):
         for _ in range(3):
             for inputs in (64, 48, 40):
                 formats.choose(MatrixShape(8, inputs))
+                formats.choose(MatrixShape(16, inputs))
             formats.choose(MatrixShape(100, 64, is_head=True))
     assert [record.getMessage() for record in caplog.records] == [
-        f"Matrices of 8 outputs and {inputs} inputs are kept in int8, not in int4: "
+        f"Matrices of {inputs} inputs are kept in int8, not in int4: "
         "int4 needs a multiple of 32 inputs."
         for inputs in (48, 40)
     ]
@@ -98,11 +101,13 @@ def test_smaller_groups_are_told_as_well(caplog: pytest.LogCaptureFixture) -> No
     """Catches a model in another format than its user asked for, in silence."""
     formats = QuantizedFormats("int4-g128-sym", OPS)
     with caplog.at_level(logging.WARNING, "quire.quantization"):
-        for inputs in (704, 256, 704):
+        for inputs in (704, 256, 704, 200):
             formats.choose(MatrixShape(8, inputs))
     assert [record.getMessage() for record in caplog.records] == [
-        "Matrices of 8 outputs and 704 inputs are kept in int4-g64-sym, not in int4-g128-sym: "
-        "int4-g128-sym needs a multiple of 128 inputs."
+        "Matrices of 704 inputs are kept in int4-g64-sym, not in int4-g128-sym: "
+        "int4-g128-sym needs a multiple of 128 inputs.",
+        "Matrices of 200 inputs are kept in int8, not in int4-g128-sym: "
+        "int4-g128-sym needs a multiple of 128 inputs, the smallest groups one of 32.",
     ]
 
 
@@ -206,7 +211,7 @@ def test_plan_names_what_is_kept_wider() -> None:
     settings = EngineSettings(model="x", quantization="int4")
     text = render_plan(resolve(settings, spec, None, make_platform()))
     assert "as asked; the head in int8" in text
-    assert "in int4, but for what is no matrix" in text
+    assert "in bfloat16, matrices as quantization says" in text
     narrow = replace(spec, matrices=(*spec.matrices, MatrixShape(8, 48), MatrixShape(8, 2**20 + 1)))
     text = render_plan(resolve(settings, narrow, None, make_platform()))
     assert "the head in int8; 48 inputs in int8; 1,048,577 inputs in bfloat16" in text

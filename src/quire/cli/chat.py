@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cli.answer import print_answer
+from quire.cli.answer import Answer, print_answer
 from quire.cli.ask import ask_lines
 from quire.cli.parser import CommandParser, print_error
 from quire.cli.source_flags import add_source_flags, open_source
@@ -26,11 +26,13 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Status 0 when the conversation has ended; an error of the only message is raised."""
+    """Status 0 when the conversation has ended; an error of the only message is raised, and
+    KeyboardInterrupt if its answer was cut."""
     with open_source(options) as (source, sampling):
         conversation = Conversation(source, sampling, options.system_prompt)
         if options.quick is not None:
-            conversation.say(options.quick)
+            if conversation.say(options.quick).is_cut:
+                raise KeyboardInterrupt
             return 0
         if sys.stdin.isatty():
             print(f"{source.model}. Ctrl-C ends an answer; {HELP}", file=sys.stderr)
@@ -65,12 +67,13 @@ class Conversation:
             return list(self._turns)
         return [{"role": "system", "content": self._system_prompt}, *self._turns]
 
-    def say(self, text: str) -> None:
+    def say(self, text: str) -> Answer:
         """Ask, print the answer and remember both. RequestError if it is refused."""
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = print_answer(self._source.chat(asked, self._sampling))
         if answer.text:
             self._turns += [asked[-1], {"role": "assistant", "content": answer.text}]
+        return answer
 
     def command(self, line: str) -> str:
         """Obey a line that begins with a slash; what to tell the user."""

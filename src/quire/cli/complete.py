@@ -22,11 +22,12 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Status 1 if the one text could not be completed."""
+    """Status 1 if the one text could not be completed. KeyboardInterrupt if it was cut."""
     with open_source(options) as (source, given):
         sampling = {"max_tokens": DEFAULT_MAX_TOKENS, **given}
         if options.quick is not None:
-            print_answer(source.complete(options.quick, sampling))
+            if print_answer(source.complete(options.quick, sampling)).is_cut:
+                raise KeyboardInterrupt
             return 0
         if sys.stdin.isatty():
             print(f"{source.model}. Type a text to be continued; Ctrl-D ends.", file=sys.stderr)

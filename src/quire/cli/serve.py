@@ -7,6 +7,7 @@ import argparse
 from quire.cli.engine_flags import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 from quire.cli.server_flags import add_server_flags, read_server_settings
+from quire.config import env
 from quire.config.hub import local_folder
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if settings.model is not None:
         local_folder(settings.model)  # a wrong path is refused before the port opens
+    env.check_variables()
     from quire.server import run_server
 
     return run_server(settings, server_settings)

@@ -14,6 +14,8 @@ from quire.cli.parser import CommandParser, print_note
 from quire.cli.sampling_flags import add_sampling_flags, given_sampling
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
+from quire.config import env
+from quire.config.settings import EngineSettings
 from quire.errors import ConfigError, RequestError
 
 __all__ = ["add_source_flags", "open_source"]
@@ -56,6 +58,8 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
         )
     server = RemoteServer(ServerAddress.parse(options.url or DEFAULT_URL), options.api_key)
     if wants_engine or (options.url is None and not server.is_there()):
+        EngineSettings.from_options(settings)  # before it is said that it loads
+        env.check_variables()
         if not wants_engine:
             print_note(
                 f"no server at {DEFAULT_URL}, so the bundled model answers in this process; "

@@ -29,6 +29,7 @@ __all__ = [
     "OWN_VARIABLES",
     "cache_folder",
     "check_kernels",
+    "check_variables",
     "cpu_isa",
     "flag_setting",
     "flag_variable",
@@ -73,6 +74,12 @@ def check_kernels() -> None:
     """Raises ConfigError if a variable names kernels that do not exist, on whichever device."""
     cpu_isa()
     gpu_kernels()
+
+
+def check_variables() -> None:
+    """Raises ConfigError if a variable that an engine would read has no meaning."""
+    check_kernels()
+    num_threads()
 
 
 def order_gpus() -> None:

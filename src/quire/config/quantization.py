@@ -96,6 +96,8 @@ def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
         fallback = f"{asked.name} needs a multiple of {asked.size} inputs"
         if held is not None:
             return FormatChoice(held.name, fallback)
+        if asked.size != INT4_GROUP_SIZE:
+            fallback += f", the smallest groups one of {INT4_GROUP_SIZE}"
     if shape.inputs > INT8_MAX_INPUTS:
         return FormatChoice("plain", f"int8 holds at most {INT8_MAX_INPUTS:,} inputs")
     return FormatChoice("int8", fallback)

@@ -38,7 +38,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     if settings.device != "cpu":
         taken = "to be settled by what a step takes"
     if settings.quantization is not None:
-        kept = f"{settings.quantization}, but for what is no matrix"
+        kept = f"{settings.dtype}, matrices as quantization says"
     return [
         ("  weights", format_bytes(fixed.weights), f"in {kept}, {loaded}"),
         (

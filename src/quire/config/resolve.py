@@ -30,6 +30,10 @@ __all__ = ["Decision", "Resolved", "ResolvedSettings", "resolve"]
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
 
+MOST_THREADS, MOST_THREADS_PER_CORE = 64, 16
+"""num_threads is refused above the larger of the two. A few more threads than cores slow an engine
+down; with hundreds it makes no token in seconds, and cannot even be interrupted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -287,6 +291,13 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     under load it gains a third (serving.json and serving_1_thread.json there)."""
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
+        most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
+        if settings.num_threads > most:
+            raise ConfigError(
+                f"num_threads={settings.num_threads} (or OMP_NUM_THREADS) is far more than the "
+                f"usable cores, {cores}: the threads would do little but wait for each other. "
+                f"Give {cores}, and {most} at most."
+            )
         if settings.num_threads > cores:
             asked += f"; more than the usable cores, {cores}: they will wait for each other"
         return settings.num_threads, asked

@@ -74,6 +74,8 @@ MISSING: Mapping[str, str] = {
 }
 """Settings of vLLM for what is missing here."""
 
+_INT64_MAX = 2**63 - 1
+
 _BARE_NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS: Mapping[str, int] = {
@@ -348,20 +350,21 @@ def _check(item: Field[Any], value: object) -> None:
     }[wanted]
     if not fits:
         kinds = {"str": "text", "bool": "True or False", "int": "an integer", "float": "a number"}
+        if "choices" in rules:
+            raise _invalid(name, value, _one_of(rules))
         raise _invalid(name, value, kinds[wanted])
-    choices = rules.get("choices")
-    if choices is not None and value not in choices:
-        more = f"; {rules['advice']}" if "advice" in rules else ""
-        raise _invalid(name, value, f"one of: {', '.join(choices)}{more}")
-    low, high = rules.get("low", -math.inf), rules.get("high", 2**63 - 1)
+    if "choices" in rules and value not in rules["choices"]:
+        raise _invalid(name, value, _one_of(rules))
+    low, high = rules.get("low", -math.inf), rules.get("high", _INT64_MAX)
     if wanted == "int" and not low <= cast("int", value) <= high:
-        raise _invalid(
-            name,
-            value,
-            f"an integer from {low} to {high}"
-            if "high" in rules
-            else (f"an integer of at least {low}"),
-        )
+        tops_out = "high" in rules or cast("int", value) > high
+        bounds = f"from {low} to {high}" if tops_out else f"of at least {low}"
+        raise _invalid(name, value, f"an integer {bounds}")
+
+
+def _one_of(rules: Mapping[str, Any]) -> str:
+    more = f"; {rules['advice']}" if "advice" in rules else ""
+    return f"one of: {', '.join(rules['choices'])}{more}"
 
 
 def _invalid(name: str, value: object, allowed: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from quire.config.settings import EngineSettings
 from quire.rendering import Renderer
 
 __all__ = ["ModelFront", "load_model_front"]
+
+_log = logging.getLogger("quire.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,13 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
     renderer = _load_renderer(settings, folder, spec.vocab_size)
     tokenizer = renderer.tokenizer
     own = None if tokenizer is None else tokenizer.eos_token_id
+    if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
+        _log.warning(
+            "The tokenizer has %d tokens, the model %d: texts that have one of the others are "
+            "refused. Is it the model's own tokenizer?",
+            tokenizer.vocab_size,
+            spec.vocab_size,
+        )
     return ModelFront(
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),

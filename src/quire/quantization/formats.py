@@ -29,7 +29,7 @@ class MatrixFormats(Protocol):
 class QuantizedFormats:
     """Formats under the setting `quantization`; None keeps every matrix in the model's dtype.
 
-    A size of matrix that the format cannot hold gets another one, and one line in the log.
+    A matrix that the format cannot hold gets another one; each reason is told once in the log.
     """
 
     def __init__(self, quantization: str | None, ops: OpSet) -> None:
@@ -42,15 +42,14 @@ class QuantizedFormats:
                 for name, groups in INT4_FORMATS.items()
             },
         }
-        self._told: set[MatrixShape] = set()
+        self._told: set[tuple[int, str]] = set()
 
     def choose(self, shape: MatrixShape) -> WeightFormat:
         choice = choose_format(self._quantization, shape)
-        if choice.fallback is not None and shape not in self._told:
-            self._told.add(shape)
+        if choice.fallback is not None and (shape.inputs, choice.name) not in self._told:
+            self._told.add((shape.inputs, choice.name))
             _log.warning(
-                "Matrices of %d outputs and %d inputs are kept in %s, not in %s: %s.",
-                shape.outputs,
+                "Matrices of %d inputs are kept in %s, not in %s: %s.",
                 shape.inputs,
                 "the model's dtype" if choice.name == "plain" else choice.name,
                 self._quantization,

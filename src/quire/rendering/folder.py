@@ -195,7 +195,7 @@ def _missing_tokenizer_message(folder: Path) -> str:
     return (
         f"The file {TOKENIZER_FILE} is missing in {str(folder)!r}{hint}. Create it with "
         "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` of transformers, "
-        "or start with skip_tokenizer_init=True and send token ids."
+        "or start with skip_tokenizer_init=True (--skip-tokenizer-init) and send token ids."
     )
 
 

@@ -1,0 +1,31 @@
+"""What a front is told of a model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from quire.bundled import bundled_model_path
+from quire.config.families import read_model_spec
+from quire.config.settings import EngineSettings
+from quire.engine.model_front import load_model_front
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_tokenizer_of_another_model_is_told(
+    missing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when whoever put the wrong tokenizer beside a model learns of it by refused texts,
+    or when the right one is complained of."""
+    folder = bundled_model_path()
+    spec = read_model_spec(folder)
+    front = load_model_front(EngineSettings(model=str(folder)), folder, spec)
+    assert front.renderer.tokenizer is not None
+    smaller = replace(spec, vocab_size=front.renderer.tokenizer.vocab_size - missing)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        load_model_front(EngineSettings(model=str(folder)), folder, smaller)
+    assert [record.args for record in caplog.records] == (
+        [(smaller.vocab_size + 1, smaller.vocab_size)] if missing else []
+    )
