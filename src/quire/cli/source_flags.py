@@ -58,8 +58,7 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
         )
     server = RemoteServer(ServerAddress.parse(options.url or DEFAULT_URL), options.api_key)
     if wants_engine or (options.url is None and not server.is_there()):
-        EngineSettings.from_options(settings)  # before it is said that it loads
-        env.check_variables()
+        _check(settings, sampling)  # before it is said that something loads
         if not wants_engine:
             print_note(
                 f"no server at {DEFAULT_URL}, so the bundled model answers in this process; "
@@ -75,6 +74,15 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
             engine.shutdown()
     else:
         yield ServerSource(server, _model_name(server, options.model_name)), sampling
+
+
+def _check(settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+    """Raises what an engine would, once it is there, for values without a meaning."""
+    from quire.protocol.sampling_params import SamplingParams
+
+    EngineSettings.from_options(settings)
+    SamplingParams.from_optional(sampling)
+    env.check_variables()
 
 
 def _refuse_text(model: str | None) -> None:
