@@ -100,9 +100,10 @@ def test_what_newcomers_try_gets_one_line(
     ("variable", "flags", "named"),
     [
         ("QUIRE_CPU_ISA", [], "'bogus'"),
-        ("OMP_NUM_THREADS", [], "'bogus'"),
+        ("OMP_NUM_THREADS", ["--quiet"], "'bogus'"),
         ("OTHER", ["--quantization", "int5"], "'int5'"),
-        ("OTHER", ["--temperature", "-1", "--num-threads", "1"], "temperature"),
+        ("OMP_NUM_THREADS", ["--temperature", "-1", "--num-threads", "1"], "temperature"),
+        ("OTHER", ["/no/such/model"], "/no/such/model"),
     ],
 )
 @pytest.mark.parametrize("command", ["complete", "doctor", "serve"])

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the diagnosis. Status 1 if a kernel disagrees with its reference."""
     from quire.bench.diagnosis import diagnose, render_diagnosis
 
-    env.check_variables()
+    env.check_kernels()
     if not options.json:
         waiting = "comparing every kernel with its reference: seconds, on a busy machine a minute"
         print(waiting, file=sys.stderr, flush=True)

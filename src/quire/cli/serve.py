@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
         )
     if settings.model is not None:
         local_folder(settings.model)  # a wrong path is refused before the port opens
-    env.check_variables()
+    env.check_kernels()
+    if settings.num_threads is None:
+        env.num_threads()
     from quire.server import run_server
 
     return run_server(settings, server_settings)

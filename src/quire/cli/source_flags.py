@@ -15,6 +15,7 @@ from quire.cli.sampling_flags import add_sampling_flags, given_sampling
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
 from quire.config import env
+from quire.config.hub import local_folder
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError, RequestError
 
@@ -80,9 +81,13 @@ def _check(settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
     """Raises what an engine would, once it is there, for values without a meaning."""
     from quire.protocol.sampling_params import SamplingParams
 
-    EngineSettings.from_options(settings)
+    chosen = EngineSettings.from_options(settings)
+    if chosen.model is not None:
+        local_folder(chosen.model)
     SamplingParams.from_optional(sampling)
-    env.check_variables()
+    env.check_kernels()
+    if chosen.num_threads is None:
+        env.num_threads()
 
 
 def _refuse_text(model: str | None) -> None:

@@ -6,7 +6,7 @@ of the machine (`platform/gpu.py`). Variables are for debugging and paths, not f
 | `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
 | `QUIRE_GPU_KERNELS` | kernels on a GPU (`GPU_KERNELS` below), `none` for plain torch |
 | `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
-| `OMP_NUM_THREADS` | threads that compute, where the setting `num_threads` is not given |
+| `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_HYPOTHESIS_SCALE` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
@@ -29,7 +29,6 @@ __all__ = [
     "OWN_VARIABLES",
     "cache_folder",
     "check_kernels",
-    "check_variables",
     "cpu_isa",
     "flag_setting",
     "flag_variable",
@@ -74,12 +73,6 @@ def check_kernels() -> None:
     """Raises ConfigError if a variable names kernels that do not exist, on whichever device."""
     cpu_isa()
     gpu_kernels()
-
-
-def check_variables() -> None:
-    """Raises ConfigError if a variable that an engine would read has no meaning."""
-    check_kernels()
-    num_threads()
 
 
 def order_gpus() -> None:

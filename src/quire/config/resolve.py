@@ -292,11 +292,11 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
         most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
-        if settings.num_threads > most:
+        if settings.num_threads > most and platform.device == "cpu":
             raise ConfigError(
-                f"num_threads={settings.num_threads} (or OMP_NUM_THREADS) is far more than the "
-                f"usable cores, {cores}: the threads would do little but wait for each other. "
-                f"Give {cores}, and {most} at most."
+                f"num_threads={settings.num_threads} is far more than the usable cores, {cores}: "
+                "the threads would do little but wait for each other. Give "
+                f"{cores}, and {most} at most."
             )
         if settings.num_threads > cores:
             asked += f"; more than the usable cores, {cores}: they will wait for each other"

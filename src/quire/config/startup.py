@@ -51,8 +51,9 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     """
     env.check_kernels()
     found = find_model(settings)
-    if settings.num_threads is None:
-        settings = replace(settings, num_threads=env.num_threads())
+    if settings.num_threads is None and (wanted := env.num_threads()) is not None:
+        # Often set for a whole machine, of which a container has a few cores.
+        settings = replace(settings, num_threads=min(wanted, platform.cpu.num_cores))
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     resolved = resolve(settings, found.spec, checkpoint, platform)
     return StartupPlan(found.folder, settings, resolved)

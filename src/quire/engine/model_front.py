@@ -38,7 +38,7 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
     if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
         _log.warning(
             "The tokenizer has %d tokens, the model %d: texts that have one of the others are "
-            "refused. Is it the model's own tokenizer?",
+            "refused. Is it the model's own, or did it get tokens that the model did not?",
             tokenizer.vocab_size,
             spec.vocab_size,
         )

@@ -29,7 +29,7 @@ class MatrixFormats(Protocol):
 class QuantizedFormats:
     """Formats under the setting `quantization`; None keeps every matrix in the model's dtype.
 
-    A matrix that the format cannot hold gets another one; each reason is told once in the log.
+    A matrix that the format cannot hold gets another one; that is told once by its inputs.
     """
 
     def __init__(self, quantization: str | None, ops: OpSet) -> None:
