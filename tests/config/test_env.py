@@ -53,7 +53,7 @@ def test_more_threads_than_cores_are_not_kept_quiet() -> None:
         assert ("more than the usable cores" in reason) == told
 
 
-def test_threads_that_would_only_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_would_only_wait_are_refused() -> None:
     """Turns red when an engine starts that makes a token in a minute and cannot be interrupted."""
     most = max(MOST_THREADS, MOST_THREADS_PER_CORE * detect_platform().cpu.num_cores)
     assert threads(num_threads=most) == most

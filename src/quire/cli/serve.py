@@ -7,9 +7,8 @@ import argparse
 from quire.cli.engine_flags import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 from quire.cli.server_flags import add_server_flags, read_server_settings
-from quire.config import env
-from quire.config.hub import local_folder
 from quire.config.settings import EngineSettings
+from quire.config.startup import check_early
 from quire.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -31,11 +30,7 @@ def run(options: argparse.Namespace) -> int:
             f"--api-key-weights are for --scheduling-policy fair, not for "
             f"{settings.scheduling_policy}. Choose it, or leave them out."
         )
-    if settings.model is not None:
-        local_folder(settings.model)  # a wrong path is refused before the port opens
-    env.check_kernels()
-    if settings.num_threads is None:
-        env.num_threads()
+    check_early(settings)  # before the port opens
     from quire.server import run_server
 
     return run_server(settings, server_settings)

@@ -14,9 +14,8 @@ from quire.cli.parser import CommandParser, print_note
 from quire.cli.sampling_flags import add_sampling_flags, given_sampling
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
-from quire.config import env
-from quire.config.hub import local_folder
 from quire.config.settings import EngineSettings
+from quire.config.startup import check_early
 from quire.errors import ConfigError, RequestError
 
 __all__ = ["add_source_flags", "open_source"]
@@ -81,13 +80,8 @@ def _check(settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
     """Raises what an engine would, once it is there, for values without a meaning."""
     from quire.protocol.sampling_params import SamplingParams
 
-    chosen = EngineSettings.from_options(settings)
-    if chosen.model is not None:
-        local_folder(chosen.model)
+    check_early(EngineSettings.from_options(settings))
     SamplingParams.from_optional(sampling)
-    env.check_kernels()
-    if chosen.num_threads is None:
-        env.num_threads()
 
 
 def _refuse_text(model: str | None) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from quire.config import env
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families import read_model_spec
-from quire.config.hub import resolve_model_folder
+from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
 
-__all__ = ["FoundModel", "StartupPlan", "find_model", "plan_startup"]
+__all__ = ["FoundModel", "StartupPlan", "check_early", "find_model", "plan_startup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,17 @@ def find_model(settings: EngineSettings) -> FoundModel:
         raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
     folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
     return FoundModel(folder, read_model_spec(folder))
+
+
+def check_early(settings: EngineSettings) -> None:
+    """Refuse what nothing of the model is needed for, before it is said that it loads. Raises
+    ConfigError: a folder that is none of a model, or a variable that would be read has no meaning.
+    """
+    if settings.model is not None:
+        local_folder(settings.model)
+    env.check_kernels()
+    if settings.num_threads is None:
+        env.num_threads()
 
 
 def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
