@@ -30,8 +30,8 @@ from quire.engine.request_stream import RequestStream
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.server.app import create_app
-from quire.server.backend import Backend, ServedModel
-from quire.server.http_server import uvicorn_config
+from quire.server.generation.backend import Backend, ServedModel
+from quire.server.http.server import uvicorn_config
 from quire.server.settings import ServerSettings
 from quire.telemetry import EngineStats
 

@@ -17,8 +17,8 @@ from quire.config.families import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.server.app import create_app
-from quire.server.backend import Backend, ServedModel
-from quire.server.http_server import uvicorn_config
+from quire.server.generation.backend import Backend, ServedModel
+from quire.server.http.server import uvicorn_config
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
 from tests.waiting import WAIT_S, wait_for

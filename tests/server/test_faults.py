@@ -13,7 +13,7 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.protocol.status import EngineState
-from quire.server.limits import Limits
+from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient

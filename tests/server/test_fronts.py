@@ -20,18 +20,19 @@ from quire.engine.launch import mark_ready, write_failure
 from quire.errors import ConfigError
 from quire.protocol.messages import StartFailure
 from quire.protocol.status import EngineState
-from quire.server import app, fronts, watched_front
-from quire.server.backend import Backend, ServedModel
-from quire.server.errors import RefusedError
-from quire.server.front_board import FrontBoard, FrontReading
-from quire.server.histogram import LATENCY_BOUNDS
-from quire.server.limits import Limits
-from quire.server.listening import listening
-from quire.server.metrics import ServerMetrics
-from quire.server.served_model import core_settings, front_settings, served_names
-from quire.server.services import Services
+from quire.server import app
+from quire.server.generation.backend import Backend, ServedModel
+from quire.server.generation.served_model import core_settings, front_settings, served_names
+from quire.server.generation.waiting import Party, WaitingRoom
+from quire.server.processes import fronts, watched_front
+from quire.server.processes.listening import listening
+from quire.server.readings.front_board import FrontBoard, FrontReading
+from quire.server.readings.histogram import LATENCY_BOUNDS
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+from quire.server.routes.services import Services
 from quire.server.settings import ServerSettings
-from quire.server.waiting import Party, WaitingRoom
 from tests.server.in_memory import InMemoryClient
 from tests.server.test_operations import samples
 from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving
@@ -160,7 +161,7 @@ def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
 
 HUNG_SOON = """
 import functools
-from quire.server import owner
+from quire.server.processes import owner
 owner.Fronts = functools.partial(owner.Fronts, hang_limit_s=4.0)
 """
 

@@ -9,8 +9,8 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
-from quire.server.gate import OPEN_PATHS
-from quire.server.limits import Limits
+from quire.server.http.gate import OPEN_PATHS
+from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.running import RunningServer, running_server

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from quire.engine.model_front import ModelFront
 from quire.server.app import create_app
-from quire.server.backend import Backend, ServedModel
+from quire.server.generation.backend import Backend, ServedModel
 from quire.server.settings import ServerSettings
 from tests.profiles import machine_settings
 from tests.server.in_memory import InMemoryClient

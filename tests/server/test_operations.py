@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.model_front import ModelFront
-from quire.server.histogram import SHORT_BOUNDS, Histogram
-from quire.server.metrics import ServerMetrics
+from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.stats_line import StatsLine
 from quire.server.settings import ServerSettings
-from quire.server.stats_line import StatsLine
 from quire.telemetry import EngineStats
 from tests import waiting
 from tests.server.in_memory import InMemoryClient

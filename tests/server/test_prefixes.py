@@ -16,8 +16,8 @@ import pytest
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.status import EngineState
-from quire.server.pinning import PrefixKeeper
-from quire.server.prefix_files import RenderedPrefix, read_prefix_files, render_prefixes
+from quire.server.prefixes.files import RenderedPrefix, read_prefix_files, render_prefixes
+from quire.server.prefixes.pinning import PrefixKeeper
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions

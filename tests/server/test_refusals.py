@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.server.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
-from quire.server.errors import ErrorReply, RefusedError
-from quire.server.limits import Limits
+from quire.server.http.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
+from quire.server.requests.errors import ErrorReply, RefusedError
+from quire.server.requests.limits import Limits
 from tests import waiting
 from tests.server.running import RunningServer
 

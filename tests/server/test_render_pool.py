@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from quire.engine.model_front import ModelFront
-from quire.server.errors import RefusedError
-from quire.server.limits import Limits
-from quire.server.render_pool import LEFT_PER_THREAD, RenderPool
+from quire.server.generation.render_pool import LEFT_PER_THREAD, RenderPool
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.running import running_server

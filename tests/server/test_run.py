@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from quire.errors import ConfigError
-from quire.server.listening import listening
+from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.waiting import WAIT_S, wait_for
@@ -258,7 +258,7 @@ def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
 def test_an_http_server_that_cannot_start_is_a_failure(short_tmp: Path) -> None:
     """Here because the application does not start."""
     broken = (
-        "import contextlib, fastapi, quire.server.sole_front as run\n"
+        "import contextlib, fastapi, quire.server.processes.sole_front as run\n"
         "@contextlib.asynccontextmanager\n"
         "async def lifespan(app):\n    raise OSError('no start')\n    yield\n"
         "run.create_app = lambda *_: fastapi.FastAPI(lifespan=lifespan)\n"
@@ -271,7 +271,7 @@ def test_an_http_server_that_cannot_start_is_a_failure(short_tmp: Path) -> None:
 
 def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> None:
     ends = (
-        "import quire.server.sole_front as run\n"
+        "import quire.server.processes.sole_front as run\n"
         "async def serve(self, sockets=None):\n    pass\n"
         "run.HttpServer.serve = serve\n"
     )

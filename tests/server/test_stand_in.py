@@ -16,25 +16,25 @@ import httpx
 import pytest
 
 from quire.protocol.status import CORE_STARTS, EngineState, EngineStatus, StartPhase
-from quire.server.backend import Backend
-from quire.server.limits import Limits
-from quire.server.listening import listening
+from quire.server.generation.backend import Backend
+from quire.server.processes.listening import listening
+from quire.server.processes.stand_in import StandIn
+from quire.server.readings.short_status import ShortStatus, short_status
+from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
-from quire.server.short_status import ShortStatus, short_status
-from quire.server.stand_in import StandIn
 from tests.server.test_fronts import TWO_FRONTS, fronts_of
 from tests.server.test_run import CHAT, CODE, LONG, serving
 from tests.waiting import WAIT_S, get, post, wait_for
 
 FRONTS_WAIT = """
 import sys
-from quire.server import watched_front
-wait = "while [ ! -e {go} ]; do sleep 0.05; done; exec {python} -m quire.server.front_process"
+from quire.server.processes import watched_front
+wait = "while [ ! -e {go} ]; do sleep 0.05; done; exec {python} -m quire.server.processes.front_process"
 watched_front.FRONT_COMMAND = ("sh", "-c", wait.format(go="{go}", python=sys.executable))
 """
 IMPORT_WAITS = """
 import pathlib, time
-from quire.server import run
+from quire.server.processes import run
 imported = run._imported
 def wait(server):
     while not pathlib.Path("{go}").exists():

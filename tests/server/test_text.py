@@ -15,16 +15,16 @@ from quire.engine.async_client import RequestUpdate, SampleUpdate
 from quire.engine.model_front import ModelFront
 from quire.protocol import FinishReason, SamplingParams, SequenceFinish
 from quire.rendering import RenderedPrompt
-from quire.server.answer import AnswerHead, collect
-from quire.server.chat import ChunkWriter
-from quire.server.follow import NeverFull
-from quire.server.generation import Generation
-from quire.server.limits import Limits
-from quire.server.logprobs import LogprobsBudget, LogprobsWriter
-from quire.server.metrics import ServerMetrics
-from quire.server.requests import ChatRequest
-from quire.server.timeline import Timeline
-from quire.server.waiting import Party, WaitingRoom
+from quire.server.generation.follow import NeverFull
+from quire.server.generation.service import Generation
+from quire.server.generation.waiting import Party, WaitingRoom
+from quire.server.openai.answer import AnswerHead, collect
+from quire.server.openai.chat import ChunkWriter
+from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.bodies import ChatRequest
+from quire.server.requests.limits import Limits
 
 SENTENCES = [
     "Plain words, and more of them.",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from quire.engine.model_front import ModelFront
 from quire.rendering import RenderedPrompt
-from quire.server.errors import RefusedError
-from quire.server.limits import Limits
-from quire.server.prompts import SHORT_CHARS, PromptRenderer
-from quire.server.waiting import Party, Place, WaitingRoom
+from quire.server.generation.prompts import SHORT_CHARS, PromptRenderer
+from quire.server.generation.waiting import Party, Place, WaitingRoom
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 400))))

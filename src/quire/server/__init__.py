@@ -8,11 +8,11 @@ runs; docs/server.md draws the way of a request.
 
 from typing import TYPE_CHECKING, Any
 
-from quire.server.limits import LIMIT_HELP, Limits
+from quire.server.requests.limits import LIMIT_HELP, Limits
 from quire.server.settings import SERVER_HELP, ServerSettings
 
 if TYPE_CHECKING:
-    from quire.server.run import run_server
+    from quire.server.processes.run import run_server
 
 __all__ = ["LIMIT_HELP", "SERVER_HELP", "Limits", "ServerSettings", "run_server"]
 
@@ -22,6 +22,6 @@ def __getattr__(name: str) -> Any:
     only, and FastAPI takes half a second."""
     if name != "run_server":
         raise AttributeError(f"module 'quire.server' has no attribute {name!r}")
-    from quire.server.run import run_server
+    from quire.server.processes.run import run_server
 
     return run_server

@@ -16,20 +16,20 @@ from starlette.responses import Response
 
 import quire
 from quire.errors import QuireError
-from quire.server.backend import Backend
-from quire.server.errors import CLIENT_LEFT, RefusedError, error_reply
-from quire.server.front_board import FrontBoard
-from quire.server.gate import Gate
-from quire.server.hot_routes import HotRoutes
-from quire.server.openai_routes import generating_routes, openai_router
-from quire.server.openapi import add_body_schemas
-from quire.server.ops_routes import ops_router
-from quire.server.prefix_routes import prefix_router
-from quire.server.services import Services
+from quire.server.generation.backend import Backend
+from quire.server.http.gate import Gate
+from quire.server.http.hot_routes import HotRoutes
+from quire.server.http.openapi import add_body_schemas
+from quire.server.http.trace import RequestTrace
+from quire.server.readings.front_board import FrontBoard
+from quire.server.readings.stats_line import StatsLine
+from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.routes.openai import generating_routes, openai_router
+from quire.server.routes.ops import ops_router
+from quire.server.routes.prefixes import prefix_router
+from quire.server.routes.services import Services
+from quire.server.routes.text import text_router
 from quire.server.settings import ServerSettings
-from quire.server.stats_line import StatsLine
-from quire.server.text_routes import text_router
-from quire.server.trace import RequestTrace
 
 __all__ = ["create_app"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.server.limits import Limits
+from quire.server.requests.limits import Limits
 
 __all__ = ["SERVER_HELP", "ServerSettings"]
 

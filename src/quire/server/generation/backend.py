@@ -1,0 +1,126 @@
+"""What stands behind the routes: an engine and its model's text, from the moment they are there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from quire.engine.async_client import AsyncEngineClient
+from quire.engine.model_front import ModelFront
+from quire.protocol.status import (
+    CORE_STARTS,
+    EngineCapacity,
+    EngineState,
+    EngineStatus,
+    StartPhase,
+)
+from quire.server.requests.errors import RefusedError
+
+__all__ = ["Backend", "Ready", "ServedModel", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """names: what requests may call it, the first in responses. root: folder or hub id.
+    created: Unix seconds, the same for the life of the server. seed: of the seeds of requests that
+    name none; None for ones that nobody can predict."""
+
+    names: tuple[str, ...]
+    root: str
+    created: int
+    front: ModelFront
+    seed: int | None = None
+
+    def check_name(self, name: str | None) -> None:
+        """RefusedError 404 for a model that is not served; None means the one that is."""
+        if name is not None and name not in self.names:
+            served = ", ".join(f"`{known}`" for known in self.names)
+            raise RefusedError(
+                f"The model `{name[:128]}` does not exist. This server has {served}.",
+                status=404,
+                param="model",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An engine that takes requests."""
+
+    client: AsyncEngineClient
+    model: ServedModel
+    capacity: EngineCapacity
+
+
+class Backend:
+    """Empty at first, so that the port can open at once; `serve` fills it in."""
+
+    def __init__(self) -> None:
+        self._client: AsyncEngineClient | None = None
+        self._model: ServedModel | None = None
+        self._opened = time.monotonic()
+        self.is_draining = False
+
+    def serve(self, client: AsyncEngineClient) -> None:
+        """Take requests with this engine once it is ready."""
+        self._client = client
+
+    def set_model(self, model: ServedModel) -> None:
+        """The model whose tokenizer and template have been loaded."""
+        self._model = model
+
+    def drain(self) -> None:
+        """Refuse what comes from now on."""
+        self.is_draining = True
+
+    @property
+    def client(self) -> AsyncEngineClient | None:
+        return self._client
+
+    @property
+    def model(self) -> ServedModel | None:
+        return self._model
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's own word, except while there is none and while the server drains: then it
+        counts as draining to the last response, though the engine ends before that."""
+        if self._client is None or self._model is None:
+            return EngineStatus(
+                EngineState.STARTING, self._start_phases(), message="the model is being looked up"
+            )
+        status = self._client.status
+        if self.is_draining:
+            return EngineStatus(
+                EngineState.DRAINING, status.phases, status.capacity, status.restarts,
+                "the server is shutting down",
+            )  # fmt: skip
+        return status
+
+    def _start_phases(self) -> tuple[StartPhase, ...]:
+        """Those of the core, and where it is done before this front, what is still missing."""
+        phases = () if self._client is None else self._client.status.phases
+        if phases and not phases[-1].is_done:
+            return phases
+        name = CORE_STARTS if self._client is None else "loading the tokenizer"
+        return (*phases, StartPhase(name, time.monotonic() - self._opened, is_done=False))
+
+    def require(self) -> Ready:
+        """RefusedError 503, with the phase, unless requests can be taken."""
+        status, client, model = self.status, self._client, self._model
+        ready = status.state is EngineState.READY and status.capacity is not None
+        if not ready or client is None or model is None or status.capacity is None:
+            raise RefusedError(
+                f"The engine is {describe(status)}. Try again soon.",
+                status=503,
+                retry_after_s=5 if status.state is EngineState.STARTING else 1,
+            )
+        return Ready(client, model, status.capacity)
+
+
+def describe(status: EngineStatus) -> str:
+    """State, phase and reason in a few words: "starting (loading, 2.1 s)"."""
+    details = [status.message] if status.message else []
+    if status.phases and not status.phases[-1].is_done:
+        phase = status.phases[-1]
+        details.insert(0, f"{phase.name}, {phase.seconds:.1f} s")
+    return status.state.value + (f" ({'; '.join(details)})" if details else "")

@@ -1,0 +1,280 @@
+"""Prompts and conversations to tokens, without stalling the streams of others.
+
+Short ones are rendered at once, which is cheaper than a change of threads. Long ones go to a small
+pool of threads: `tokenizers` works outside of the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from quire.errors import RequestError
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt, Renderer
+from quire.server.generation.render_pool import RenderPool
+from quire.server.requests.bodies import ChatRequest, TokenizeRequest
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["PromptRenderer", "check_context", "prompt_list"]
+
+SHORT_CHARS = 2048
+"""Tokenizing so much takes about as long as handing it to a thread and back."""
+
+CHARS_PER_MESSAGE = 64
+"""What a template does for an empty message costs about as much as tokenizing so many."""
+
+SLOW_TEMPLATE_S = 0.02
+"""Processor time. What a usual template takes for a short chat is a hundred times less."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+Result = TypeVar("Result")
+
+
+class PromptRenderer:
+    """Renders for all requests. RefusedError or RequestError if a prompt cannot be rendered."""
+
+    def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
+        self._limits = limits
+        self._trust_templates = trust_templates
+        self._pool = RenderPool(num_threads, limits.render_timeout_s)
+        self._has_slow_template = False
+
+    def close(self) -> None:
+        self._pool.close()
+
+    async def render_prompt(
+        self,
+        renderer: Renderer,
+        prompt: str | list[int],
+        max_model_len: int,
+        *,
+        add_special_tokens: bool = True,
+    ) -> RenderedPrompt:
+        """A text or token ids."""
+        if isinstance(prompt, str):
+            self._check_chars(len(prompt), max_model_len, "prompt")
+        work = functools.partial(renderer.render_prompt, prompt, add_special_tokens)
+        try:
+            return await self._run(work, len(prompt))
+        except RequestError as error:
+            raise RefusedError(str(error), param="prompt") from error
+
+    async def render_chat(
+        self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
+    ) -> RenderedPrompt:
+        """Messages, through the model's chat template or, if trusted, the request's own."""
+        messages = body.messages or []
+        num_chars = self._check_messages(messages) + _num_other_chars(body)
+        self._check_chars(num_chars, max_model_len, "messages")
+        most = self._limits.prompt_chars(max_model_len)
+        work = functools.partial(self._render_chat, renderer, body, messages, most)
+        if isinstance(body, ChatRequest) and body.chat_template is not None:
+            self._check_template(body.chat_template)
+            return await self._pool.run(work)  # it has to be compiled first
+        size = num_chars + CHARS_PER_MESSAGE * len(messages)
+        if size > SHORT_CHARS or self._has_slow_template:
+            return await self._pool.run(work)
+        return self._timed(work)
+
+    async def run(self, work: Callable[[], Result], size: int) -> Result:
+        """Any other work on text; `size` in characters or tokens."""
+        return await self._run(work, size)
+
+    async def _run(self, work: Callable[[], Result], size: int) -> Result:
+        if size <= SHORT_CHARS:
+            return work()
+        return await self._pool.run(work)
+
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        """Short chats are rendered at once, until the model's template turns out to be a slow one:
+        the event loop must not stand still for the next."""
+        started = time.thread_time()
+        try:
+            return work()
+        finally:
+            if time.thread_time() - started > SLOW_TEMPLATE_S:
+                self._has_slow_template = True
+
+    def _render_chat(
+        self,
+        renderer: Renderer,
+        body: ChatRequest | TokenizeRequest,
+        messages: list[dict[str, Any]],
+        max_prompt_chars: int,
+    ) -> RenderedPrompt:
+        continues = bool(body.continue_final_message)
+        variables = dict(body.chat_template_kwargs or {})
+        documents, template = None, None
+        if isinstance(body, ChatRequest):
+            documents = body.documents
+            if body.reasoning_effort is not None:
+                variables.setdefault("reasoning_effort", body.reasoning_effort)
+            if body.chat_template is not None:
+                template = renderer.request_template(body.chat_template)
+        asked = body.add_generation_prompt
+        return renderer.render_chat(
+            messages,
+            documents=documents,
+            add_generation_prompt=not continues if asked is None else asked,
+            continue_final_message=continues,
+            chat_template=template,
+            chat_template_kwargs=variables,
+            add_special_tokens=bool(body.add_special_tokens),
+            max_prompt_chars=max_prompt_chars,
+        )
+
+    def _check_template(self, source: str) -> None:
+        if not self._trust_templates:
+            raise RefusedError(
+                "chat_template is given, but this server takes no templates from requests. Leave "
+                "it out, or start the server with --trust-request-chat-template.",
+                param="chat_template",
+            )
+        most = self._limits.max_chat_template_chars
+        if len(source) > most:
+            raise RefusedError(
+                f"chat_template has {len(source)} characters, but this server takes {most} "
+                "(max_chat_template_chars). Send a shorter one, or start the server with it "
+                "(--chat-template).",
+                param="chat_template",
+            )
+
+    def _check_messages(self, messages: Sequence[dict[str, Any]]) -> int:
+        """Number of characters in the messages."""
+        limits = self._limits
+        if not messages:
+            raise RefusedError("messages is empty. Send at least one message.", param="messages")
+        if len(messages) > limits.max_messages:
+            raise RefusedError(
+                f"There are {len(messages)} messages, but this server takes {limits.max_messages} "
+                "(max_messages). Send fewer.",
+                param="messages",
+            )
+        num_chars = 0
+        for index, message in enumerate(messages):
+            content = message.get("content")
+            if isinstance(content, str):
+                num_chars += len(content)
+            elif isinstance(content, list):
+                num_chars += self._check_parts(cast("list[Any]", content), index)
+            others = {k: v for k, v in message.items() if k not in ("role", "content")}
+            num_chars += _num_chars(others)
+        return num_chars
+
+    def _check_parts(self, parts: Sequence[Any], index: int) -> int:
+        if len(parts) > self._limits.max_content_parts:
+            raise RefusedError(
+                f"Message {index} has {len(parts)} content parts, but this server takes "
+                f"{self._limits.max_content_parts} (max_content_parts). Send fewer.",
+                param="messages",
+            )
+        num_chars = 0
+        for part in parts:
+            fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {"text": part}
+            kind, text = fields.get("type", "text"), fields.get("text", fields.get("refusal"))
+            if kind not in _TEXT_PARTS or not isinstance(text, str):
+                raise RefusedError(
+                    f"Message {index} has a content part of type {str(kind)[:40]!r}, but the "
+                    "served model takes text only. Send text parts.",
+                    param="messages",
+                )
+            num_chars += len(text)
+        return num_chars
+
+    def _check_chars(self, num_chars: int, max_model_len: int, param: str) -> None:
+        highest = self._limits.prompt_chars(max_model_len)
+        if num_chars > highest:
+            raise RefusedError(
+                f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+                f"{num_chars} characters, which is more than is worth tokenizing "
+                f"(max_prompt_chars, {highest}). Shorten it.",
+                param=param,
+            )
+
+
+def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
+    """Of what a template may write beside the messages."""
+    documents = body.documents if isinstance(body, ChatRequest) else None
+    return _num_chars(documents) + _num_chars(body.chat_template_kwargs)
+
+
+def _num_chars(value: object) -> int:
+    """About as many as a template would write of this value of a request."""
+    return len(msgspec.json.encode(value)) if value else 0
+
+
+def prompt_list(
+    prompt: str | list[str | int | list[int]], limits: Limits, n: int
+) -> list[str | list[int]]:
+    """The prompts of a completion request, each a text or token ids.
+
+    RefusedError if kinds are mixed, there are none, or prompts × n is over the limit.
+    """
+    prompts: list[str | list[int]]
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif prompt and all(isinstance(item, int) for item in prompt):
+        prompts = [cast("list[int]", prompt)]
+    else:
+        prompts = [item for item in prompt if not isinstance(item, int)]
+        if len(prompts) != len(prompt) or not prompts:
+            fault = "mixes token ids with prompts" if prompt else "is an empty list"
+            raise RefusedError(
+                f"prompt {fault}. Send a text, a list of texts, a list of token ids, or a list of "
+                "such lists.",
+                param="prompt",
+            )
+    if len(prompts) * n > limits.max_sequences:
+        raise RefusedError(
+            f"The request has {len(prompts)} prompts x n = {n}, but this server takes "
+            f"{limits.max_sequences} sequences at once (max_sequences). Send fewer.",
+            param="prompt",
+        )
+    return prompts
+
+
+def check_context(
+    prompt: RenderedPrompt,
+    params: SamplingParams,
+    max_model_len: int,
+    truncate: int | None = None,
+    limit_field: str = "max_tokens",
+) -> RenderedPrompt:
+    """The prompt, cut to its last `truncate` tokens if asked (-1: to what leaves room for the
+    answer). RefusedError in the words that clients look for if it does not fit the context.
+
+    limit_field: of the request, that bounds the answer.
+    """
+    num_wanted = params.max_tokens or 1
+    if truncate is not None:
+        prompt = _truncated(prompt, truncate, max_model_len - num_wanted)
+    num_prompt = len(prompt.token_ids)
+    if num_prompt + num_wanted > max_model_len:
+        raise RefusedError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {num_prompt + num_wanted} tokens ({num_prompt} in the prompt, "
+            f"{num_wanted} in the completion). Please reduce the length of the prompt or of the "
+            "completion.",
+            param=limit_field if num_prompt < max_model_len else None,
+        )
+    return prompt
+
+
+def _truncated(prompt: RenderedPrompt, truncate: int, room: int) -> RenderedPrompt:
+    length = room if truncate == -1 else truncate
+    if truncate != -1 and not 1 <= truncate <= room:
+        raise RefusedError(
+            f"truncate_prompt_tokens is {truncate}, but the context leaves {max(room, 0)} tokens "
+            "to the prompt. Give a number from 1 to that, or -1 for as many.",
+            param="truncate_prompt_tokens",
+        )
+    if len(prompt.token_ids) <= length or length < 1:
+        return prompt
+    return RenderedPrompt(prompt.token_ids[-length:], None)

@@ -1,0 +1,333 @@
+"""One prompt in the engine: its updates become deltas of text, and it ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
+from quire.engine.model_front import ModelFront
+from quire.errors import EngineError
+from quire.protocol.beam_search import BeamRules
+from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.protocol.step import TokenLogprobs
+from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
+from quire.server.generation.backend import Ready, ServedModel
+from quire.server.generation.follow import Outlet, follow
+from quire.server.generation.prompts import check_context
+from quire.server.generation.waiting import Party, Place, WaitingRoom
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
+
+Render = Callable[[], Awaitable[RenderedPrompt]]
+
+Ending = Literal["stop", "length"]
+"""What OpenAI clients accept as finish_reason of text. All other endings are errors."""
+
+
+class SampleDelta(msgspec.Struct, gc=False):
+    """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
+    stop_reason (a stop string or token id) come once, with the last delta."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
+    finish_reason: Ending | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class _Sample:
+    renderer: OutputRenderer
+    ending: str | None = None
+
+
+class Generation:
+    """`run` it once. Opened and closed by `GenerationService.open`.
+
+    num_tokens: of all samples so far. num_cached_tokens: of the prompt. prompt_logprobs: by
+    position, if asked; complete when the first token comes.
+    """
+
+    def __init__(
+        self,
+        stream: UpdateStream,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        front: ModelFront,
+        *,
+        limits: Limits,
+        place: Place,
+        timeline: Timeline,
+        metrics: ServerMetrics,
+        beams: BeamRules | None = None,
+    ) -> None:
+        """beams: if the samples are those that a search finds, which come at its end."""
+        self.prompt = prompt
+        self.params = params
+        self.num_cached_tokens = 0
+        self.num_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt.token_ids)
+        self._stream = stream
+        self._eos_token_ids = front.eos_token_ids
+        self._limits = limits
+        self._place = place
+        self._timeline = timeline
+        self._metrics = metrics
+        self._beams = beams
+        self._samples = [
+            _Sample(front.renderer.output_of(prompt.token_ids, params)) for _ in range(params.n)
+        ]
+        self._last_token_s: float | None = None
+        self._has_failed = False
+        self._expiry: RefusedError | None = None
+        self._timer = self._expire_after(
+            limits.max_queue_s,
+            f"The request waited {limits.max_queue_s:g} s for the engine (max_queue_s). "
+            "Try again later.",
+        )
+
+    async def run(self, take: Callable[[list[SampleDelta]], None], outlet: Outlet) -> None:
+        """Give growth to `take`, as the engine gives it, until every sample has finished; see
+        `follow`.
+
+        Raises RequestError if the engine refuses the request, EngineError if a sample failed,
+        RefusedError if the request ran out of time, and what `take` raises.
+        """
+
+        def take_update(update: RequestUpdate) -> None:
+            if deltas := self._take_update(update):
+                take(deltas)
+
+        await follow(self._stream, take_update, outlet)
+        if self._expiry is not None:
+            raise self._expiry
+
+    def close(self) -> None:
+        """Give back the place and the timer, and count what came of the request."""
+        self._timer.cancel()
+        self._place.leave()
+        timeline = self._timeline
+        timeline.num_generation_tokens += self.num_tokens
+        for sample in self._samples:
+            timeline.finish_reason = sample.ending or self._early_end()
+            self._metrics.count_finish(timeline.finish_reason)
+        self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
+
+    def _early_end(self) -> str:
+        """What ended a sample that did not finish by itself."""
+        return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
+
+    def _take_update(self, update: RequestUpdate) -> list[SampleDelta]:
+        if update.num_cached_tokens is not None:
+            self._scheduled(update.num_cached_tokens)
+        for piece in update.prompt_logprobs:
+            end = piece.start + len(piece.entries)
+            self.prompt_logprobs[piece.start : end] = piece.entries
+        found: list[SampleDelta] = []
+        num_tokens = num_steps = 0
+        for news in update.samples:
+            num_new = len(news.token_ids)
+            num_tokens += num_new
+            num_steps = max(num_steps, num_new)
+            sample = self._samples[news.index]
+            if sample.ending is None:
+                found.append(self._take(sample, news))
+        if num_tokens:
+            self._count_tokens(num_tokens, num_steps)
+        return found
+
+    def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
+        finish = news.finish
+        is_stop = finish is not None and finish.reason is FinishReason.STOP
+        text, stopped, num_kept = sample.renderer.append(news.token_ids, is_stop)
+        self.num_tokens += num_kept
+        if finish is None and stopped is None:
+            return SampleDelta(news.index, text, news.token_ids, news.logprobs)
+        if stopped is None:
+            text += sample.renderer.finish()
+            stopped = sample.renderer.stopped
+        delta = SampleDelta(news.index, text, news.token_ids[:num_kept], news.logprobs[:num_kept])
+        if stopped is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stopped
+            if finish is None:
+                self._stream.abort(news.index)
+        elif finish is not None:
+            self._end(delta, finish)
+        sample.ending = delta.finish_reason
+        return delta
+
+    def _end(self, delta: SampleDelta, finish: SequenceFinish) -> None:
+        if finish.reason is FinishReason.STOP:
+            delta.finish_reason = "stop"
+            if finish.stop_token_id not in self._eos_token_ids:
+                delta.stop_reason = finish.stop_token_id
+        elif finish.reason is FinishReason.LENGTH:
+            delta.finish_reason = "length"
+        elif finish.reason is FinishReason.DEADLINE:
+            raise RefusedError(
+                f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
+            )
+        else:
+            self._has_failed = True
+            raise self._expiry or EngineError(
+                finish.message or "The engine ended the request early. Send it again."
+            )
+
+    def _scheduled(self, num_cached_tokens: int) -> None:
+        self._place.leave()
+        self.num_cached_tokens = num_cached_tokens
+        timeline, limits = self._timeline, self._limits
+        timeline.num_cached_tokens += num_cached_tokens
+        if timeline.scheduled_s is None:
+            timeline.scheduled_s = timeline.now()
+        self._timer.cancel()
+        if self._beams is not None:
+            self._expire_at_total()
+            return
+        self._timer = self._expire_after(
+            limits.first_token_timeout_s - timeline.now(),
+            f"No token came within {limits.first_token_timeout_s:g} s (first_token_timeout_s). "
+            "Shorten the prompt or try again later.",
+        )
+
+    def _count_tokens(self, num_tokens: int, num_steps: int) -> None:
+        timeline = self._timeline
+        if self._last_token_s is None:
+            self._place.leave()
+            self._timer.cancel()
+            self._expire_at_total()
+        previous, self._last_token_s = self._last_token_s, timeline.add_chunk(num_tokens)
+        self._metrics.count_tokens(self._last_token_s, previous, num_tokens, num_steps)
+
+    def _expire_at_total(self) -> None:
+        self._timer = self._expire_after(
+            self._limits.total_timeout_s - self._timeline.now(),
+            f"The answer was not complete after {self._limits.total_timeout_s:g} s "
+            "(total_timeout_s). Lower max_tokens.",
+        )
+
+    def _expire_after(self, seconds: float, message: str) -> asyncio.TimerHandle:
+        def expire() -> None:
+            self._expiry = RefusedError(message, status=503, retry_after_s=5)
+            self._stream.abort()
+
+        return asyncio.get_running_loop().call_later(max(0.0, seconds), expire)
+
+
+class GenerationService:
+    """The way of a prompt into the engine: waiting room, rendering, request, generation."""
+
+    def __init__(self, limits: Limits, metrics: ServerMetrics, waiting: WaitingRoom) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._waiting = waiting
+        self._requests: tuple[ServedModel, RequestRenderer] | None = None
+
+    @asynccontextmanager
+    async def open(
+        self,
+        ready: Ready,
+        render: Render,
+        params: SamplingParams,
+        *,
+        timeline: Timeline,
+        party: Party,
+        scheduling: SchedulingParams,
+        truncate: int | None = None,
+        salt: str = "",
+        beams: BeamRules | None = None,
+        limit_field: str = "max_tokens",
+    ) -> AsyncGenerator[Generation]:
+        """Render and add one prompt, and abort what is unfinished of it on leaving. limit_field:
+        of the request, that bounds the answer.
+
+        Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
+        be served as asked, and EngineUnavailableError.
+        """
+        place = self._waiting.enter(party)
+        try:
+            prompt = await self._rendered(ready, render, params, timeline, truncate, limit_field)
+            place.hold(len(prompt.token_ids))
+            added = self._added(ready, prompt, params, scheduling, place, timeline, salt, beams)
+            async with added as generation:
+                yield generation
+        finally:
+            place.leave()
+
+    async def _rendered(
+        self,
+        ready: Ready,
+        render: Render,
+        params: SamplingParams,
+        timeline: Timeline,
+        truncate: int | None,
+        limit_field: str,
+    ) -> RenderedPrompt:
+        started_s = timeline.now()
+        prompt = await render()
+        prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate, limit_field)
+        if timeline.rendered_s is None:
+            timeline.rendered_s = timeline.now()
+        timeline.num_prompt_tokens += len(prompt.token_ids)
+        self._metrics.count_prompt(len(prompt.token_ids), timeline.now() - started_s)
+        return prompt
+
+    @asynccontextmanager
+    async def _added(
+        self,
+        ready: Ready,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        place: Place,
+        timeline: Timeline,
+        salt: str,
+        beams: BeamRules | None,
+    ) -> AsyncGenerator[Generation]:
+        client = ready.client
+        handle = client.reserve_handles(params.n)
+        request = self._request_renderer(ready.model).render(
+            timeline.request_id, handle, prompt, params, time.monotonic(), beams
+        )
+        async with await client.add(replace(request, salt=salt, scheduling=scheduling)) as stream:
+            if timeline.queued_s is None:
+                timeline.queued_s = timeline.now()
+            generation = Generation(
+                stream,
+                prompt,
+                params,
+                ready.model.front,
+                limits=self._limits,
+                place=place,
+                timeline=timeline,
+                metrics=self._metrics,
+                beams=beams,
+            )
+            try:
+                yield generation
+            finally:
+                generation.close()
+
+    def _request_renderer(self, model: ServedModel) -> RequestRenderer:
+        """One per model, since it draws the seeds of requests that name none."""
+        if self._requests is None or self._requests[0] is not model:
+            front = model.front
+            renderer = RequestRenderer(front.renderer, front.eos_token_ids, model.seed)
+            self._requests = (model, renderer)
+        return self._requests[1]

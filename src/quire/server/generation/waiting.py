@@ -1,0 +1,146 @@
+"""Who may wait for the engine, and for how long: the server sheds load here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import ceil
+
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["Party", "Place", "WaitingRoom"]
+
+MAX_RETRY_AFTER_S = 30.0
+
+
+class Party:
+    """The prompts of one HTTP request: they come together, and none is refused for the others."""
+
+    __slots__ = ("num_requests", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+
+
+class Place:
+    """One prompt's place in the waiting room; it is given up once, by `leave`."""
+
+    __slots__ = ("_num_tokens", "_party", "_room")
+
+    def __init__(self, room: WaitingRoom, party: Party) -> None:
+        self._room: WaitingRoom | None = room
+        self._party = party
+        self._num_tokens = 0
+
+    def hold(self, num_tokens: int) -> None:
+        """State the prompt's tokens, once they are known. RefusedError 503 if too many wait."""
+        if self._room is not None:
+            self._room.add_tokens(num_tokens, self._party)
+            self._num_tokens = num_tokens
+
+    def leave(self) -> None:
+        """The first step was planned, or the request is gone. May be called twice."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.release(self._num_tokens, self._party)
+
+
+class WaitingRoom:
+    """Counts the requests between their arrival and their first step.
+
+    The bound on waiting tokens follows the measured rate of prefill (`observe`), so that nobody is
+    let in who would wait far longer than `max_queue_s`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        num_fronts: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """num_fronts: processes that share the bounds; each has an equal part of them."""
+        self._limits = limits
+        self._num_fronts = num_fronts
+        self._clock = clock
+        self._num_requests = 0
+        self._num_tokens = 0
+        self._rate = 0.0
+        self._last: tuple[float, int] | None = None
+        self._max_model_len = 1
+        self._max_num_seqs = 1
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def num_requests(self) -> int:
+        return self._num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Measured prompt tokens per second while requests waited; 0 before the first reading."""
+        return self._rate
+
+    def set_capacity(self, max_model_len: int, max_num_seqs: int) -> None:
+        """What the engine can hold; the defaults of the bounds follow from it."""
+        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
+
+    def observe(self, prompt_tokens_total: int) -> None:
+        """Take a reading of the engine's counter, about once a second."""
+        now = self._clock()
+        if self._last is not None and self._num_requests and now > self._last[0]:
+            rate = max(0, prompt_tokens_total - self._last[1]) / (now - self._last[0])
+            self._rate = rate if self._rate == 0.0 else 0.8 * self._rate + 0.2 * rate
+        self._last = (now, prompt_tokens_total)
+
+    def check(self) -> None:
+        """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""
+        highest = ceil(self._limits.queue_requests(self._max_num_seqs) / self._num_fronts)
+        if self._num_requests >= highest:
+            raise self._full("requests", highest, "max_queue_requests")
+
+    def enter(self, party: Party) -> Place:
+        """RefusedError as `check`."""
+        self.check()
+        self._num_requests += 1
+        party.num_requests += 1
+        return Place(self, party)
+
+    def add_tokens(self, num_tokens: int, party: Party) -> None:
+        """A lone party is always let in: whether it can be served is the engine's to say."""
+        all_fronts = self._limits.queue_tokens(self._max_model_len, self._rate)
+        highest = ceil(all_fronts / self._num_fronts)
+        of_others = self._num_tokens - party.num_tokens
+        is_alone = self._num_requests == party.num_requests
+        if not is_alone and of_others + num_tokens > highest:
+            raise self._full("tokens", highest, "max_queue_tokens")
+        self._num_tokens += num_tokens
+        party.num_tokens += num_tokens
+
+    def release(self, num_tokens: int, party: Party) -> None:
+        """Only for `Place`."""
+        self._num_requests -= 1
+        self._num_tokens -= num_tokens
+        party.num_requests -= 1
+        party.num_tokens -= num_tokens
+
+    @property
+    def retry_after_s(self) -> float:
+        """Until half of what waits should have been served."""
+        if self._rate <= 0.0:
+            return 1.0
+        return min(MAX_RETRY_AFTER_S, max(1.0, 0.5 * self._num_tokens / self._rate))
+
+    def _full(self, what: str, highest: int, limit: str) -> RefusedError:
+        self.refused[what] += 1
+        return RefusedError(
+            f"The server is overloaded: {highest} {what} wait already ({limit}). Try again later.",
+            status=503,
+            retry_after_s=self.retry_after_s,
+        )

@@ -1,0 +1,3 @@
+"""Connections, guards, bodies and events of HTTP."""
+
+__all__: list[str] = []

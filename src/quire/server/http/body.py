@@ -1,0 +1,164 @@
+"""From the bytes of a request to a typed object, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from quire.server.http.body_shape import check_shape_by_turns
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED
+from quire.server.requests.limits import Limits
+
+__all__ = ["BodyDecoder", "BodyReader"]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING_FIELD = re.compile(r"missing required field `(?P<name>.*)`")
+_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MAX_SHOWN = 80
+
+
+class BodyReader:
+    """Reads bodies for all connections and knows how much of them is in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._num_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body. RefusedError: wrong media type, too large (while it arrives), or too slow."""
+        limits = self._limits
+        _check_headers(request.headers, limits)
+        chunks: list[bytes] = []
+        size = 0
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(started + limits.body_timeout_s) as timeout:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self._num_bytes += len(chunk)
+                    self._check_size(size)
+                    chunks.append(chunk)
+                    timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
+        except TimeoutError as error:
+            raise RefusedError(
+                f"The body did not arrive within {limits.body_timeout_s:g} s (body_timeout_s); "
+                f"{size} bytes did. Send it faster.",
+                status=408,
+            ) from error
+        finally:
+            self._num_bytes -= size
+        return b"".join(chunks)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+        if self._num_bytes > self._limits.max_body_bytes_in_flight:
+            raise RefusedError(
+                "The server is reading as many bodies as it may hold (max_body_bytes_in_flight, "
+                f"{self._limits.max_body_bytes_in_flight} bytes). Try again soon.",
+                status=503,
+                retry_after_s=1,
+            )
+
+
+class BodyDecoder(Generic[Body]):
+    """Decodes the bodies of one route into `kind`.
+
+    A field that `kind` lacks is ignored if it cannot change an answer (`IGNORED_FIELDS`), and
+    refused by name otherwise; nothing is left out silently.
+    """
+
+    def __init__(self, kind: type[Body], limits: Limits) -> None:
+        self._kind = kind
+        self._limits = limits
+        self._decoder = msgspec.json.Decoder(kind)
+        self._names = kind.__struct_fields__
+
+    async def decode(self, body: bytes) -> Body:
+        """RefusedError names the field, what it is and what it may be. Gives way to other tasks
+        while a large body is checked."""
+        await check_shape_by_turns(body, self._limits)
+        try:
+            try:
+                return self._decoder.decode(body)
+            except msgspec.ValidationError as error:
+                if _UNKNOWN_FIELD.search(str(error)) is None:
+                    raise
+                return self._without_foreign_fields(msgspec.json.decode(body))
+        except msgspec.ValidationError as error:
+            raise _invalid(error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RefusedError(
+                f"The body is not valid JSON: {_short(error)}. Correct it."
+            ) from error
+
+    def _without_foreign_fields(self, fields: dict[str, Any]) -> Body:
+        for name in [name for name in fields if name not in self._names]:
+            self._check_foreign(name, fields.pop(name))
+        return msgspec.convert(fields, self._kind)
+
+    def _check_foreign(self, name: str, value: object) -> None:
+        if name in IGNORED_FIELDS:
+            return
+        if name in NOT_OFFERED:
+            reason, neutral = NOT_OFFERED[name]
+            if value is None or value in neutral:
+                return
+            raise RefusedError(
+                f"{name} is {_short(value)}, but {reason}. Leave it out.", param=name
+            )
+        near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+        raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+
+
+def _invalid(error: msgspec.ValidationError) -> RefusedError:
+    """msgspec's words, with the place in front: `max_tokens: expected int, got str`."""
+    text = str(error)
+    place = _PLACE.search(text)
+    path = "" if place is None else place["path"]
+    what = text if place is None else text[: place.start()]
+    what = (what[:1].lower() + what[1:]).replace("`", "").replace(" | null", " or null")
+    missing = None if path else _MISSING_FIELD.search(text)
+    param = path.partition(".")[0].partition("[")[0] if missing is None else missing["name"]
+    return RefusedError(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param or None)
+
+
+def _too_large(limits: Limits) -> RefusedError:
+    return RefusedError(
+        f"The body has more than {limits.max_body_bytes} bytes (max_body_bytes). Send less.",
+        status=413,
+    )
+
+
+def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise RefusedError(
+            f"Content-Type is {_short(media_type)}. Send JSON, with Content-Type: "
+            "application/json.",
+            status=415,
+        )
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise RefusedError(f"Content-Encoding is {_short(encoding)}. Send plain JSON.", status=415)
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > limits.max_body_bytes:
+        raise _too_large(limits)
+
+
+def _short(value: object) -> str:
+    return _clip(str(value) if isinstance(value, Exception) else repr(value))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -1,0 +1,170 @@
+"""Server-sent events: a response that is written as it comes, and ends in exactly one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.server.http.protocol import STREAM_BODY, StreamBody
+from quire.server.requests.errors import error_reply
+
+__all__ = ["DONE", "EventSink", "EventStream", "while_connected"]
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Result = TypeVar("Result")
+
+
+class _AsgiBody:
+    """A `StreamBody` for servers other than our own: pieces wait for `drain` to send them."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held = b""
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._held)
+
+    def write(self, data: bytes) -> None:
+        self._held += data
+
+    async def drain(self) -> None:
+        data, self._held = self._held, b""
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+class EventSink:
+    """Where a stream is written: an `Outlet`. What is written while the client's buffer is full is
+    for the writer to keep back, so that a slow reader holds no more than that buffer here; tokens
+    wait in the engine's client, in few bytes."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        body: StreamBody | None = scope.get("extensions", {}).get(STREAM_BODY)
+        self._body = body or _AsgiBody(send)
+        self._turn = asyncio.Lock()
+        self._held = b""
+        self._has_spoken = False
+        self.has_started = False
+
+    @property
+    def is_full(self) -> bool:
+        """True at first: status and headers have to be sent, unless the request fails."""
+        return not self.has_started or self._body.is_full
+
+    def write(self, events: bytes) -> None:
+        """Whole events. The first ones are held until `flush` has sent status and headers."""
+        self._has_spoken = True
+        if self.has_started:
+            self._body.write(events)
+        else:
+            self._held += events
+
+    async def flush(self) -> None:
+        """Send what is held, and wait until the client has room for more."""
+        if self._held:
+            await self._start()
+        await self._body.drain()
+
+    async def _start(self) -> None:
+        async with self._turn:
+            if not self.has_started:
+                start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+                await self._send(start)
+                self.has_started = True
+                self._body.write(self._held)
+                self._held = b""
+
+    async def keep_alive(self) -> None:
+        """To be called at even intervals: writes a comment if nothing else was since the last."""
+        if self.has_started and not self._has_spoken and not self._body.is_full:
+            self._body.write(_KEEP_ALIVE)
+            await self._body.drain()
+        self._has_spoken = False
+
+    async def end(self, events: bytes) -> None:
+        """The last events, and the end of the response."""
+        await self._start()
+        await self._body.drain()
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+
+
+class EventStream(Response):
+    """Runs `produce`, which writes events and returns the last ones, [DONE] included.
+
+    If it raises before anything was written, the client gets an ordinary error response; later it
+    gets one error event, as the last. If the client leaves, `produce` is cancelled.
+    """
+
+    def __init__(
+        self, produce: Callable[[EventSink], Coroutine[Any, Any, bytes]], keep_alive_s: float
+    ) -> None:
+        super().__init__()
+        self._produce = produce
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sink = EventSink(scope, send)
+        comments = asyncio.create_task(self._send_comments(sink))
+        try:
+            last = await while_connected(receive, self._produce(sink))
+        except ClientDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001  whatever it was, the stream must end
+            comments.cancel()
+            await self._fail(sink, error, scope, receive, send)
+            return
+        finally:
+            comments.cancel()
+        await sink.end(last)
+
+    async def _fail(
+        self, sink: EventSink, error: Exception, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        reply = error_reply(error)
+        if not sink.has_started:
+            await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
+            return
+        await sink.end(b"data: " + reply.body + b"\n\n")
+
+    async def _send_comments(self, sink: EventSink) -> None:
+        while True:
+            await asyncio.sleep(self._keep_alive_s)
+            await sink.keep_alive()
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client leaves before it is done.
+
+    To be called when the whole body has been read. Raises ClientDisconnect if the client left.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

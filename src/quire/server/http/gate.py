@@ -1,0 +1,146 @@
+"""Where every HTTP request comes in: headers, host and key are checked before any route is tried.
+
+Nothing is open unless it is named here, so that a new route is guarded from its first day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Iterable
+from math import ceil
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.server.processes.stand_in import PROBES
+from quire.server.requests.errors import RefusedError, error_reply
+from quire.server.settings import ServerSettings
+
+__all__ = ["OPEN_PATHS", "ApiKeys", "Gate"]
+
+OPEN_PATHS = PROBES
+"""Need no key."""
+
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "[::1]", ""})
+
+
+class ApiKeys:
+    """Knows keys by their SHA-256 only, and takes as long for a wrong one as for a right one."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    @property
+    def names(self) -> list[str]:
+        """In the order of the keys."""
+        return [_name(digest) for digest in self._digests]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def find(self, headers: dict[bytes, bytes]) -> str | None:
+        """A name for the key that the headers carry (part of its digest); None if it is none."""
+        given = headers.get(b"x-api-key", b"")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            given = token.strip()
+        digest = _digest(given)
+        found = [known for known in self._digests if hmac.compare_digest(known, digest)]
+        return _name(found[0]) if found else None
+
+
+class Gate:
+    """ASGI middleware. It leaves in `scope["state"]` the name of the caller's key: `tenant`, empty
+    unless there are several keys, and the key's `weight`."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._limits = settings.limits
+        self._keys = ApiKeys(settings.api_key)
+        weights = settings.api_key_weights
+        self._weights = dict(zip(self._keys.names, weights, strict=False))
+        self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
+        self._hosts = _LOCAL_HOSTS | {settings.host, *settings.allowed_hosts}
+        self._checks_host = settings.is_local and not settings.api_key
+        self._num_open: Counter[str] = Counter()
+        most = settings.limits.requests_per_key(len(settings.api_key))
+        self._max_open = most and ceil(most / settings.api_server_count)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = self._check(scope)
+        except RefusedError as error:
+            reply = error_reply(error)
+            await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["tenant"] = key if len(self._keys) > 1 else ""
+        state["weight"] = self._weights.get(key, 1.0)
+        self._num_open[key] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_open[key] -= 1
+            if not self._num_open[key]:
+                del self._num_open[key]
+
+    def _check(self, scope: Scope) -> str:
+        """The caller's key, as `ApiKeys.find` names it."""
+        items: list[tuple[bytes, bytes]] = scope["headers"]
+        self._check_size(items)
+        headers = dict(items)
+        if self._checks_host:
+            self._check_host(headers.get(b"host", b""))
+        if not len(self._keys) or scope["path"] in self._open_paths:
+            return ""
+        key = self._keys.find(headers)
+        if key is None:
+            raise RefusedError(
+                "The request has no valid API key. Send one as `Authorization: Bearer KEY` or "
+                "`x-api-key: KEY`.",
+                status=401,
+            )
+        if self._max_open is not None and self._num_open[key] >= self._max_open:
+            raise RefusedError(
+                f"This API key has {self._max_open} requests open (max_requests_per_key). "
+                "Wait for one to end.",
+                status=429,
+                retry_after_s=1,
+            )
+        return key
+
+    def _check_size(self, items: list[tuple[bytes, bytes]]) -> None:
+        num_bytes = sum(len(name) + len(value) for name, value in items)
+        limits = self._limits
+        if len(items) > limits.max_headers or num_bytes > limits.max_header_bytes:
+            raise RefusedError(
+                f"The request has {len(items)} headers of {num_bytes} bytes, but this server takes "
+                f"{limits.max_headers} of {limits.max_header_bytes} (max_headers, "
+                "max_header_bytes). Send less.",
+                status=431,
+            )
+
+    def _check_host(self, host: bytes) -> None:
+        """Without a key, a web page whose name was made to point here must not get through."""
+        name = host.decode("latin-1")
+        name = name if name.endswith("]") else name.rpartition(":")[0] or name
+        if name.lower() not in self._hosts:
+            raise RefusedError(
+                f"The Host header is {name[:80]!r}, which is not this machine. Start the server "
+                "with --api-key or --allowed-hosts to serve under that name.",
+                status=403,
+            )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _name(digest: bytes) -> str:
+    """Part of a key's digest: enough to tell keys apart, useless to guess one."""
+    return digest[:16].hex()

@@ -1,0 +1,34 @@
+"""The schema of bodies for /openapi.json: routes decode them with msgspec, not with pydantic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.server.requests import bodies as requests
+
+__all__ = ["add_body_schemas", "body_of"]
+
+_REFERENCE = "#/components/schemas/{name}"
+_BODIES = (
+    requests.CompletionRequest,
+    requests.ChatRequest,
+    requests.TokenizeRequest,
+    requests.DetokenizeRequest,
+    requests.PinRequest,
+)
+
+
+def body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes such a body."""
+    schema = {"$ref": _REFERENCE.format(name=kind.__name__)}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def add_body_schemas(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the schemas that `body_of` names."""
+    _, components = msgspec.json.schema_components(_BODIES, ref_template=_REFERENCE)
+    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    return document

@@ -1,0 +1,75 @@
+"""Gives each HTTP request its id, and counts what came of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.requests.errors import CLIENT_LEFT, error_reply
+
+__all__ = ["RequestTrace", "is_label"]
+
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+
+class RequestTrace:
+    """ASGI middleware, the outermost. The id is the client's `X-Request-Id` if it is a short label,
+    else a new one; it is in `scope["state"]["request_id"]` and goes back as `x-request-id`.
+
+    Ids name requests to people. Nothing is looked up by them except timelines.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, max_label_chars: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_label_chars = max_label_chars
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        request_id = self._request_id(scope["headers"])
+        scope.setdefault("state", {})["request_id"] = request_id
+        header = (b"x-request-id", request_id.encode("ascii"))
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        self._metrics.num_open_requests += 1
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001  the last net: the client gets an answer
+            await self._answer(error, status, send_with_id)
+        finally:
+            self._metrics.num_open_requests -= 1
+            route = getattr(scope.get("route"), "path", "none")
+            method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+            seconds = time.monotonic() - started
+            self._metrics.count_http(route, method, status or CLIENT_LEFT, seconds)
+
+    async def _answer(self, error: Exception, status: int, send: Send) -> None:
+        reply = error_reply(error)
+        if status:
+            return
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+    def _request_id(self, headers: list[tuple[bytes, bytes]]) -> str:
+        given = next((value for name, value in headers if name == b"x-request-id"), b"")
+        text = given.decode("latin-1")
+        return text if is_label(text, self._max_label_chars) else secrets.token_hex(16)
+
+
+def is_label(text: str, max_chars: int) -> bool:
+    """Whether `text` can stand in headers, logs and JSON as it is."""
+    return 0 < len(text) <= max_chars and text.isascii() and text.isprintable()

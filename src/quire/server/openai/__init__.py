@@ -1,0 +1,3 @@
+"""Chat and completions as the OpenAI API writes them."""
+
+__all__: list[str] = []

@@ -1,0 +1,270 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import TokenLogprobs
+from quire.rendering import RenderedPrompt, Renderer
+from quire.server.generation.service import Generation, SampleDelta
+from quire.server.http.events import DONE, EventSink
+from quire.server.openai.answer import (
+    AnswerHead,
+    WholeSample,
+    collect,
+    encode,
+    run_all,
+    wants_usage,
+)
+from quire.server.openai.job import Job
+from quire.server.openai.logprobs import CompletionLogprobs, LogprobsWriter
+from quire.server.openai.usage import Usage, usage_of
+from quire.server.requests.bodies import CompletionRequest
+
+__all__ = ["CompletionAnswer"]
+
+Prompt = str | list[int]
+
+_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+"""What follows the text of a chunk that has nothing else."""
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    prompt_logprobs: object = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class _Completion(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_Choice]
+    usage: Usage
+    timeline: dict[str, object] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionAnswer:
+    """The answer to one request, whole or as a stream. Sample i of prompt p has the index
+    p × n + i."""
+
+    job: Job
+    body: CompletionRequest
+    params: SamplingParams
+    prompts: list[Prompt]
+
+    async def whole(self) -> bytes:
+        """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
+        head = self._head()
+        choices: dict[int, _Choice] = {}
+        generations: list[Generation] = []
+
+        async def answer(number: int, prompt: Prompt) -> None:
+            async with self._open(prompt) as generation:
+                generations.append(generation)
+                samples = await collect(generation)
+                for index, sample in enumerate(samples, start=number * self.params.n):
+                    choices[index] = self._choice(index, sample, generation)
+
+        await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
+        found = _Completion(
+            head.id,
+            head.kind,
+            head.created,
+            head.model,
+            [choices[index] for index in sorted(choices)],
+            usage_of(generations, with_output=self._has_output),
+        )
+        if self.body.return_timeline:
+            found.timeline = self.job.timeline.as_dict()
+        return encode(found)
+
+    async def stream(self, sink: EventSink) -> bytes:
+        """Write all events but the last ones, which are returned. Errors as in `whole`."""
+        at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
+        head = self._head()
+        generations: list[Generation] = []
+
+        async def answer(number: int, prompt: Prompt) -> None:
+            async with self._open(prompt) as generation:
+                generations.append(generation)
+                chunks = _ChunkWriter(self, generation, head, number, usage_in_each=in_each)
+
+                def write(deltas: list[SampleDelta]) -> None:
+                    sink.write(b"".join(map(chunks.event, deltas)))
+
+                await generation.run(write, sink)
+
+        await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
+        usage = usage_of(generations, with_output=self._has_output) if at_end else None
+        timeline = self.job.timeline if self.body.return_timeline else None
+        return head.last_event(usage, timeline) + DONE
+
+    @property
+    def _has_output(self) -> bool:
+        """False for max_tokens 0: one token is computed, and not shown."""
+        return self.body.max_tokens != 0
+
+    def shown(self, sample: WholeSample) -> WholeSample:
+        """What of a sample the answer shows."""
+        if self._has_output:
+            return sample
+        return WholeSample(finish_reason="length")
+
+    def writer(self) -> LogprobsWriter:
+        return self.job.logprobs(self.body.logprobs or 0, self.body)
+
+    def echo_of(self, generation: Generation) -> str:
+        """The prompt's text, if it is to be repeated."""
+        if not self.body.echo:
+            return ""
+        return _text_of(generation.prompt, self.job.ready.model.front.renderer)
+
+    def logprobs_of(
+        self,
+        writer: LogprobsWriter,
+        generation: Generation,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        *,
+        with_prompt: bool,
+    ) -> CompletionLogprobs | None:
+        """Of a piece of the output, after the whole prompt if that is echoed with it."""
+        if self.body.logprobs is None:
+            return None
+        entries: list[TokenLogprobs | None] = [*logprobs]
+        if with_prompt and self.body.echo:
+            entries = [*generation.prompt_logprobs, *entries]
+            token_ids = [*generation.prompt.token_ids, *token_ids]
+        return writer.completion(token_ids, entries)
+
+    def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
+        job = self.job
+        render = partial(
+            job.prompts.render_prompt,
+            job.ready.model.front.renderer,
+            prompt,
+            job.ready.capacity.max_model_len,
+            add_special_tokens=self.body.add_special_tokens is not False,
+        )
+        return job.open(render, self.params, self.body)
+
+    def _head(self) -> AnswerHead:
+        return self.job.head("cmpl-", "text_completion")
+
+    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> _Choice:
+        sample, writer = self.shown(sample), self.writer()
+        choice = _Choice(
+            index,
+            self.echo_of(generation) + sample.text,
+            self.logprobs_of(
+                writer, generation, sample.token_ids, sample.logprobs, with_prompt=True
+            ),
+            sample.finish_reason,
+            sample.stop_reason,
+        )
+        if self.body.prompt_logprobs is not None:
+            writer = self.job.logprobs(self.body.prompt_logprobs, self.body)
+            choice.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
+        if self.body.return_token_ids:
+            choice.token_ids = sample.token_ids
+            choice.prompt_token_ids = generation.prompt.token_ids
+        return choice
+
+
+class _ChunkWriter:
+    """Writes the chunks of one prompt around prepared bytes."""
+
+    def __init__(
+        self,
+        answer: CompletionAnswer,
+        generation: Generation,
+        head: AnswerHead,
+        number: int,
+        *,
+        usage_in_each: bool,
+    ) -> None:
+        n = generation.params.n
+        start = head.event_start()
+        self._starts = [start + b'{"index":%d,"text":' % (number * n + i) for i in range(n)]
+        self._has_begun = [False] * n
+        self._answer = answer
+        self._generation = generation
+        self._writers = [answer.writer() for _ in range(n)]
+        self._has_logprobs = answer.body.logprobs is not None
+        self._has_ids = bool(answer.body.return_token_ids)
+        self._usage_in_each = usage_in_each
+        has_more = self._has_logprobs or self._has_ids or usage_in_each
+        self._is_plain = not has_more and answer.body.max_tokens != 0
+
+    def event(self, delta: SampleDelta) -> bytes:
+        """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
+        is_first = not self._has_begun[delta.index]
+        if self._is_plain and not is_first and delta.finish_reason is None:
+            text, start = delta.text, self._starts[delta.index]
+            return b"%b%b%b" % (start, encode(text), _PLAIN_END) if text else b""
+        self._has_begun[delta.index] = True
+        delta = self._shown(delta)
+        text = self._answer.echo_of(self._generation) + delta.text if is_first else delta.text
+        has_more = self._has_ids or (self._has_logprobs and (is_first or bool(delta.token_ids)))
+        if not text and delta.finish_reason is None and not has_more:
+            return b""
+        parts = [
+            self._starts[delta.index],
+            encode(text),
+            b',"logprobs":',
+            self._logprobs_of(delta, is_first),
+        ]
+        if delta.finish_reason is None:
+            parts.append(b',"finish_reason":null')
+        else:
+            parts.append(b',"finish_reason":"%s"' % delta.finish_reason.encode())
+        parts += (b',"stop_reason":', encode(delta.stop_reason))
+        if self._has_ids:
+            parts += (b',"token_ids":', encode(delta.token_ids))
+        if self._has_ids and is_first:
+            parts += (b',"prompt_token_ids":', encode(self._generation.prompt.token_ids))
+        parts.append(b"}]")
+        if self._usage_in_each:
+            parts += (b',"usage":', encode(usage_of([self._generation])))
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def _shown(self, delta: SampleDelta) -> SampleDelta:
+        if self._answer.body.max_tokens != 0:
+            return delta
+        return SampleDelta(delta.index, "", [], [], delta.finish_reason and "length", None)
+
+    def _logprobs_of(self, delta: SampleDelta, is_first: bool) -> bytes:
+        if not self._has_logprobs:
+            return b"null"
+        found = self._answer.logprobs_of(
+            self._writers[delta.index],
+            self._generation,
+            delta.token_ids,
+            delta.logprobs,
+            with_prompt=is_first,
+        )
+        return encode(found)
+
+
+def _text_of(prompt: RenderedPrompt, renderer: Renderer) -> str:
+    if prompt.text is not None:
+        return prompt.text
+    if renderer.tokenizer is None:
+        return ""
+    return renderer.tokenizer.decode(prompt.token_ids)

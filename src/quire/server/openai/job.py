@@ -1,0 +1,83 @@
+"""What an answer works with: one request, and the parts of the server that serve it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.server.generation.backend import Ready
+from quire.server.generation.prompts import PromptRenderer
+from quire.server.generation.service import Generation, GenerationService, Render
+from quire.server.generation.waiting import Party
+from quire.server.openai.answer import AnswerHead
+from quire.server.openai.beams import beam_rules
+from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
+from quire.server.openai.sampling import limit_field
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.bodies import GenerationRequest
+
+__all__ = ["Job", "tenant_salt"]
+
+
+def tenant_salt(tenant: str, cache_salt: str | None) -> str:
+    """Of the cached prefixes of a request: tenants share none, whatever they name."""
+    return f"{tenant}\0{cache_salt or ''}" if tenant else cache_salt or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """tenant: separates the cached prefixes of those who hold different API keys.
+    weight: of the key, for the policy `fair`. always_usage: streams give their usage, asked or not.
+    party, logprobs_budget: of all prompts of the request."""
+
+    ready: Ready
+    prompts: PromptRenderer
+    generations: GenerationService
+    logprobs_budget: LogprobsBudget
+    max_beam_width: int
+    timeline: Timeline
+    tenant: str = ""
+    weight: float = 1.0
+    always_usage: bool = False
+    party: Party = field(default_factory=Party)
+
+    def head(self, prefix: str, kind: str) -> AnswerHead:
+        """The head of an answer to this request."""
+        return AnswerHead(
+            prefix + self.timeline.request_id, kind, int(time.time()), self.ready.model.names[0]
+        )
+
+    def logprobs(self, num_top: int, body: GenerationRequest) -> LogprobsWriter:
+        """A writer for one choice of this answer."""
+        return LogprobsWriter(
+            self.ready.model.front.renderer.tokenizer,
+            num_top,
+            self.logprobs_budget,
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )
+
+    def open(
+        self,
+        render: Render,
+        params: SamplingParams,
+        body: GenerationRequest,
+    ) -> AbstractAsyncContextManager[Generation]:
+        """As `GenerationService.open`."""
+        return self.generations.open(
+            self.ready,
+            render,
+            params,
+            timeline=self.timeline,
+            party=self.party,
+            truncate=body.truncate_prompt_tokens,
+            salt=tenant_salt(self.tenant, body.cache_salt),
+            scheduling=self._scheduling(body),
+            beams=beam_rules(body, self.max_beam_width),
+            limit_field=limit_field(body),
+        )
+
+    def _scheduling(self, body: GenerationRequest) -> SchedulingParams:
+        return SchedulingParams(body.priority or 0, body.deadline_s, self.tenant, self.weight)

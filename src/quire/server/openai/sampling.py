@@ -1,0 +1,148 @@
+"""From the fields of a request to SamplingParams, within the server's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+
+from quire.errors import RequestError
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.openai.beams import beam_rules, defaults_of
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
+
+_SHARED_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""max_tokens of a completion that names none, as the OpenAI API has it."""
+
+
+def completion_params(
+    body: CompletionRequest, defaults: Mapping[str, object], limits: Limits
+) -> SamplingParams:
+    """Parameters of a completion. `echo` with logprobs asks for those of the prompt too, and
+    max_tokens 0 becomes 1: the engine computes the prompt to sample, and the token is dropped."""
+    given, defaults = _shared(body, limits), defaults_of(body, defaults)
+    given["logprobs"] = body.logprobs
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.logprobs
+    given["max_tokens"] = body.max_tokens
+    if body.max_tokens is None and "max_tokens" not in defaults:
+        given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+    if body.max_tokens == 0 and body.echo:
+        given["max_tokens"] = 1
+    _check_at_most("logprobs", body.logprobs, "max_logprobs", limits)
+    return SamplingParams.from_optional(defaults, **given)
+
+
+def chat_params(
+    body: ChatRequest, defaults: Mapping[str, object], limits: Limits
+) -> SamplingParams:
+    """Parameters of a chat. Without max_tokens the answer may fill the context."""
+    given, defaults = _shared(body, limits), defaults_of(body, defaults)
+    given["logprobs"] = _chat_logprobs(body, limits)
+    limit = limit_field(body)
+    given["max_tokens"] = getattr(body, limit)
+    # SamplingParams itself has 16 by default; None in `defaults` means "up to the context".
+    try:
+        return SamplingParams.from_optional({"max_tokens": None, **defaults}, **given)
+    except RequestError as error:
+        if not str(error).startswith("max_tokens "):
+            raise
+        raise RefusedError(str(error).replace("max_tokens", limit, 1), param=limit) from error
+
+
+def limit_field(body: GenerationRequest) -> str:
+    """The field of the request that bounds the answer."""
+    newer = isinstance(body, ChatRequest) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
+
+
+def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RefusedError(
+            f"top_logprobs is {body.top_logprobs}, but logprobs is not true. Set it to true.",
+            param="top_logprobs",
+        )
+    _check_at_most("top_logprobs", body.top_logprobs, "max_logprobs", limits)
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
+    _check_limits(body, limits)
+    beam_rules(body, limits.max_beam_width)
+    if body.stream_options is not None and not body.stream:
+        raise RefusedError(
+            "stream_options is given, but stream is not true. Set stream, or leave it out.",
+            param="stream_options",
+        )
+    if body.stream and body.prompt_logprobs:
+        raise RefusedError(
+            f"prompt_logprobs is {body.prompt_logprobs} in a stream, which has no place for them. "
+            "Set stream to false.",
+            param="prompt_logprobs",
+        )
+    return {name: getattr(body, name) for name in _SHARED_FIELDS}
+
+
+def _check_limits(body: GenerationRequest, limits: Limits) -> None:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    highest = limits.max_priority
+    if body.priority is not None and abs(body.priority) > highest:
+        raise RefusedError(
+            f"priority is {body.priority}, but this server takes {-highest} to {highest} "
+            "(max_priority).",
+            param="priority",
+        )
+    _check_at_most("n", body.n, "max_n", limits, lowest=1)
+    _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
+    _check_length("stop", stops, "max_stop", limits)
+    for stop in stops:
+        _check_length("a string of stop", stop, "max_stop_chars", limits)
+    _check_length("stop_token_ids", body.stop_token_ids, "max_stop_token_ids", limits)
+    _check_length("logit_bias", body.logit_bias, "max_logit_bias", limits)
+    _check_length("allowed_token_ids", body.allowed_token_ids, "max_allowed_token_ids", limits)
+    _check_length("bad_words", body.bad_words, "max_bad_words", limits)
+    for word in body.bad_words or ():
+        _check_length("a word of bad_words", word, "max_stop_chars", limits)
+    for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):
+        check_label(name, text, limits)
+
+
+def _check_at_most(
+    name: str, value: int | None, limit: str, limits: Limits, lowest: int = 0
+) -> None:
+    """Refuse what is above the limit, and -1, which asks for everything."""
+    highest: int = getattr(limits, limit)
+    if value is not None and not lowest <= value <= highest:
+        raise RefusedError(
+            f"{name} is {value}, but this server gives {lowest} to {highest} ({limit}). "
+            "Send one of these.",
+            param=name,
+        )
+
+
+def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) -> None:
+    highest: int = getattr(limits, limit)
+    if value is not None and len(value) > highest:
+        raise RefusedError(
+            f"{name} has a length of {len(value)}, but this server takes at most {highest} "
+            f"({limit}). Send less.",
+            param=name.rpartition(" ")[2],
+        )
+
+
+def check_label(name: str, text: str | None, limits: Limits) -> None:
+    """RefusedError for what is too long, or cannot stand in logs and JSON as it is."""
+    if text is None:
+        return
+    _check_length(name, text, "max_label_chars", limits)
+    if not text.isascii() or not text.isprintable():
+        raise RefusedError(f"{name} is {ascii(text)[:80]}. Use printable ASCII.", param=name)

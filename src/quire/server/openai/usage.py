@@ -1,0 +1,40 @@
+"""What a request used, as responses say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from quire.server.generation.service import Generation
+
+__all__ = ["Usage", "usage_of"]
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of all prompts (each counted once) and of all samples."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _PromptDetails
+
+
+def usage_of(generations: Iterable[Generation], *, with_output: bool = True) -> Usage:
+    """So far. `with_output` False leaves out tokens that were computed but not asked for."""
+    prompt_tokens = completion_tokens = cached_tokens = 0
+    for generation in generations:
+        prompt_tokens += len(generation.prompt.token_ids)
+        cached_tokens += generation.num_cached_tokens
+        if with_output:
+            completion_tokens += generation.num_tokens
+    return Usage(
+        prompt_tokens,
+        prompt_tokens + completion_tokens,
+        completion_tokens,
+        _PromptDetails(min(cached_tokens, prompt_tokens)),
+    )

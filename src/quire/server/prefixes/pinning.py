@@ -1,0 +1,130 @@
+"""Prefixes that a server keeps in the cache: one on demand, and those of the operator's files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.engine.async_client import AsyncEngineClient
+from quire.errors import ConfigError, EngineError, RequestError
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
+from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.protocol.status import EngineState, EngineStatus
+from quire.server.prefixes.files import RenderedPrefix
+
+__all__ = ["PrefixKeeper", "pin_prefix"]
+
+logger = logging.getLogger("quire.server")
+
+RETRY_S = 0.5
+MAX_TRIES = 20
+
+
+async def pin_prefix(
+    client: AsyncEngineClient,
+    name: str,
+    token_ids: Sequence[int],
+    *,
+    seconds: float = math.inf,
+    salt: str = "",
+    scheduling: SchedulingParams | None = None,
+    is_shared: bool = False,
+) -> PinnedPrefix:
+    """Compute a prefix and keep it. name: no other pin has it.
+
+    Raises RequestError if the engine refuses it, EngineError if it was not pinned after all, and
+    EngineUnavailableError.
+    """
+    request = EngineRequest(
+        request_id=name,
+        first_handle=client.reserve_handles(1),
+        prompt_token_ids=np.array(token_ids, np.int32),
+        params=PIN_PARAMS,
+        seed=0,
+        arrival_time=time.monotonic(),
+        salt=salt,
+        scheduling=scheduling or SchedulingParams(),
+        pin_seconds=seconds,
+        pin_is_shared=is_shared,
+    )
+    finish: SequenceFinish | None = None
+    async with await client.add(request) as stream:
+        async for update in stream:
+            finish = update.samples[0].finish if update.samples else finish
+    if finish is None or finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        message = "the engine ended the request" if finish is None else finish.message
+        raise EngineError(f"The prefix was not pinned: {message}.")
+    # By its name: a request that was replayed to another core has another handle there.
+    for pin in await client.pins():
+        if pin.name == name:
+            return pin
+    raise EngineError("The prefix was let go as soon as it was pinned. Allow it more time.")
+
+
+class PrefixKeeper:
+    """Pins the operator's prefixes on the first core, and again on each one that follows."""
+
+    def __init__(self, client: AsyncEngineClient, prefixes: Sequence[RenderedPrefix]) -> None:
+        self._client = client
+        self._prefixes = prefixes
+        self._served = -1
+
+    async def start(self) -> None:
+        """Until all are pinned. ConfigError if one cannot be, EngineError if it fails again and
+        again."""
+        for tries in range(MAX_TRIES):
+            status = await self._ready()
+            try:
+                await self._pin_all(status)
+                return
+            except RequestError as error:
+                raise ConfigError(f"A prefix of --pin-prefix is refused: {error}") from error
+            except EngineError:
+                if tries == MAX_TRIES - 1:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def keep(self) -> None:
+        """Never ends, unless there is nothing to keep. What fails is logged: the server serves on
+        without it."""
+        status = self._client.status
+        while self._prefixes:
+            if status.state is EngineState.READY and status.restarts != self._served:
+                try:
+                    await self._pin_all(status)
+                except RequestError as error:
+                    logger.error("a prefix of --pin-prefix is refused: %s", error)
+                    self._served = status.restarts
+                except EngineError as error:
+                    logger.warning("prefixes are not pinned yet: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                    status = self._client.status
+                    continue
+            status = await self._client.wait_for_change(status)
+
+    async def _ready(self) -> EngineStatus:
+        status = self._client.status
+        while status.state is not EngineState.READY:
+            status = await self._client.wait_for_change(status)
+        return status
+
+    async def _pin_all(self, status: EngineStatus) -> None:
+        """Those that the present core does not have."""
+        if self._prefixes:
+            held = {pin.name for pin in await self._client.pins() if pin.is_shared}
+            for prefix in self._prefixes:
+                if prefix.name not in held:
+                    await self._pin(prefix)
+        self._served = status.restarts
+
+    async def _pin(self, prefix: RenderedPrefix) -> None:
+        pin = await pin_prefix(self._client, prefix.name, prefix.token_ids, is_shared=True)
+        logger.info(
+            "Pinned %s: %d tokens in %d KV blocks.", pin.name, pin.num_tokens, pin.num_blocks
+        )

@@ -1,0 +1,3 @@
+"""One run of a server: its ports, fronts, owner and end."""
+
+__all__: list[str] = []

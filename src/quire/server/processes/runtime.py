@@ -1,0 +1,42 @@
+"""How each process of a server runs: its event loop, and its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from quire.server.processes.stand_in import PROBES
+
+__all__ = ["log_to_stderr", "new_loop"]
+
+_QUIET_PATHS = PROBES | {"/metrics"}
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def log_to_stderr() -> None:
+    """The form of line that users of such servers know."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
+        datefmt="%m-%d %H:%M:%S",
+    )
+    # Its lines about starting would come before the engine is ready; the boot screen has them.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").addFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's access log is to be written: those of probes and of scrapes that
+    went well come every few seconds."""
+    if not isinstance(record.args, tuple) or len(record.args) != 5:
+        return True
+    _, _, path, _, status = record.args
+    return status != 200 or str(path).partition("?")[0] not in _QUIET_PATHS

@@ -1,0 +1,85 @@
+"""One front process, as its owner sees it: the pipes that lead to it, its heartbeat and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+
+from quire.engine.launch import launch_bytes
+from quire.server.processes.front_launch import FrontLaunch
+
+__all__ = ["FRONT_COMMAND", "WatchedFront"]
+
+FRONT_COMMAND = (sys.executable, "-m", "quire.server.processes.front_process")
+START_S = 120.0
+"""A front that does not listen after so long hangs."""
+
+
+class WatchedFront:
+    """A process that has been spawned, and not yet told what to do."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None, "spawned with pipes"
+        self._process = process
+        self._stdin, self._stdout = process.stdin, process.stdout
+
+    @classmethod
+    async def spawn(cls, listener: int) -> WatchedFront:
+        """listener: descriptor that the process inherits."""
+        pipe = asyncio.subprocess.PIPE
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *FRONT_COMMAND, stdin=pipe, stdout=pipe, pass_fds=(listener,)
+            )
+        )
+
+    async def launch(self, launch: FrontLaunch) -> None:
+        """Tell it what to do."""
+        self._stdin.write(launch_bytes(launch))
+        with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
+            await self._stdin.drain()
+
+    async def watch(self, hang_limit_s: float, on_listening: Callable[[], None]) -> bool:
+        """Until it has ended (False), or has said nothing for so long (True). on_listening: called
+        when it takes connections."""
+        heard = await self._hear(START_S)
+        if heard:
+            on_listening()
+        while heard:
+            heard = await self._hear(hang_limit_s)
+        return heard is None
+
+    async def _hear(self, limit_s: float) -> bytes | None:
+        """What it says: nothing when it has ended, None if nothing came for so long.
+
+        In halves: the first one may have passed while this process slept itself, with beats that
+        have not been read.
+        """
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s / 2):
+                    return await self._stdout.read(4096)
+        return None
+
+    def drain(self) -> None:
+        """Let it refuse new requests, and end when open ones have."""
+        # RuntimeError: the pipe of one that died is closed (uvloop).
+        with contextlib.suppress(OSError, RuntimeError):
+            self._stdin.write(b"d")
+
+    def end(self) -> None:
+        """Let it end now: open requests fail, with a message."""
+        self._stdin.close()
+
+    async def wait(self) -> int:
+        """Until it has ended; its exit status."""
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        """Until it has ended, whatever it does."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.wait()

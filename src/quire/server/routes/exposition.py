@@ -1,0 +1,203 @@
+"""What /metrics shows: the names that dashboards for vLLM query, and quire's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from quire.protocol.status import EngineState
+from quire.server.readings.front_board import FrontReading
+from quire.server.readings.histogram import Histogram
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.routes.services import Services
+from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats
+
+__all__ = ["Exposition"]
+
+_LABELS = ("model_name", "engine")
+_ENDINGS = ("stop", "length", "abort", "error")
+
+
+class Exposition:
+    """The text of one scrape. Names and label sets are closed: nothing of a request's text is in
+    them."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, services: Services) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_ServerCollector(services))
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _ServerCollector(Collector):
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def describe(self) -> list[Metric]:
+        """None ahead of the first scrape: the model's name is not known yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        backend = self._services.backend
+        model, client = backend.model, backend.client
+        labels = (model.names[0] if model is not None else "", "0")
+        stats = EngineStats() if client is None else client.stats
+        fronts = self._services.total()
+        yield from self._gauges(stats, fronts, labels)
+        yield from self._counters(stats, fronts, labels)
+        yield from self._histograms(fronts.metrics, labels)
+        yield _step_tokens(stats, labels)
+        yield from self._http(fronts.metrics)
+        yield from self._state()
+
+    def _gauges(
+        self, stats: EngineStats, fronts: FrontReading, labels: tuple[str, str]
+    ) -> Iterator[Metric]:
+        tokens_per_s = self._services.waiting.tokens_per_s
+        status = self._services.backend.status
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests that compute.", stats.num_running),
+            ("vllm:num_requests_waiting", "Requests that wait to compute.", stats.num_waiting),
+            ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
+            ("quire:host_kv_cache_usage_perc", "Of the swap space.", stats.host_kv_cache_usage),
+            ("vllm:engine_sleep_state", "1 while the engine sleeps, which it never does.", 0),
+            ("quire:kv_blocks", "KV blocks.", stats.num_blocks),
+            ("quire:kv_blocks_cached", "Free ones with a prefix.", stats.num_cached_blocks),
+            ("quire:kv_tokens", "Tokens in KV blocks in use.", stats.num_tokens_in_used_blocks),
+            ("quire:front_waiting_requests", "Before the first step.", fronts.num_waiting_requests),
+            ("quire:front_waiting_tokens", "Their prompt tokens.", fronts.num_waiting_tokens),
+            ("quire:prefill_tokens_per_second", "While requests wait.", tokens_per_s),
+            ("quire:engine_restarts", "Engine cores that had to be replaced.", status.restarts),
+        ):  # fmt: skip
+            yield _gauge(name, text, labels, float(value))
+        by_reason = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "By reason.", labels=(*_LABELS, "reason")
+        )
+        by_reason.add_metric((*labels, "capacity"), float(stats.num_waiting))
+        yield by_reason
+        capacity = status.capacity
+        if capacity is not None:
+            info = GaugeMetricFamily(
+                "vllm:cache_config_info",
+                "The KV cache.",
+                labels=("block_size", "num_gpu_blocks", "engine"),
+            )
+            info.add_metric((str(capacity.block_size), str(capacity.num_blocks), "0"), 1.0)
+            yield info
+
+    def _counters(
+        self, stats: EngineStats, fronts: FrontReading, labels: tuple[str, str]
+    ) -> Iterator[Metric]:
+        metrics = fronts.metrics
+        for name, text, value in (
+            ("vllm:prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens that were generated.", metrics.generation_tokens),
+            ("vllm:prompt_tokens_cached", "From the cache.", stats.cached_tokens_total),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens_total),
+            ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.cached_tokens_total),
+            ("vllm:num_preemptions", "Requests that lost their blocks.", stats.preempted_total),
+            ("quire:swapped_out_requests", "Preempted to host memory.", stats.swapped_out_total),
+            ("quire:swapped_in_requests", "Back from host memory.", stats.swapped_in_total),
+            ("quire:engine_steps", "Steps of the engine.", stats.steps_total),
+            ("quire:engine_step_seconds", "Time in steps.", stats.step_seconds_total),
+            ("quire:garbled_messages", "Between front and core.", stats.garbled_messages_total),
+            ("quire:engine_refused_requests", "Refused by the engine.", stats.refused_total),
+        ):  # fmt: skip
+            yield _counter(name, text, labels, float(value))
+        success = CounterMetricFamily(
+            "vllm:request_success", "Samples by their end.", labels=(*_LABELS, "finished_reason")
+        )
+        for reason in _ENDINGS:
+            success.add_metric((*labels, reason), float(metrics.finished.get(reason, 0)))
+        yield success
+        refused = CounterMetricFamily(
+            "vllm:admission_rejections", "Shed by the waiting room.", labels=(*_LABELS, "reason")
+        )
+        for reason in ("requests", "tokens"):
+            refused.add_metric((*labels, reason), float(fronts.refused.get(reason, 0)))
+        yield refused
+
+    def _histograms(self, found: ServerMetrics, labels: tuple[str, str]) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("vllm:time_to_first_token_seconds", "From arrival.", found.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Between tokens.", found.inter_token_latency),
+            ("vllm:time_per_output_token_seconds", "As above.", found.inter_token_latency),
+            ("vllm:request_time_per_output_token_seconds", "Per request.", found.request_tpot),
+            ("vllm:e2e_request_latency_seconds", "Arrival to end.", found.e2e_latency),
+            ("vllm:request_queue_time_seconds", "Queued to first step.", found.queue_time),
+            ("vllm:request_prefill_time_seconds", "First step to token.", found.prefill_time),
+            ("vllm:request_decode_time_seconds", "First to last token.", found.decode_time),
+            ("vllm:request_inference_time_seconds", "First step to end.", found.inference_time),
+            ("vllm:request_prompt_tokens", "Tokens of a prompt.", found.request_prompt_tokens),
+            ("vllm:request_generation_tokens", "Tokens given.", found.request_generation_tokens),
+            ("vllm:request_params_max_tokens", "max_tokens, if given.", found.request_max_tokens),
+            ("vllm:request_params_n", "Samples per prompt.", found.request_n),
+            ("quire:render_seconds", "Chat template and tokenizing.", found.render_time),
+        ):  # fmt: skip
+            yield _histogram(name, text, _LABELS, [(labels, histogram)])
+
+    def _http(self, metrics: ServerMetrics) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "http_requests", "HTTP requests.", labels=("handler", "method", "status")
+        )
+        for key, count in metrics.http.items():
+            requests.add_metric(key, float(count))
+        yield requests
+        series = [((handler,), found) for handler, found in metrics.http_seconds.items()]
+        yield _histogram("http_request_duration_seconds", "HTTP requests.", ("handler",), series)
+
+    def _state(self) -> Iterator[Metric]:
+        now = self._services.backend.status.state
+        family = GaugeMetricFamily(
+            "quire:engine_state", "1 for the present one.", labels=("state",)
+        )
+        for state in EngineState:
+            family.add_metric((state.value,), float(state is now))
+        yield family
+
+
+def _gauge(name: str, text: str, labels: tuple[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=_LABELS)
+    family.add_metric(labels, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(name, text, labels=_LABELS)
+    family.add_metric(labels, value)
+    return family
+
+
+def _histogram(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    series: list[tuple[tuple[str, ...], Histogram]],
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in series:
+        family.add_metric(values, histogram.cumulative(), histogram.total)
+    return family
+
+
+def _step_tokens(stats: EngineStats, labels: tuple[str, str]) -> Metric:
+    """Sampled tokens per step: the engine core counts them itself."""
+    histogram = Histogram(tuple(map(float, STEP_TOKEN_BOUNDS)))
+    histogram.counts = list(stats.step_tokens)
+    histogram.total = float(stats.generation_tokens_total)
+    return _histogram(
+        "vllm:iteration_tokens_total", "Tokens of a step.", _LABELS, [(labels, histogram)]
+    )

@@ -1,0 +1,118 @@
+"""The routes of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from quire.server.generation.prompts import prompt_list
+from quire.server.http.body import BodyDecoder
+from quire.server.http.events import EventSink, EventStream, while_connected
+from quire.server.http.openapi import body_of
+from quire.server.openai.answer import encode
+from quire.server.openai.chat import ChatAnswer
+from quire.server.openai.completions import CompletionAnswer
+from quire.server.openai.sampling import chat_params, completion_params
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.routes.services import Services
+
+__all__ = ["JSON", "generating_routes", "openai_router"]
+
+JSON = "application/json"
+
+Answer = ChatAnswer | CompletionAnswer
+
+
+def openai_router(services: Services) -> APIRouter:
+    """Completions, chats and models."""
+    router = APIRouter(tags=["OpenAI"])
+    limits = services.settings.limits
+    completions: BodyDecoder[CompletionRequest] = BodyDecoder(CompletionRequest, limits)
+    chats: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest, limits)
+
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        """Continue one or more prompts."""
+        ready = services.ready()
+        body = await completions.decode(await services.bodies.read(request))
+        params = completion_params(body, ready.model.front.default_sampling, limits)
+        prompts = prompt_list(body.prompt, limits, max(params.n, body.best_of or 1))
+
+        def answer(timeline: Timeline) -> Answer:
+            job = services.job(ready, request, body, timeline)
+            return CompletionAnswer(job, body, params, prompts)
+
+        return await _respond(services, request, body, answer)
+
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        ready = services.ready()
+        body = await chats.decode(await services.bodies.read(request))
+        params = chat_params(body, ready.model.front.default_sampling, limits)
+
+        def answer(timeline: Timeline) -> Answer:
+            return ChatAnswer(services.job(ready, request, body, timeline), body, params)
+
+        return await _respond(services, request, body, answer)
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        """The served model, under each of its names."""
+        names = services.backend.require().model.names
+        cards = [_model_card(services, name) for name in names]
+        return Response(encode({"object": "list", "data": cards}), media_type=JSON)
+
+    @router.get("/v1/models/{model_id:path}")
+    async def retrieve_model(model_id: str) -> Response:
+        """One name of the served model."""
+        services.backend.require().model.check_name(model_id)
+        return Response(encode(_model_card(services, model_id)), media_type=JSON)
+
+    return router
+
+
+def generating_routes(router: APIRouter) -> list[APIRoute]:
+    """Those of `openai_router` that take most of the load."""
+    return [
+        route
+        for route in router.routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    ]
+
+
+async def _respond(
+    services: Services,
+    request: Request,
+    body: GenerationRequest,
+    new_answer: Callable[[Timeline], Answer],
+) -> Response:
+    if body.stream:
+
+        async def produce(sink: EventSink) -> bytes:
+            with services.recorded(request, body) as timeline:
+                return await new_answer(timeline).stream(sink)
+
+        return EventStream(produce, services.settings.limits.sse_keep_alive_s)
+    with services.recorded(request, body) as timeline:
+        work = new_answer(timeline).whole()
+        return Response(await while_connected(request.receive, work), media_type=JSON)
+
+
+def _model_card(services: Services, name: str) -> dict[str, Any]:
+    ready = services.backend.require()
+    return {
+        "id": name,
+        "object": "model",
+        "created": ready.model.created,
+        "owned_by": "quire",
+        "root": ready.model.root,
+        "parent": None,
+        "max_model_len": ready.capacity.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,141 @@
+"""The parts of the server, put together once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+
+from quire.errors import EngineError
+from quire.protocol.status import EngineState
+from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.prompts import PromptRenderer
+from quire.server.generation.service import GenerationService
+from quire.server.generation.waiting import WaitingRoom
+from quire.server.http.body import BodyReader
+from quire.server.openai.job import Job
+from quire.server.openai.logprobs import LogprobsBudget
+from quire.server.readings.front_board import FrontBoard, FrontReading
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline, TimelineLog
+from quire.server.requests.bodies import GenerationRequest
+from quire.server.requests.errors import RefusedError
+from quire.server.settings import ServerSettings
+
+__all__ = ["Services"]
+
+logger = logging.getLogger("quire.server")
+
+_NEVER_LOGGED = (
+    "prompt", "messages", "documents", "chat_template", "chat_template_kwargs", "cache_salt",
+)  # fmt: skip
+
+_ENDS = "the server is shutting down"
+"""How what a closed engine client says begins."""
+
+
+class Services:
+    """What the routes work with."""
+
+    def __init__(
+        self, settings: ServerSettings, backend: Backend, board: FrontBoard | None, front: int
+    ) -> None:
+        """board: None for a front without others; front: its number on the board."""
+        limits = settings.limits
+        self._board, self._front = board, front
+        self.settings = settings
+        self.backend = backend
+        self.metrics = ServerMetrics()
+        self.timelines = TimelineLog(settings.num_kept_timelines)
+        self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
+        self.bodies = BodyReader(limits)
+        self.prompts = PromptRenderer(
+            limits,
+            settings.render_threads,
+            trust_templates=settings.trust_request_chat_template,
+        )
+        self._generations = GenerationService(limits, self.metrics, self.waiting)
+
+    def ready(self) -> Ready:
+        """The engine. RefusedError 503 while it takes no requests, or too many wait for it."""
+        ready = self.backend.require()
+        self.waiting.set_capacity(ready.capacity.max_model_len, ready.capacity.max_num_seqs)
+        self.waiting.check()
+        return ready
+
+    def job(
+        self, ready: Ready, request: Request, body: GenerationRequest, timeline: Timeline
+    ) -> Job:
+        """What an answer to this request works with."""
+        ready.model.check_name(body.model)
+        if self.settings.enable_log_requests:
+            logger.info("Received request %s: params: %s", timeline.request_id, _parameters(body))
+        return Job(
+            ready=ready,
+            prompts=self.prompts,
+            generations=self._generations,
+            logprobs_budget=LogprobsBudget(self.settings.limits.max_logprobs_bytes),
+            max_beam_width=self.settings.limits.max_beam_width,
+            timeline=timeline,
+            tenant=request.state.tenant,
+            weight=request.state.weight,
+            always_usage=self.settings.enable_force_include_usage,
+        )
+
+    @contextmanager
+    def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
+        """The timeline of a request, which is kept when it ends."""
+        request_id = body.request_id or request.state.request_id
+        timeline = Timeline(request_id, request.url.path, request.state.tenant)
+        try:
+            yield timeline
+        except BaseException as caught:
+            error = self._as_told(caught)
+            refused = isinstance(error, RefusedError)
+            timeline.error = str(error) if refused else f"{type(error).__name__}: {error}"[:200]
+            if error is caught:
+                raise
+            raise error from caught
+        finally:
+            timeline.finished_s = timeline.now()
+            self.timelines.add(timeline)
+
+    def show(self) -> None:
+        """Put this front's reading where the other ones find it, once it serves."""
+        if self._board is not None and self.backend.status.state is not EngineState.STARTING:
+            self._board.write(self._front, self._reading())
+
+    def total(self) -> FrontReading:
+        """Of all fronts; of others up to a tick old."""
+        own = self._reading()
+        return own if self._board is None else self._board.total(own, self._front)
+
+    def _reading(self) -> FrontReading:
+        waiting = self.waiting
+        return FrontReading(
+            self.metrics, waiting.num_requests, waiting.num_tokens, dict(waiting.refused)
+        )
+
+    def _as_told(self, error: BaseException) -> BaseException:
+        """An engine that ends because the server does is no fault of the server."""
+        if self.backend.is_draining and isinstance(error, EngineError):
+            reason = str(error)
+            if not reason.startswith(_ENDS):
+                reason = f"{_ENDS} ({reason})"
+            return RefusedError(
+                f"{reason[0].upper()}{reason[1:]}. Send the request again.",
+                status=503,
+                retry_after_s=1,
+            )
+        return error
+
+    def close(self) -> None:
+        self.prompts.close()
+
+
+def _parameters(body: GenerationRequest) -> dict[str, object]:
+    """What was asked, without the prompt and all that may be part of it."""
+    names = (name for name in body.__struct_fields__ if name not in _NEVER_LOGGED)
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
