@@ -37,7 +37,7 @@ from tests.engine.process_harness import (
 )
 
 from quire.bench.machine import current_commit, describe_machine
-from quire.engine.host import EngineHost
+from quire.engine.supervision.host import EngineHost
 from quire.protocol.status import EngineState
 
 STREAMS = 12

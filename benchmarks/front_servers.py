@@ -24,9 +24,9 @@ from pydantic import BaseModel
 from quire.bundled import bundled_model_path
 from quire.config.families import read_model_spec
 from quire.config.settings import EngineSettings
+from quire.engine.clients.open_requests import OpenRequests
+from quire.engine.clients.request_stream import RequestStream
 from quire.engine.model_front import load_model_front
-from quire.engine.open_requests import OpenRequests
-from quire.engine.request_stream import RequestStream
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.server.app import create_app

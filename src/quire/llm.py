@@ -14,7 +14,7 @@ from typing import Any, cast
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
-from quire.engine.prompt_stream import PromptStream
+from quire.engine.clients.prompt_stream import PromptStream
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput

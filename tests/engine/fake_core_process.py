@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # in place of this file's folder
 
-from quire.engine.core import PlanObserver  # noqa: E402
-from quire.engine.core_process import StartedCore, run_core_process  # noqa: E402
-from quire.engine.heartbeat import Progress  # noqa: E402
+from quire.engine.core.engine_core import PlanObserver  # noqa: E402
+from quire.engine.core.heartbeat import Progress  # noqa: E402
+from quire.engine.supervision.core_process import StartedCore, run_core_process  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.protocol import StepPlan, StepResult  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402

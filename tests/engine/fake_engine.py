@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.config.kv_layout import KVLayout, group_layers
-from quire.engine.core import EngineCore, PlanObserver
+from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.host import EngineHost, host_engine
-from quire.engine.process_client import ProcessEngineClient
-from quire.engine.request_stream import RequestStream
-from quire.engine.stall import StallLimits
-from quire.engine.supervisor import EngineSupervisor, RestartPolicy
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.request_stream import RequestStream
+from quire.engine.supervision.host import EngineHost, host_engine
+from quire.engine.supervision.stall import StallLimits
+from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
 from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
 from quire.protocol.status import EngineState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.heartbeat import heartbeats
+from quire.engine.core.heartbeat import heartbeats
 from tests.waiting import WAIT_S
 
 

@@ -10,7 +10,7 @@ import signal
 from quire import LLM
 from quire import SamplingParams as Params
 from quire.bundled import bundled_model_path
-from quire.engine.process_client import ProcessEngineClient
+from quire.engine.clients.process_client import ProcessEngineClient
 from quire.protocol.status import EngineState
 from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
 

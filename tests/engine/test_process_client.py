@@ -14,10 +14,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from quire.engine.core_socket import core_address
-from quire.engine.private_directory import private_directory
-from quire.engine.process_client import ProcessEngineClient
-from quire.engine.supervisor import RestartPolicy
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.core.socket import core_address
+from quire.engine.supervision.private_directory import private_directory
+from quire.engine.supervision.supervisor import RestartPolicy
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
@@ -319,7 +319,7 @@ def _is_alive(pid: int) -> bool:
 
 def test_the_client_needs_no_torch_and_no_engine() -> None:
     code = (
-        "import sys, quire.engine.host\n"
+        "import sys, quire.engine.supervision.host\n"
         "heavy = {'torch', 'transformers', 'quire.scheduler', 'quire.kv_cache', 'tokenizers'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )

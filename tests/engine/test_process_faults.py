@@ -10,8 +10,9 @@ import signal
 
 import pytest
 
-from quire.engine import core_connection, supervisor
-from quire.engine.heartbeat import heartbeats
+from quire.engine.clients import core_connection
+from quire.engine.core.heartbeat import heartbeats
+from quire.engine.supervision import supervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.engine.in_flight import read_in_flight
-from quire.engine.process_client import ProcessEngineClient
-from quire.engine.request_stream import RequestStream
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.request_stream import RequestStream
+from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.messages import HANDLES_PER_CLIENT

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.open_requests import OpenRequests
-from quire.engine.request_stream import RequestStream
+from quire.engine.clients.open_requests import OpenRequests
+from quire.engine.clients.request_stream import RequestStream
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
 from quire.protocol.messages import Add, ClientMessage, CoreMessage, Extend, Output

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from quire import LLM, SamplingParams, SchedulingParams
-from quire.engine.prompt_stream import PromptStream
+from quire.engine.clients.prompt_stream import PromptStream
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, StepPlan, StepResult
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.stall import StallLimits, StallWatch
+from quire.engine.supervision.stall import StallLimits, StallWatch
 from quire.protocol.messages import Heartbeat
 
 LIMITS = StallLimits(min_s=10, steps=20, first_beat_s=15, start_s=100)

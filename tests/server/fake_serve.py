@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this file's folder
 
 from quire.config.settings import EngineSettings  # noqa: E402
-from quire.engine.supervisor import EngineSupervisor  # noqa: E402
+from quire.engine.supervision.supervisor import EngineSupervisor  # noqa: E402
 from quire.server import Limits, ServerSettings, run_server  # noqa: E402
 from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402

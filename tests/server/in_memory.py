@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.engine.async_client import UpdateStream
-from quire.engine.open_requests import OpenRequests
+from quire.engine.clients.async_client import UpdateStream
+from quire.engine.clients.open_requests import OpenRequests
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.pins import PinnedPrefix

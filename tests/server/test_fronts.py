@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from quire.config.settings import EngineSettings
-from quire.engine import supervisor
-from quire.engine.launch import mark_ready, write_failure
+from quire.engine.core.launch import mark_ready, write_failure
+from quire.engine.supervision import supervisor
 from quire.errors import ConfigError
 from quire.protocol.messages import StartFailure
 from quire.protocol.status import EngineState

@@ -11,7 +11,7 @@ from typing import Any, Self
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.async_client import RequestUpdate, SampleUpdate
+from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
 from quire.engine.model_front import ModelFront
 from quire.protocol import FinishReason, SamplingParams, SequenceFinish
 from quire.rendering import RenderedPrompt

@@ -18,8 +18,8 @@ from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
-from quire.engine.client import EngineClient, InProcessClient
-from quire.engine.core import EngineCore, PlanObserver
+from quire.engine.clients.in_process import EngineClient, InProcessClient
+from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
 from quire.platform import detect_platform

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from quire.engine.async_client import AsyncEngineClient
+from quire.engine.clients.async_client import AsyncEngineClient
 from quire.engine.model_front import ModelFront
 from quire.protocol.status import (
     CORE_STARTS,

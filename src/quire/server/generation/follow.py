@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.engine.async_client import RequestUpdate, UpdateStream
+from quire.engine.clients.async_client import RequestUpdate, UpdateStream
 
 __all__ = ["NeverFull", "Outlet", "follow"]
 

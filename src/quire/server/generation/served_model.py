@@ -9,7 +9,7 @@ from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
-from quire.engine.supervisor import SettingValue
+from quire.engine.supervision.supervisor import SettingValue
 from quire.server.generation.backend import ServedModel
 from quire.server.settings import ServerSettings
 

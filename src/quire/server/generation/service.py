@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from quire.engine.async_client import RequestUpdate, SampleUpdate, UpdateStream
+from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError
 from quire.protocol.beam_search import BeamRules

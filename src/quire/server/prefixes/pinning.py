@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.engine.async_client import AsyncEngineClient
+from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.engine.supervisor import SettingValue
+from quire.engine.supervision.supervisor import SettingValue
 from quire.server.settings import ServerSettings
 
 __all__ = ["BAD_CONFIG", "FrontLaunch"]

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config.settings import EngineSettings
-from quire.engine.launch import read_message
-from quire.engine.process_client import ProcessEngineClient
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.core.launch import read_message
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec
 from quire.protocol.status import EngineState

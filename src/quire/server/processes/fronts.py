@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from quire.engine.supervisor import RestartPolicy, SettingValue
+from quire.engine.supervision.supervisor import RestartPolicy, SettingValue
 from quire.errors import ConfigError, EngineError
 from quire.server.processes.front_launch import BAD_CONFIG, FrontLaunch
 from quire.server.processes.watched_front import WatchedFront

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from quire.config.settings import EngineSettings
-from quire.engine.async_client import AsyncEngineClient
-from quire.engine.host import EngineHost, host_engine
-from quire.engine.supervisor import EngineSupervisor
+from quire.engine.clients.async_client import AsyncEngineClient
+from quire.engine.supervision.host import EngineHost, host_engine
+from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.protocol.status import EngineState
 from quire.server.generation.served_model import (
     core_settings,

@@ -20,7 +20,7 @@ from quire.server.processes.stopping import StopSignals
 from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:  # the port answers before this is imported
-    from quire.engine.supervisor import EngineSupervisor
+    from quire.engine.supervision.supervisor import EngineSupervisor
 
 __all__ = ["run_server"]
 

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 
 from quire.config.settings import EngineSettings
-from quire.engine.async_client import AsyncEngineClient
-from quire.engine.host import EngineHost, host_engine
-from quire.engine.supervisor import EngineSupervisor
+from quire.engine.clients.async_client import AsyncEngineClient
+from quire.engine.supervision.host import EngineHost, host_engine
+from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.generation.backend import Backend

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from quire.engine.core_socket import core_address
+from quire.engine.core.socket import core_address
 from quire.protocol.codec import Codec, encode
 from quire.protocol.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, Goodbye, Hello
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from quire.engine.async_client import RequestUpdate, SampleUpdate
+from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.step import PromptLogprobs, TokenLogprobs

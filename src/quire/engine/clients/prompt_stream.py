@@ -8,7 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
-from quire.engine.client import EngineClient
+from quire.engine.clients.in_process import EngineClient
 from quire.errors import RequestError
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.request import EngineRequest

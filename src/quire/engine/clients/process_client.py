@@ -11,13 +11,13 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from quire.engine.core_connection import CoreConnection
-from quire.engine.core_queries import CoreQueries
-from quire.engine.engine_watch import EngineWatch
-from quire.engine.heartbeat import heartbeats
-from quire.engine.in_flight import read_in_flight
-from quire.engine.open_requests import OpenRequests
-from quire.engine.request_stream import RequestStream
+from quire.engine.clients.core_connection import CoreConnection
+from quire.engine.clients.core_queries import CoreQueries
+from quire.engine.clients.engine_watch import EngineWatch
+from quire.engine.clients.open_requests import OpenRequests
+from quire.engine.clients.request_stream import RequestStream
+from quire.engine.core.heartbeat import heartbeats
+from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
 from quire.protocol.messages import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.engine.replay import Replays, resume_requests
-from quire.engine.request_stream import RequestStream
+from quire.engine.clients.replay import Replays, resume_requests
+from quire.engine.clients.request_stream import RequestStream
 from quire.errors import RequestError
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
 from quire.protocol.step import IntArray

@@ -1,4 +1,4 @@
-"""The engine core as a process: `python -m quire.engine.core_process`, started by a supervisor.
+"""The engine core as a process: `python -m quire.engine.supervision.core_process`, started by a supervisor.
 
 What it shall do comes on its standard input as a `Launch`. That pipe stays open while the parent
 lives: when it closes, this process ends.
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config.settings import EngineSettings
-from quire.engine.core import EngineCore, PlanObserver
-from quire.engine.core_loop import CoreLoop
-from quire.engine.core_socket import CoreSocket
-from quire.engine.heartbeat import HeartbeatThread, Progress
-from quire.engine.in_flight import InFlightRecord
-from quire.engine.launch import mark_ready, read_launch, write_failure
+from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.core.heartbeat import HeartbeatThread, Progress
+from quire.engine.core.in_flight import InFlightRecord
+from quire.engine.core.launch import mark_ready, read_launch, write_failure
+from quire.engine.core.loop import CoreLoop
+from quire.engine.core.socket import CoreSocket
 from quire.errors import ConfigError
 from quire.protocol.messages import Launch, StartFailure
 from quire.protocol.status import EngineCapacity

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.engine.request_stream import RequestStream
+from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.request import EngineRequest
 
 __all__ = ["Replays", "resume_requests"]

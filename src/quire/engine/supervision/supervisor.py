@@ -16,9 +16,9 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from quire.engine.heartbeat import heartbeats
-from quire.engine.launch import launch_bytes, read_failure, was_ready
-from quire.engine.stall import StallLimits, StallWatch
+from quire.engine.core.heartbeat import heartbeats
+from quire.engine.core.launch import launch_bytes, read_failure, was_ready
+from quire.engine.supervision.stall import StallLimits, StallWatch
 from quire.errors import ConfigError, EngineError
 from quire.protocol.messages import PROTOCOL_VERSION, Launch
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("quire")
 
 SettingValue = str | int | float | bool | None
 
-CORE_COMMAND = (sys.executable, "-m", "quire.engine.core_process")
+CORE_COMMAND = (sys.executable, "-m", "quire.engine.supervision.core_process")
 STOP_TIMEOUT_S = 10.0
 WATCH_AGAIN_S = 0.5
 CORE_FILES = ("ready", "failure", "partial", "in-flight")

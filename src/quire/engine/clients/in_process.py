@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.engine.core import EngineCore
+from quire.engine.core.engine_core import EngineCore
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import IntArray

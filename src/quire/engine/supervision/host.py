@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.engine.private_directory import private_directory
-from quire.engine.process_client import ProcessEngineClient
-from quire.engine.supervisor import EngineSupervisor, SettingValue
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.supervision.private_directory import private_directory
+from quire.engine.supervision.supervisor import EngineSupervisor, SettingValue
 
 __all__ = ["EngineHost", "host_engine"]
 

@@ -6,11 +6,11 @@ import bisect
 import logging
 import time
 
-from quire.engine.client_table import ClientTable, ConnectedClient, split_by_client
-from quire.engine.core import EngineCore
-from quire.engine.core_socket import CoreSocket
-from quire.engine.heartbeat import Progress
-from quire.engine.in_flight import InFlightRecord
+from quire.engine.core.client_table import ClientTable, ConnectedClient, split_by_client
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.heartbeat import Progress
+from quire.engine.core.in_flight import InFlightRecord
+from quire.engine.core.socket import CoreSocket
 from quire.errors import RequestError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.messages import (
