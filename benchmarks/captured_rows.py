@@ -20,7 +20,7 @@ from engines.random_checkpoint import read_config
 from local_engine import LocalEngine, add_local_arguments, save_local_record
 
 from quire.bench.lengths import random_prompts
-from quire.config.memory_plan import MAX_CAPTURED_ROWS
+from quire.config.memory.plan import MAX_CAPTURED_ROWS
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 PROMPT_LEN = 8

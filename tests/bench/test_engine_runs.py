@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quire.bench.machine import LimitProbe
 from quire.config import read_model_spec
-from quire.config.memory_plan import weight_bytes
+from quire.config.memory.plan import weight_bytes
 from quire.llm import LLM
 from quire.ops.native import native_unavailable
 from quire.platform import detect_platform

@@ -10,7 +10,7 @@ import pytest
 from quire.bundled import bundled_model_path
 from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spec
 from quire.config.kv_layout import KVLayout, group_layers
-from quire.config.memory_plan import (
+from quire.config.memory.plan import (
     activation_bytes,
     capture_bytes,
     format_bytes,

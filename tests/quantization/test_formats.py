@@ -16,7 +16,7 @@ from quire import LLM
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
 from quire.config import MatrixShape, ModelSpec, read_checkpoint, read_model_spec
-from quire.config.memory_plan import weight_bytes
+from quire.config.memory.plan import weight_bytes
 from quire.config.quantization import (
     INT4_FORMATS,
     INT4_GROUP_SIZE,

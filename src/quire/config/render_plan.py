@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.config.memory_plan import format_bytes
+from quire.config.memory.plan import format_bytes
 from quire.config.resolve import Decision, Resolved
 
 __all__ = ["render_plan"]

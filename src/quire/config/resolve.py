@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
-from quire.config.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
-from quire.config.memory_budget import (
+from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
     device_budget,
     host_budget,
 )
-from quire.config.memory_plan import MemoryPlan, weight_bytes
+from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
+from quire.config.memory.plan import MemoryPlan, weight_bytes
+from quire.config.memory.pool_size import PoolSizing
 from quire.config.model_spec import ModelSpec
-from quire.config.pool_size import PoolSizing
 from quire.config.quantization import choose_format
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env
-from quire.config.fixed_bytes import MAX_GRAPH_ROWS
 from quire.config.measured import render_measured, replan
-from quire.config.memory_plan import MAX_CAPTURED_ROWS
+from quire.config.memory.fixed_bytes import MAX_GRAPH_ROWS
+from quire.config.memory.plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings

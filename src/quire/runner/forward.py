@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from quire.attention import StepInputs
-from quire.config.memory_plan import PROMPT_LOGPROB_ROWS
+from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.protocol.step import PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.inputs import ModelInputs

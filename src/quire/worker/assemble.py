@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quire.attention import KVPool
-from quire.config.memory_plan import capture_bytes, capture_table_bytes
+from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.block_copies import DirectCopies

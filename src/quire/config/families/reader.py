@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config.checkpoint import read_checkpoint
+from quire.config.families.mpt import read_mpt
 from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import (
@@ -23,7 +24,6 @@ from quire.config.model_spec import (
     OPTTraits,
     ParameterCounts,
 )
-from quire.config.mpt import read_mpt
 from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 

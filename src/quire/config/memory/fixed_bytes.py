@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.config.kv_layout import KVLayout
-from quire.config.memory_plan import (
+from quire.config.memory.plan import (
     MAX_CAPTURED_ROWS,
     RUNTIME_BYTES,
     FixedBytes,

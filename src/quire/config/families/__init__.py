@@ -1,0 +1,3 @@
+"""Readers of config.json, one file per lineage of model families."""
+
+__all__: list[str] = []

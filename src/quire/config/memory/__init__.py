@@ -1,0 +1,3 @@
+"""The memory plan, made from sizes alone."""
+
+__all__: list[str] = []
