@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quire.bench.serving_figures import parse_goodput, serving_figures
 from quire.bench.serving_load import Arrivals, Load, LoadResult, run_load
 from quire.bench.serving_stream import AnswerReader, AnswerTimes
-from quire.cli.bench_flags import bench_command
+from quire.cli.flags.bench import bench_command
 from quire.cli.main import main
 from quire.client import ServerAddress
 from quire.errors import ConfigError, EngineError

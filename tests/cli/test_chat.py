@@ -13,8 +13,8 @@ from collections.abc import Generator
 
 import pytest
 
-from quire.cli import source_flags
 from quire.cli.answer import print_answer
+from quire.cli.flags import source as source_flags
 from quire.cli.main import main
 from quire.cli.text_source import Piece, ServerSource
 from tests.client.scripted_server import Script, serve_script

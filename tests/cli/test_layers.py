@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from quire.cli import plan, serve
-from quire.cli.engine_flags import read_settings
+from quire.cli.flags.engine import read_settings
+from quire.cli.flags.server import read_server_settings
 from quire.cli.main import main
 from quire.cli.parser import CommandParser
-from quire.cli.server_flags import read_server_settings
 from quire.errors import ConfigError
 
 KEYS = ("a" * 16, "b" * 16)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from quire.cli import bench_serve
-from quire.cli.bench_flags import (
+from quire.cli.flags.bench import (
     add_length_flags,
     add_record_flags,
     bench_command,
@@ -14,7 +14,7 @@ from quire.cli.bench_flags import (
     count_or_zero,
     given_lengths,
 )
-from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 
 __all__ = ["add_arguments", "run"]

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.bench_flags import (
+from quire.cli.flags.bench import (
     add_length_flags,
     add_record_flags,
     bench_command,

@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.cli.answer import Answer, print_answer
 from quire.cli.ask import ask_lines
+from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error
-from quire.cli.source_flags import add_source_flags, open_source
 from quire.cli.text_source import TextSource
 from quire.errors import QuireError
 

@@ -7,8 +7,8 @@ import sys
 
 from quire.cli.answer import print_answer
 from quire.cli.ask import ask_lines
+from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error
-from quire.cli.source_flags import add_source_flags, open_source
 from quire.errors import QuireError
 
 __all__ = ["add_arguments", "run"]

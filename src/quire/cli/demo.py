@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from quire.cli.engine_flags import add_engine_flags, read_settings
+from quire.cli.flags.engine import add_engine_flags, read_settings
 from quire.cli.parser import CommandParser
 from quire.config.render_plan import render_plan
 from quire.config.startup import StartupPlan, plan_startup

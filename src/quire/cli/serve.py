@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.server import add_server_flags, read_server_settings
 from quire.cli.parser import CommandParser
-from quire.cli.server_flags import add_server_flags, read_server_settings
 from quire.config.settings import EngineSettings
 from quire.config.startup import check_early
 from quire.errors import ConfigError

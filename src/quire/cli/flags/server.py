@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import fields
 
-from quire.cli.field_flags import add_field_flags, given_fields
+from quire.cli.flags.fields import add_field_flags, given_fields
 from quire.cli.parser import CommandParser
 from quire.server import Limits, ServerSettings
 

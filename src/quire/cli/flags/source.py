@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quire.cli.engine_flags import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.sampling import add_sampling_flags, given_sampling
 from quire.cli.parser import CommandParser, print_note
-from quire.cli.sampling_flags import add_sampling_flags, given_sampling
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
 from quire.config.settings import EngineSettings

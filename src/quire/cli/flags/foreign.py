@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.cli.field_flags import as_flag
+from quire.cli.flags.fields import as_flag
 from quire.cli.parser import CommandParser, print_note
 from quire.config.settings import FOREIGN, MISSING
 from quire.errors import ConfigError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from quire.cli.field_flags import add_field_flags, as_flag, given_fields
-from quire.cli.foreign_flags import add_foreign_flags, check_foreign_flags
+from quire.cli.flags.fields import add_field_flags, as_flag, given_fields
+from quire.cli.flags.foreign import add_foreign_flags, check_foreign_flags
 from quire.cli.parser import CommandParser
 from quire.config.settings import ALIASES, EngineSettings, setting_fields
 from quire.errors import ConfigError
@@ -18,7 +18,7 @@ _PREFIX = "setting:"
 
 def add_engine_flags(parser: CommandParser, *, server: bool = False) -> None:
     """The model as first argument or as `--model`, and `--max-model-len` and so on. server: vLLM's
-    flags of a server are known too, see `quire.cli.foreign_flags`; add the server's own before."""
+    flags of a server are known too, see `quire.cli.flags.foreign`; add the server's own before."""
     group = parser.add_argument_group("engine")
     model, *others = setting_fields()
     text = model.metadata["help"]
