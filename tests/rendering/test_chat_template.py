@@ -12,7 +12,7 @@ import pytest
 
 from quire.errors import ConfigError, RequestError
 from quire.rendering import RESERVED_KWARGS, ChatTemplate
-from quire.rendering.template_sandbox import TemplateLimits
+from quire.rendering.chat_template.sandbox import TemplateLimits
 
 SOURCES = {
     path.stem: path.read_text(encoding="utf-8")

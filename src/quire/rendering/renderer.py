@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering.chat_template import ChatTemplate
+from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import require_folder
 from quire.rendering.output import OutputRenderer

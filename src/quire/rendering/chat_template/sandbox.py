@@ -21,7 +21,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
-from quire.rendering.template_budget import (
+from quire.rendering.chat_template.budget import (
     BUDGET,
     COPIED_CHARACTERS_PER_STEP,
     RenderBudget,
@@ -35,7 +35,7 @@ from quire.rendering.template_budget import (
     spend,
     spend_copy,
 )
-from quire.rendering.template_filters import (
+from quire.rendering.chat_template.filters import (
     LARGEST_WIDTH,
     bounded_arguments,
     bounded_text,
@@ -46,14 +46,14 @@ from quire.rendering.template_filters import (
     raise_exception,
     to_json,
 )
-from quire.rendering.template_sizes import (
+from quire.rendering.chat_template.sizes import (
     BYTES_PER_PIECE,
     built_bytes,
     int_bits,
     num_formatted,
     split_bytes,
 )
-from quire.rendering.template_tree import (
+from quire.rendering.chat_template.tree import (
     BUILT,
     CHARGED,
     CONCATENATED,

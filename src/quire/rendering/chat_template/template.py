@@ -21,7 +21,7 @@ from quire.rendering.messages import (
 if TYPE_CHECKING:
     import jinja2
 
-    from quire.rendering.template_sandbox import ChatEnvironment, TemplateLimits
+    from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
 # What a request may not set through `chat_template_kwargs`: the arguments of `render` itself, and
 # the options of `apply_chat_template` that would change what the caller gets back.
@@ -82,7 +82,7 @@ class ChatTemplate:
         limits: "TemplateLimits | None" = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        from quire.rendering.template_sandbox import ChatEnvironment, TemplateLimits
+        from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
         sources = {"default": templates} if isinstance(templates, str) else dict(templates)
         if not sources:
@@ -248,7 +248,7 @@ class _Probe:
         try:
             text = _run(self._environment, self._template, variables, self._limits)
         except RequestError as error:
-            from quire.rendering.template_sandbox import TemplateLimitError
+            from quire.rendering.chat_template.sandbox import TemplateLimitError
 
             self._gave_up = isinstance(error.__cause__, TemplateLimitError)
             return False

@@ -8,7 +8,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.runtime import Context
 from jinja2.utils import pass_context
 
-from quire.rendering.template_sizes import BYTES_PER_PIECE, ITEMS_PER_STEP, walk
+from quire.rendering.chat_template.sizes import BYTES_PER_PIECE, ITEMS_PER_STEP, walk
 
 # Not an identifier of the template language, so no template can name it.
 BUDGET = "budget of the render"

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from jinja2.exceptions import TemplateError
 
-from quire.rendering.template_budget import TemplateLimitError
+from quire.rendering.chat_template.budget import TemplateLimitError
 
 # Widths, repeat counts and precisions beyond this serve no prompt.
 LARGEST_WIDTH = 100_000

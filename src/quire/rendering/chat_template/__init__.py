@@ -1,0 +1,3 @@
+"""Chat templates: parsed, bounded and run in a sandbox."""
+
+__all__: list[str] = []
