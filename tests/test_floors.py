@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,20 @@ FRONT = (
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",
-    "runner.rows", "executor.fake", "engine.core", "telemetry", "engine.host",
-    "engine.core_process", "engine.model_front",
+    "runner.rows", "executor.fake", "engine.core.engine_core", "telemetry",
+    "engine.supervision.host", "engine.supervision.core_process", "engine.model_front",
 )  # fmt: skip
+SUB_ROOMS = {
+    "server": (
+        "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "routes",
+        "app", "processes",
+    ),
+    "engine": ("core", "clients", "model_front", "build", "supervision"),
+}  # fmt: skip
+"""Of packages that have some, lower ones first."""
+MAX_FILES = 20
+UNBOUNDED = ("models", "config/families", "ops/csrc", "runner", "scheduler")
+"""Registries, with one file per entry, and folders that are still to be divided."""
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
 
 
@@ -77,6 +89,27 @@ def test_plan_and_front_import_no_torch(package: str, path: Path) -> None:
     if package in TORCH_FREE:
         heavy = {"torch", "transformers", "triton"}
         assert not heavy & {name.split(".")[0] for name, _ in _imports(path)}
+
+
+@pytest.mark.parametrize("package", SUB_ROOMS)
+def test_sub_rooms_import_downwards(package: str) -> None:
+    floors = SUB_ROOMS[package]
+    for path in (SOURCE / package).rglob("*.py"):
+        room = path.relative_to(SOURCE / package).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in floors, f"{path} stands on no floor of {package}"
+        names = [name.split(".") for name, _ in _imports(path)]
+        used = {name[2] for name in names if name[:2] == ["quire", package] and len(name) > 2}
+        above = used & set(floors[floors.index(room) + 1 :])
+        assert not above, f"{path} reaches up: {sorted(above)}"
+
+
+def test_folders_are_small_enough_to_read() -> None:
+    folders = Counter(p.parent for p in SOURCE.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
+    for folder, count in folders.items():
+        is_unbounded = str(folder.relative_to(SOURCE)) in UNBOUNDED
+        assert count <= MAX_FILES or is_unbounded, f"{folder} has {count} files: make sub-rooms"
 
 
 def test_only_build_sees_both_plan_and_data() -> None:

@@ -29,7 +29,8 @@ from tests.waiting import WAIT_S, get, post, wait_for
 FRONTS_WAIT = """
 import sys
 from quire.server.processes import watched_front
-wait = "while [ ! -e {go} ]; do sleep 0.05; done; exec {python} -m quire.server.processes.front_process"
+front = "quire.server.processes.front_process"
+wait = "while [ ! -e {go} ]; do sleep 0.05; done; exec {python} -m " + front
 watched_front.FRONT_COMMAND = ("sh", "-c", wait.format(go="{go}", python=sys.executable))
 """
 IMPORT_WAITS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.config import env
 from quire.config.checkpoint import read_checkpoint
-from quire.config.families.reader import read_model_spec
+from quire.config.families import read_model_spec
 from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve

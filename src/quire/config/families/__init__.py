@@ -1,3 +1,5 @@
 """Readers of config.json, one file per lineage of model families."""
 
-__all__: list[str] = []
+from quire.config.families.reader import SUPPORTED_ARCHITECTURES, SpecReader, read_model_spec
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]

@@ -1,4 +1,6 @@
-"""The engine core as a process: `python -m quire.engine.supervision.core_process`, started by a supervisor.
+"""The engine core as a process, started by a supervisor:
+
+    python -m quire.engine.supervision.core_process
 
 What it shall do comes on its standard input as a `Launch`. That pipe stays open while the parent
 lives: when it closes, this process ends.

@@ -14,7 +14,7 @@ from math import ceil
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.server.processes.stand_in import PROBES
+from quire.server.readings.short_status import PROBES
 from quire.server.requests.errors import RefusedError, error_reply
 from quire.server.settings import ServerSettings
 

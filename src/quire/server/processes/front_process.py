@@ -1,4 +1,6 @@
-"""One of several fronts as a process: `python -m quire.server.processes.front_process`, started by `Fronts`.
+"""One of several fronts as a process, started by `Fronts`:
+
+    python -m quire.server.processes.front_process
 
 What it shall do comes on its standard input as a `FrontLaunch`. That pipe stays open: a byte more
 means that the server drains, its end that this process ends. A byte on its standard output means

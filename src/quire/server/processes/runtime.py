@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 
-from quire.server.processes.stand_in import PROBES
+from quire.server.readings.short_status import PROBES
 
 __all__ = ["log_to_stderr", "new_loop"]
 

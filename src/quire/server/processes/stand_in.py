@@ -16,14 +16,11 @@ import msgspec
 
 from quire.server.http.tls import tls_context
 from quire.server.processes.listening import BACKLOG
-from quire.server.readings.short_status import ShortStatus
+from quire.server.readings.short_status import PROBES, ShortStatus
 from quire.server.requests.errors import ErrorReply
 from quire.server.settings import ServerSettings
 
-__all__ = ["PROBES", "StandIn"]
-
-PROBES = frozenset({"/livez", "/health", "/readyz"})
-"""They show a status and nothing else."""
+__all__ = ["StandIn"]
 
 RETRY_S = 2.0
 LINGER_S = 2.0

@@ -1,4 +1,4 @@
-"""What anyone may know about the engine: no key is needed to read it."""
+"""The engine's status as anyone may read it, without a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import msgspec
 if TYPE_CHECKING:  # the stand-in answers before this is imported
     from quire.protocol.status import EngineStatus
 
-__all__ = ["ShortStatus", "short_status"]
+__all__ = ["PROBES", "ShortStatus", "short_status"]
+
+PROBES = frozenset({"/livez", "/health", "/readyz"})
+"""Paths that show a status and nothing else."""
 
 
 class ShortStatus(msgspec.Struct, frozen=True):

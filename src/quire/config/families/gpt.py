@@ -1,0 +1,108 @@
+"""The GPT lineage, with learned positions: GPT-2 and OPT."""
+
+from __future__ import annotations
+
+from quire.config.families.shared import ACTIVATIONS, plain_block_matrices, read_heads
+from quire.config.hf import RawConfig
+from quire.config.model_spec import GPT2Traits, MatrixShape, ModelSpec, OPTTraits, ParameterCounts
+
+__all__ = ["read_gpt2", "read_opt"]
+
+
+def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
+    raw.reject("add_cross_attention", True, "quire serves decoder-only models")
+    hidden = raw.read_size("n_embd", "hidden_size")
+    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_layers = raw.read_size("n_layer", "num_hidden_layers")
+    positions = raw.read_size("n_positions", "max_position_embeddings", default=1024)
+    inner, vocab = raw.read_size("n_inner", default=4 * hidden), raw.read_size("vocab_size")
+    scale = head_dim**-0.5 if raw.read(bool, "scale_attn_weights", default=True) else 1.0
+    by_layer = raw.read(bool, "scale_attn_by_inverse_layer_idx", default=False)
+    tied = raw.read(bool, "tie_word_embeddings", default=True)
+    layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+    head = 2 * hidden + (0 if tied else vocab * hidden)
+    return ModelSpec(
+        architecture="",
+        model_type=raw.read(str, "model_type", default="gpt2"),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        activation=raw.read_choice(ACTIVATIONS, "activation_function", default="gelu_new"),
+        norm_eps=raw.read(float, "layer_norm_epsilon", default=1e-5),
+        max_context=positions,
+        tie_word_embeddings=tied,
+        dtype=dtype,
+        windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
+        traits=GPT2Traits(
+            tuple(scale / (layer + 1 if by_layer else 1) for layer in range(num_layers))
+        ),
+        parameters=ParameterCounts((vocab + positions) * hidden, layer, head),
+        matrices=(
+            *plain_block_matrices(hidden, inner, num_layers),
+            MatrixShape(vocab, hidden, is_head=True),
+        ),
+        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
+        eos_token_ids=raw.read_ids("eos_token_id"),
+        pad_token_id=raw.read_optional(int, "pad_token_id"),
+    )
+
+
+def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
+    hidden, ffn = raw.read_size("hidden_size"), raw.read_size("ffn_dim")
+    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_layers, vocab = raw.read_size("num_hidden_layers"), raw.read_size("vocab_size")
+    positions = raw.read_size("max_position_embeddings", default=2048)
+    norm_before = raw.read(bool, "do_layer_norm_before", default=True)
+    traits = OPTTraits(
+        norm_before=norm_before,
+        final_norm=norm_before and not raw.read(bool, "_remove_final_layer_norm", default=False),
+        norm_affine=raw.read(bool, "layer_norm_elementwise_affine", default=True),
+        bias=raw.read(bool, "enable_bias", default=True),
+        embed_size=raw.read_size("word_embed_proj_dim", default=hidden),
+    )
+    tied = raw.read(bool, "tie_word_embeddings", default=True)
+    narrow = traits.embed_size != hidden
+    norm = 2 * hidden * traits.norm_affine
+    layer = 4 * hidden * hidden + 2 * hidden * ffn + 2 * norm
+    layer += traits.bias * (5 * hidden + ffn)
+    head = norm * traits.final_norm + narrow * hidden * traits.embed_size
+    head += 0 if tied else vocab * traits.embed_size
+    embedding = (vocab + narrow * hidden) * traits.embed_size + (positions + 2) * hidden
+    return ModelSpec(
+        architecture="",
+        model_type=raw.read(str, "model_type", default="opt"),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        activation=raw.read_choice(ACTIVATIONS, "activation_function", default="relu"),
+        norm_eps=1e-5,
+        max_context=positions,
+        tie_word_embeddings=tied,
+        dtype=dtype,
+        windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
+        traits=traits,
+        parameters=ParameterCounts(embedding, layer, head),
+        matrices=(
+            *plain_block_matrices(hidden, ffn, num_layers),
+            *(_narrow_matrices(hidden, traits.embed_size) if narrow else ()),
+            MatrixShape(vocab, traits.embed_size, is_head=True),
+        ),
+        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
+        eos_token_ids=raw.read_ids("eos_token_id"),
+        pad_token_id=raw.read_optional(int, "pad_token_id"),
+    )
+
+
+def _narrow_matrices(hidden: int, embed_size: int) -> tuple[MatrixShape, ...]:
+    """From narrow embeddings into the layers and back."""
+    return MatrixShape(hidden, embed_size), MatrixShape(embed_size, hidden)

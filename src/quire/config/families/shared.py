@@ -1,0 +1,68 @@
+"""Parts of config.json that several families spell alike."""
+
+from __future__ import annotations
+
+from quire.config.hf import RawConfig
+from quire.config.model_spec import MatrixShape
+from quire.errors import ConfigError
+
+__all__ = [
+    "ACTIVATIONS",
+    "FULL",
+    "SLIDING",
+    "plain_block_matrices",
+    "read_heads",
+    "read_layer_types",
+    "read_windows",
+]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+
+
+def read_heads(raw: RawConfig, hidden_size: int) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim."""
+    num_heads = raw.read_size("num_attention_heads", "n_head")
+    num_kv_heads = raw.read_size("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{raw.source}: num_attention_heads={num_heads} is not a multiple of "
+            f"num_key_value_heads={num_kv_heads}"
+        )
+    if not raw.has("head_dim") and hidden_size % num_heads:
+        raise ConfigError(
+            f"{raw.source}: hidden_size={hidden_size} is not a multiple of "
+            f"num_attention_heads={num_heads}; state head_dim"
+        )
+    return num_heads, num_kv_heads, raw.read_size("head_dim", default=hidden_size // num_heads)
+
+
+def read_layer_types(raw: RawConfig, num_layers: int, default: tuple[str, ...]) -> tuple[str, ...]:
+    layer_types = raw.read_list(str, "layer_types")
+    if layer_types is None:
+        return default
+    if len(layer_types) != num_layers:
+        raise ConfigError(
+            f"{raw.source}: layer_types has {len(layer_types)} entries for {num_layers} layers"
+        )
+    for kind in layer_types:
+        if kind not in (FULL, SLIDING):
+            raise raw.unsupported("layer_types", kind, (FULL, SLIDING))
+    return layer_types
+
+
+def read_windows(
+    raw: RawConfig, layer_types: tuple[str, ...], max_context: int
+) -> tuple[int | None, ...]:
+    """Per layer; a window that no context can outgrow is full attention."""
+    if SLIDING not in layer_types:
+        return (None,) * len(layer_types)
+    window = raw.read_size("sliding_window")
+    sliding = window if window < max_context else None
+    return tuple(sliding if kind == SLIDING else None for kind in layer_types)
+
+
+def plain_block_matrices(hidden: int, inner: int, num_layers: int) -> tuple[MatrixShape, ...]:
+    """q, k, v; attention's output; the MLP up and down; as many key heads as query heads."""
+    sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))
+    return tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes)
