@@ -6,7 +6,7 @@ Light to import: `tokenizers` and `jinja2` are loaded when a model folder is.
 from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
 from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
-from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets
 from quire.rendering.output import OutputRenderer, TextDelta
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
@@ -29,6 +29,7 @@ __all__ = [
     "StopDelta",
     "StopMatcher",
     "TextDelta",
+    "TokenOffsets",
     "Tokenizer",
     "beam_search_output",
 ]

@@ -25,6 +25,11 @@ class TextStream(Protocol):
         """The text that `token_ids` add for certain."""
         ...
 
+    @property
+    def held(self) -> str:
+        """What `finish` would give now."""
+        ...
+
     def finish(self) -> str:
         """The text still held: incomplete characters as U+FFFD."""
         ...
@@ -47,10 +52,15 @@ class ByteStream:
             parts.append(self._decode(token_id) if text is None else text)
         return parts[0] if len(parts) == 1 else "".join(parts)
 
+    @property
+    def held(self) -> str:
+        """U+FFFD for a character that is not complete yet."""
+        return self._held.decode("utf-8", "replace")
+
     def finish(self) -> str:
         """U+FFFD for a character that never got complete."""
-        held, self._held = self._held, b""
-        return held.decode("utf-8", "replace")
+        held, self._held = self.held, b""
+        return held
 
     def _decode(self, token_id: int) -> str:
         data = self._table.data.get(token_id)
@@ -102,6 +112,11 @@ class PieceStream:
             if self._joins_added:
                 self._join_added(token_id, parts)
         return self._strip("".join(parts)) if self._num_to_strip else "".join(parts)
+
+    @property
+    def held(self) -> str:
+        """U+FFFD for each byte of a character that is not complete yet."""
+        return REPLACEMENT * len(self._held)
 
     def finish(self) -> str:
         """U+FFFD for each byte of a character that never got complete."""
@@ -170,12 +185,19 @@ class OpaqueStream:
             self._read_end = len(self._ids)
         return "".join(parts)
 
+    @property
+    def held(self) -> str:
+        """What the window still holds."""
+        if self._read_end == len(self._ids):
+            return ""
+        shown = self._decode(self._ids[self._window_start : self._read_end])
+        return self._decode(self._ids[self._window_start :])[len(shown) :]
+
     def finish(self) -> str:
         """What the window still holds."""
-        shown = self._decode(self._ids[self._window_start : self._read_end])
-        text = self._decode(self._ids[self._window_start :])
+        held = self.held
         self._window_start = self._read_end = len(self._ids)
-        return text[len(shown) :]
+        return held
 
 
 class SpaceCleaner:
@@ -196,6 +218,11 @@ class SpaceCleaner:
             cut = max(cut, 0)
         self._held = text[cut:]
         return clean_up_spaces(text[:cut])
+
+    @property
+    def held(self) -> str:
+        """The rest, if nothing follows."""
+        return clean_up_spaces(self._held + self._source.held)
 
     def finish(self) -> str:
         """The rest."""
@@ -224,6 +251,15 @@ class DetokenizerSource(Protocol):
         ...
 
 
+def has_text(
+    tokenizer: DetokenizerSource, token_ids: Sequence[int], skip_special_tokens: bool
+) -> bool:
+    """Whether any of `token_ids` is shown, so that what follows continues a text."""
+    return any(
+        not (skip_special_tokens and tokenizer.is_special(token_id)) for token_id in token_ids
+    )
+
+
 class IncrementalDetokenizer:
     """The text of one growing sequence.
 
@@ -245,10 +281,7 @@ class IncrementalDetokenizer:
         if table.plan.kind == "bytes":
             stream = ByteStream(table)
         elif table.plan.kind == "pieces":
-            continues = any(
-                not (skip_special_tokens and tokenizer.is_special(token_id))
-                for token_id in prompt_token_ids
-            )
+            continues = has_text(tokenizer, prompt_token_ids, skip_special_tokens)
             stream = PieceStream(table, continues, spaces_between_special_tokens)
         else:
 
@@ -258,6 +291,11 @@ class IncrementalDetokenizer:
             stream = OpaqueStream(decode, prompt_token_ids[-_OPAQUE_CONTEXT:])
         self._stream = SpaceCleaner(stream) if tokenizer.cleans_up_spaces else stream
 
+    @property
+    def held(self) -> str:
+        """The text that `finish` would give now."""
+        return self._stream.held
+
     def append(self, token_ids: Sequence[int]) -> str:
         """The text that `token_ids` add and that no later token can change."""
         return self._stream.append(token_ids)
@@ -265,3 +303,38 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """The text still held; incomplete characters become U+FFFD."""
         return self._stream.finish()
+
+
+class TokenOffsets:
+    """Where each token of a growing text begins, in characters.
+
+    A token that completes or continues a character begins with it; one without a text of its own
+    begins where the text ends. Offsets never fall. `start`: the characters before the text.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._num_chars = start
+
+    def append(self, token_ids: Sequence[int]) -> list[int]:
+        """The offset of each of the next tokens."""
+        return [self._next(token_id) for token_id in token_ids]
+
+    def _next(self, token_id: int) -> int:
+        held = self._detokenizer.held
+        text = self._detokenizer.append((token_id,))
+        start = self._num_chars
+        self._num_chars += len(text)
+        if held and text:
+            start += min(len(text), _num_kept(held, text + self._detokenizer.held))
+        return start
+
+
+def _num_kept(held: str, text: str) -> int:
+    """Characters of `held` that begin `text` and are complete without the last token."""
+    if len(text) <= len(held):
+        return 0
+    num_kept = 0
+    while num_kept < len(held) and text[num_kept] == held[num_kept]:
+        num_kept += 1
+    return num_kept

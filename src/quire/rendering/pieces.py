@@ -66,6 +66,15 @@ class DecoderPlan:
         byte = _fallback_byte(token) if self.byte_fallback else None
         return Piece(token, token, byte)
 
+    def at_start(self, piece: Piece) -> bytes:
+        """The bytes of the token where nothing of the text precedes it."""
+        data = piece.first.encode("utf-8") if piece.byte is None else bytes((piece.byte,))
+        character, num_stripped = self.strip
+        mark = character.encode("utf-8")
+        for _ in range(num_stripped):
+            data = data.removeprefix(mark)
+        return data
+
     def _word_piece(self, token: str) -> Piece:
         continues = bool(self.marker) and token.startswith(self.marker)
         later = token[len(self.marker) :] if continues else " " + token

@@ -8,7 +8,7 @@ from typing import Any, cast
 from quire.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering.chat_template.template import ChatTemplate
-from quire.rendering.detokenize import IncrementalDetokenizer
+from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
@@ -214,6 +214,35 @@ class Renderer:
             detokenize=params.detokenize,
         )
 
+    def echo(
+        self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> tuple[str, list[int]]:
+        """The text of a prompt, and where in it each of its tokens begins. A prompt of token ids
+        reads as an output of `params` would."""
+        if self._tokenizer is None:
+            return prompt.text or "", [0] * len(prompt.token_ids)
+        if prompt.text is not None:
+            return prompt.text, self._tokenizer.offsets(prompt.text, add_special_tokens)
+        text = self._tokenizer.decode(
+            prompt.token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+        )
+        return text, _offsets(self._tokenizer, (), params).append(prompt.token_ids)
+
+    def output_offsets(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, start: int = 0
+    ) -> TokenOffsets | None:
+        """Where the tokens begin of one sample that continues `prompt_token_ids`, after `start`
+        characters; None without a tokenizer."""
+        if self._tokenizer is None:
+            return None
+        return _offsets(self._tokenizer, prompt_token_ids, params, start)
+
+    def continues_text(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> bool:
+        """Whether an output has text before it: at the start of a text some tokens differ."""
+        return self._tokenizer is not None and has_text(
+            self._tokenizer, prompt_token_ids, params.skip_special_tokens
+        )
+
     def _require_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
             raise RequestError(
@@ -248,6 +277,21 @@ class Renderer:
             f"Token id {token_id} at index {index} of the prompt is outside the vocabulary of "
             f"{self._vocab_size} tokens. Send ids from 0 to {self._vocab_size - 1}."
         )
+
+
+def _offsets(
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    start: int = 0,
+) -> TokenOffsets:
+    detokenizer = IncrementalDetokenizer(
+        tokenizer,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        prompt_token_ids=prompt_token_ids,
+    )
+    return TokenOffsets(detokenizer, start)
 
 
 def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:

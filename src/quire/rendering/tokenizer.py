@@ -125,6 +125,28 @@ class Tokenizer:
             raise next((_not_text(text) for text in texts if not _is_text(text)), error) from error
         return [encoding.ids for encoding in found]
 
+    def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Where in `text` each token of `encode` begins, in characters. Tokens that are part of a
+        character begin with it; those that encoding adds have no length. RequestError as in
+        `encode`."""
+        try:
+            found = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_text(text) from error
+        offsets: list[int] = []
+        start = end = 0
+        last: int | None = None
+        spans = zip(found.ids, found.offsets, found.special_tokens_mask, strict=True)
+        for token_id, (first, past), is_mark in spans:
+            if is_mark:
+                offsets.append(max(start, end))
+                continue
+            if first > end:
+                first = end + self._num_left_over(text[end:first], last)
+            start, end, last = max(start, first), max(end, past), token_id
+            offsets.append(start)
+        return offsets
+
     def decode(
         self,
         token_ids: Sequence[int],
@@ -159,17 +181,18 @@ class Tokenizer:
             known = [token_id for token_id in known if token_id <= _LARGEST_ID]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds inside a text; empty for an id without a token."""
+    def token_bytes(self, token_id: int, *, starts_text: bool = False) -> bytes:
+        """The bytes that the token adds inside a text, or at its start; empty for an id without a
+        token. A decoder that looks at neighbours may add others."""
         token = self.token_string(token_id)
         if token is None:
             return b""
-        if token_id in self._added_ids:
-            return token.encode("utf-8")
         if self._plan.kind == "bytes":
             return byte_level_bytes(token)
         if self._plan.kind == "pieces":
             piece = self._plan.piece(token)
+            if starts_text:
+                return self._plan.at_start(piece)
             return piece.later.encode("utf-8") if piece.byte is None else bytes((piece.byte,))
         return self.raw_decode([token_id], skip_special_tokens=False).encode("utf-8")
 
@@ -209,6 +232,15 @@ class Tokenizer:
     def token_table(self, skip_special_tokens: bool) -> TokenTable:
         """What each token adds to a text, shared by all detokenizers."""
         return self._tables[skip_special_tokens]
+
+    def _num_left_over(self, gap: str, last: int | None) -> int:
+        """Characters of `gap`, which no token covers, that belong to the token before it. Some
+        post-processors take white space off both ends of what a token covers; normalizers drop
+        characters."""
+        if gap.strip() or last is None:
+            return len(gap.rstrip())
+        text = self.token_text(last)
+        return min(len(gap), len(text) - len(text.rstrip())) if text.strip() else 0
 
     def _named_id(self, name: str) -> int | None:
         token = self._named.get(name)

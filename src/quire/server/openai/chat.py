@@ -75,11 +75,11 @@ class ChatAnswer:
                 head.kind,
                 head.created,
                 head.model,
-                [self._choice(index, sample) for index, sample in enumerate(samples)],
+                [self._choice(index, sample, generation) for index, sample in enumerate(samples)],
                 usage_of([generation]),
             )
             if self.params.prompt_logprobs is not None:
-                writer = self.job.logprobs(self.params.prompt_logprobs, body)
+                writer = self.job.logprobs(self.params.prompt_logprobs, body, generation)
                 answer.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
             if body.return_token_ids:
                 answer.prompt_token_ids = generation.prompt.token_ids
@@ -93,7 +93,11 @@ class ChatAnswer:
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
             chunks = ChunkWriter(
-                head.event_start(), generation, self.writer, self.body, usage_in_each=in_each
+                head.event_start(),
+                generation,
+                lambda: self._writer(generation),
+                self.body,
+                usage_in_each=in_each,
             )
 
             def write(deltas: list[SampleDelta]) -> None:
@@ -117,13 +121,13 @@ class ChatAnswer:
     def _head(self, kind: str) -> AnswerHead:
         return self.job.head("chatcmpl-", kind)
 
-    def writer(self) -> LogprobsWriter:
-        return self.job.logprobs(self.params.logprobs or 0, self.body)
+    def _writer(self, generation: Generation) -> LogprobsWriter:
+        return self.job.logprobs(self.params.logprobs or 0, self.body, generation)
 
-    def _choice(self, index: int, sample: WholeSample) -> _Choice:
+    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> _Choice:
         logprobs = None
         if self.params.logprobs is not None:
-            logprobs = _Logprobs(list(self.writer().chat(sample.logprobs)))
+            logprobs = _Logprobs(list(self._writer(generation).chat(sample.logprobs)))
         return _Choice(
             index,
             _Message(sample.text),

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
-from quire.rendering import RenderedPrompt, Renderer
+from quire.rendering import TokenOffsets
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
@@ -76,9 +76,10 @@ class CompletionAnswer:
         async def answer(number: int, prompt: Prompt) -> None:
             async with self._open(prompt) as generation:
                 generations.append(generation)
+                echo = await self._echo_of(generation)
                 samples = await collect(generation)
                 for index, sample in enumerate(samples, start=number * self.params.n):
-                    choices[index] = self._choice(index, sample, generation)
+                    choices[index] = self._choice(index, sample, echo)
 
         await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
         found = _Completion(
@@ -102,7 +103,8 @@ class CompletionAnswer:
         async def answer(number: int, prompt: Prompt) -> None:
             async with self._open(prompt) as generation:
                 generations.append(generation)
-                chunks = _ChunkWriter(self, generation, head, number, usage_in_each=in_each)
+                echo = await self._echo_of(generation)
+                chunks = _ChunkWriter(self, echo, head, number, usage_in_each=in_each)
 
                 def write(deltas: list[SampleDelta]) -> None:
                     sink.write(b"".join(map(chunks.event, deltas)))
@@ -125,32 +127,30 @@ class CompletionAnswer:
             return sample
         return WholeSample(finish_reason="length")
 
-    def writer(self) -> LogprobsWriter:
-        return self.job.logprobs(self.body.logprobs or 0, self.body)
-
-    def echo_of(self, generation: Generation) -> str:
-        """The prompt's text, if it is to be repeated."""
-        if not self.body.echo:
-            return ""
-        return _text_of(generation.prompt, self.job.ready.model.front.renderer)
-
-    def logprobs_of(
-        self,
-        writer: LogprobsWriter,
-        generation: Generation,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        *,
-        with_prompt: bool,
-    ) -> CompletionLogprobs | None:
-        """Of a piece of the output, after the whole prompt if that is echoed with it."""
+    def new_logprobs(self, echo: _Echo) -> _ChoiceLogprobs | None:
+        """The writer of the log-probabilities of one choice, if they are asked for."""
         if self.body.logprobs is None:
             return None
-        entries: list[TokenLogprobs | None] = [*logprobs]
-        if with_prompt and self.body.echo:
-            entries = [*generation.prompt_logprobs, *entries]
-            token_ids = [*generation.prompt.token_ids, *token_ids]
-        return writer.completion(token_ids, entries)
+        generation, renderer = echo.generation, self.job.renderer
+        writer = self.job.logprobs(
+            self.body.logprobs, self.body, generation, echo=bool(self.body.echo)
+        )
+        offsets = renderer.output_offsets(
+            generation.prompt.token_ids, generation.params, len(echo.text)
+        )
+        return _ChoiceLogprobs(writer, offsets, echo)
+
+    async def _echo_of(self, generation: Generation) -> _Echo:
+        if not self.body.echo:
+            return _Echo(generation)
+        prompt = generation.prompt
+        work = partial(
+            self.job.renderer.echo,
+            prompt,
+            generation.params,
+            self.body.add_special_tokens is not False,
+        )
+        return _Echo(generation, *await self.job.prompts.run(work, len(prompt.token_ids)))
 
     def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
         job = self.job
@@ -166,24 +166,69 @@ class CompletionAnswer:
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")
 
-    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> _Choice:
-        sample, writer = self.shown(sample), self.writer()
+    def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> _Choice:
+        sample, generation = self.shown(sample), echo.generation
+        text, logprobs = echo.text + sample.text, self.new_logprobs(echo)
         choice = _Choice(
             index,
-            self.echo_of(generation) + sample.text,
-            self.logprobs_of(
-                writer, generation, sample.token_ids, sample.logprobs, with_prompt=True
-            ),
+            text,
+            logprobs and logprobs.take(sample.token_ids, sample.logprobs, text_end=len(text)),
             sample.finish_reason,
             sample.stop_reason,
         )
         if self.body.prompt_logprobs is not None:
-            writer = self.job.logprobs(self.body.prompt_logprobs, self.body)
+            writer = self.job.logprobs(self.body.prompt_logprobs, self.body, generation)
             choice.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
         if self.body.return_token_ids:
             choice.token_ids = sample.token_ids
             choice.prompt_token_ids = generation.prompt.token_ids
         return choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """What of a prompt is repeated: its text, and where in it each token begins."""
+
+    generation: Generation
+    text: str = ""
+    offsets: Sequence[int] = ()
+
+
+class _ChoiceLogprobs:
+    """Log-probabilities of one choice, piece by piece; with the first piece come those of an
+    echoed prompt."""
+
+    def __init__(self, writer: LogprobsWriter, offsets: TokenOffsets | None, echo: _Echo) -> None:
+        self._writer = writer
+        self._offsets = offsets
+        self._echo = echo
+        self._num_prompt = len(echo.offsets)
+
+    def take(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        *,
+        text_end: int | None = None,
+    ) -> CompletionLogprobs:
+        """Those of the next tokens. text_end: the length of the text, if it is known: a stop string
+        may have cut some off. Errors as in `LogprobsWriter.completion`."""
+        offsets = self._offsets_of(token_ids)
+        entries: list[TokenLogprobs | None] = [*logprobs]
+        if self._num_prompt:
+            self._num_prompt = 0
+            generation = self._echo.generation
+            token_ids = [*generation.prompt.token_ids, *token_ids]
+            entries = [*generation.prompt_logprobs, *entries]
+            offsets = [*self._echo.offsets, *offsets]
+        if text_end is not None:
+            offsets = [min(offset, text_end) for offset in offsets]
+        return self._writer.completion(token_ids, entries, offsets)
+
+    def _offsets_of(self, token_ids: Sequence[int]) -> list[int]:
+        if self._offsets is None:
+            return [len(self._echo.text)] * len(token_ids)
+        return self._offsets.append(token_ids)
 
 
 class _ChunkWriter:
@@ -192,19 +237,21 @@ class _ChunkWriter:
     def __init__(
         self,
         answer: CompletionAnswer,
-        generation: Generation,
+        echo: _Echo,
         head: AnswerHead,
         number: int,
         *,
         usage_in_each: bool,
     ) -> None:
-        n = generation.params.n
+        n = echo.generation.params.n
         start = head.event_start()
         self._starts = [start + b'{"index":%d,"text":' % (number * n + i) for i in range(n)]
         self._has_begun = [False] * n
         self._answer = answer
-        self._generation = generation
-        self._writers = [answer.writer() for _ in range(n)]
+        self._generation = echo.generation
+        self._echo_text = echo.text
+        self._logprobs = [answer.new_logprobs(echo) for _ in range(n)]
+        self._num_chars = [0] * n
         self._has_logprobs = answer.body.logprobs is not None
         self._has_ids = bool(answer.body.return_token_ids)
         self._usage_in_each = usage_in_each
@@ -219,7 +266,8 @@ class _ChunkWriter:
             return b"%b%b%b" % (start, encode(text), _PLAIN_END) if text else b""
         self._has_begun[delta.index] = True
         delta = self._shown(delta)
-        text = self._answer.echo_of(self._generation) + delta.text if is_first else delta.text
+        text = self._echo_text + delta.text if is_first else delta.text
+        self._num_chars[delta.index] += len(text)
         has_more = self._has_ids or (self._has_logprobs and (is_first or bool(delta.token_ids)))
         if not text and delta.finish_reason is None and not has_more:
             return b""
@@ -227,7 +275,7 @@ class _ChunkWriter:
             self._starts[delta.index],
             encode(text),
             b',"logprobs":',
-            self._logprobs_of(delta, is_first),
+            self._logprobs_of(delta),
         ]
         if delta.finish_reason is None:
             parts.append(b',"finish_reason":null')
@@ -249,22 +297,10 @@ class _ChunkWriter:
             return delta
         return SampleDelta(delta.index, "", [], [], delta.finish_reason and "length", None)
 
-    def _logprobs_of(self, delta: SampleDelta, is_first: bool) -> bytes:
-        if not self._has_logprobs:
+    def _logprobs_of(self, delta: SampleDelta) -> bytes:
+        logprobs = self._logprobs[delta.index]
+        if logprobs is None:
             return b"null"
-        found = self._answer.logprobs_of(
-            self._writers[delta.index],
-            self._generation,
-            delta.token_ids,
-            delta.logprobs,
-            with_prompt=is_first,
-        )
-        return encode(found)
-
-
-def _text_of(prompt: RenderedPrompt, renderer: Renderer) -> str:
-    if prompt.text is not None:
-        return prompt.text
-    if renderer.tokenizer is None:
-        return ""
-    return renderer.tokenizer.decode(prompt.token_ids)
+        has_ended = delta.finish_reason is not None
+        text_end = self._num_chars[delta.index] if has_ended else None
+        return encode(logprobs.take(delta.token_ids, delta.logprobs, text_end=text_end))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
+from quire.rendering import Renderer
 from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import Generation, GenerationService, Render
@@ -50,14 +51,26 @@ class Job:
             prefix + self.timeline.request_id, kind, int(time.time()), self.ready.model.names[0]
         )
 
-    def logprobs(self, num_top: int, body: GenerationRequest) -> LogprobsWriter:
-        """A writer for one choice of this answer."""
+    def logprobs(
+        self, num_top: int, body: GenerationRequest, generation: Generation, *, echo: bool = False
+    ) -> LogprobsWriter:
+        """A writer for one choice of this answer; echo: whose text begins with the prompt."""
+        renderer, prompt, params = self.renderer, generation.prompt, generation.params
+        # A prompt that was a text has no text of the special tokens that were put around it.
+        hides_special = params.skip_special_tokens or (echo and prompt.text is not None)
         return LogprobsWriter(
-            self.ready.model.front.renderer.tokenizer,
+            renderer.tokenizer,
             num_top,
             self.logprobs_budget,
             as_ids=bool(body.return_tokens_as_token_ids),
+            starts_text=echo or not renderer.continues_text(prompt.token_ids, params),
+            shows_special=not hides_special,
         )
+
+    @property
+    def renderer(self) -> Renderer:
+        """The text of the served model."""
+        return self.ready.model.front.renderer
 
     def open(
         self,

@@ -34,7 +34,11 @@ class _ChatLogprob(msgspec.Struct):
 
 class CompletionLogprobs(msgspec.Struct):
     """`logprobs` of a choice of /v1/completions; None at the first token of a prompt, which
-    nothing predicts. text_offset: where each token begins in the text of the choice."""
+    nothing predicts. text_offset: where each token begins in the text of the choice.
+
+    `top_logprobs[i]` has as many entries as were asked for, and one more if token i is not among
+    them; `tokens[i]` is the key of that token, whatever else reads like it.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -65,7 +69,9 @@ class LogprobsWriter:
     """Writes those of one choice, within the budget of its response.
 
     num_top: the most likely tokens to name, beside the one that is there. as_ids: write tokens as
-    `token_id:<id>`, which tells equal texts apart.
+    `token_id:<id>`, as is done for all without a tokenizer. A token that is part of a character is
+    `bytes:\\xf0\\x9f`. starts_text: no text precedes the first token. shows_special: special tokens
+    are in the text too.
     """
 
     def __init__(
@@ -75,45 +81,50 @@ class LogprobsWriter:
         budget: LogprobsBudget,
         *,
         as_ids: bool = False,
+        starts_text: bool = False,
+        shows_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._budget = budget
-        self._as_ids = as_ids
-        self._offset = 0
+        self._as_ids = as_ids or tokenizer is None
+        self._starts_text = starts_text
+        self._shows_special = shows_special
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
         """Items of `logprobs.content`. RefusedError if there would be too many."""
         self._charge(len(entries))
-        return [
-            _ChatLogprob(
-                self._text(entry.token_id),
+        found: list[_ChatLogprob] = []
+        for entry in entries:
+            item = _ChatLogprob(
+                self._name(entry.token_id),
                 max(entry.logprob, FLOOR),
-                self._bytes(entry.token_id),
+                list(self._bytes(entry.token_id)),
                 [
-                    _TopLogprob(self._text(token), max(logprob, FLOOR), self._bytes(token))
+                    _TopLogprob(self._name(token), max(logprob, FLOOR), list(self._bytes(token)))
                     for token, logprob in self._top(entry)
                 ],
             )
-            for entry in entries
-        ]
+            found.append(item)
+            self._pass(entry.token_id)
+        return found
 
     def completion(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None],
+        offsets: Sequence[int],
     ) -> CompletionLogprobs:
         """`logprobs` of the next tokens of one choice. Errors as in `chat`."""
         self._charge(len(entries))
-        tokens = [self._text(token) for token in token_ids]
-        offsets: list[int] = []
-        for token in token_ids:
-            offsets.append(self._offset)
-            self._offset += self._num_chars(token)
-        return CompletionLogprobs(
-            tokens,
-            [None if entry is None else max(entry.logprob, FLOOR) for entry in entries],
-            [None if entry is None else self._by_text(entry) for entry in entries],
-            offsets,
-        )
+        found = CompletionLogprobs([], [], [], list(offsets))
+        for token, entry in zip(token_ids, entries, strict=True):
+            name = self._name(token)
+            found.tokens.append(name)
+            found.token_logprobs.append(None if entry is None else max(entry.logprob, FLOOR))
+            found.top_logprobs.append(None if entry is None else self._by_name(entry, name))
+            self._pass(token)
+        return found
 
     def prompt(
         self, entries: Sequence[TokenLogprobs | None]
@@ -122,9 +133,16 @@ class LogprobsWriter:
         self._charge(len(entries))
         return [None if entry is None else self._by_id(entry) for entry in entries]
 
-    def _by_text(self, entry: TokenLogprobs) -> dict[str, float]:
-        found = {self._text(token): max(logprob, FLOOR) for token, logprob in self._top(entry)}
-        found.setdefault(self._text(entry.token_id), max(entry.logprob, FLOOR))
+    def _by_name(self, entry: TokenLogprobs, own_name: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token, logprob in self._top(entry):
+            name = own_name
+            if token != entry.token_id:
+                name = self._name(token)
+                if name == own_name or name in found:
+                    name = _id_name(token)
+            found[name] = max(logprob, FLOOR)
+        found[own_name] = max(entry.logprob, FLOOR)
         return found
 
     def _by_id(self, entry: TokenLogprobs) -> dict[str, dict[str, object]]:
@@ -135,7 +153,9 @@ class LogprobsWriter:
             str(token): {
                 "logprob": max(logprob, FLOOR),
                 "rank": rank,
-                "decoded_token": self._plain_text(token),
+                "decoded_token": ""
+                if self._tokenizer is None
+                else self._tokenizer.token_text(token),
             }
             for token, logprob, rank in ranked
         }
@@ -144,20 +164,29 @@ class LogprobsWriter:
         ids = entry.top_ids[: self._num_top].tolist()
         return list(zip(ids, entry.top_logprobs[: self._num_top].tolist(), strict=True))
 
-    def _text(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self._plain_text(token_id)
+    def _name(self, token_id: int) -> str:
+        if self._as_ids:
+            return _id_name(token_id)
+        data = self._bytes(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + data.replace(b"\\", rb"\\").decode("ascii", "backslashreplace")
 
-    def _plain_text(self, token_id: int) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+    def _bytes(self, token_id: int) -> bytes:
+        if self._tokenizer is None:
+            return b""
+        return self._tokenizer.token_bytes(token_id, starts_text=self._starts_text)
 
-    def _num_chars(self, token_id: int) -> int:
-        """In the text of the choice, which leaves special tokens out."""
-        if self._tokenizer is None or self._tokenizer.is_special(token_id):
-            return 0
-        return len(self._plain_text(token_id))
-
-    def _bytes(self, token_id: int) -> list[int]:
-        return [] if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+    def _pass(self, token_id: int) -> None:
+        """The token is there; what follows starts no text if this one is part of it."""
+        if self._starts_text and self._tokenizer is not None:
+            is_hidden = not self._shows_special and self._tokenizer.is_special(token_id)
+            self._starts_text = is_hidden
 
     def _charge(self, num_entries: int) -> None:
         self._budget.spend(num_entries * (self._num_top + 1))
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"

@@ -31,8 +31,8 @@ def completion_params(
     max_tokens 0 becomes 1: the engine computes the prompt to sample, and the token is dropped."""
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = body.logprobs
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        given["prompt_logprobs"] = body.logprobs
+    if body.echo and body.logprobs is not None:
+        given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     given["max_tokens"] = body.max_tokens
     if body.max_tokens is None and "max_tokens" not in defaults:
         given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
