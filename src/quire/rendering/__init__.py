@@ -7,6 +7,7 @@ from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
 from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets
+from quire.rendering.message_check import check_messages
 from quire.rendering.output import OutputRenderer, TextDelta
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
@@ -32,4 +33,5 @@ __all__ = [
     "TokenOffsets",
     "Tokenizer",
     "beam_search_output",
+    "check_messages",
 ]

@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from quire.errors import RequestError
+from quire.rendering.message_check import REASONING_FIELDS, TEXT_PART_TYPES, check_messages
 
 Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "either"]
 """What a template accepts as `content`: text, a list of typed parts, or both."""
 ArgumentsForm = Literal["object", "string", "either"]
 """What a template accepts as `arguments` of a tool call: an object, its JSON text, or both."""
-
-# Names for a message's reasoning, the standard one first. Templates of gpt-oss read `thinking`.
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_TEXT_PART_TYPES = ("text", "input_text", "output_text")
 
 
 def plain_data(value: Any) -> Any:
@@ -44,25 +41,21 @@ def plain_data(value: Any) -> Any:
     return plain_data(dump()) if callable(dump) else f"<{type(value).__name__}>"
 
 
-def plain_messages(messages: Sequence[Any]) -> list[Message]:
-    """Checked copies of `messages`: dicts with a string `role`, without None values, reasoning
-    under all of its names. RequestError when there are none or one has another form."""
-    if isinstance(messages, str | Mapping) or not messages:
-        raise RequestError(
-            f"`messages` is {_short(messages)}. "
-            'It must be a list of at least one {"role": ..., "content": ...}.'
-        )
-    found: list[Message] = []
-    for index, value in enumerate(messages):
-        data = plain_data(value)
-        if not isinstance(data, dict) or not isinstance(cast("Message", data).get("role"), str):
-            raise RequestError(
-                f"Message {index} is {_short(value)}. "
-                'Each message must be an object with a string "role".'
-            )
-        message = {key: item for key, item in cast("Message", data).items() if item is not None}
-        found.append(_with_reasoning_names(message))
-    return found
+def checked_messages(messages: object, *, text_only: bool = False) -> list[Message]:
+    """Copies of `messages` as plain data. RequestError as `check_messages` raises it."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+        messages = list(cast("Sequence[Any]", messages))
+    data = plain_data(messages)
+    check_messages(data, text_only=text_only)
+    return cast("list[Message]", data)
+
+
+def plain_messages(messages: object) -> list[Message]:
+    """As `checked_messages`, without None values, reasoning under all of its names."""
+    return [
+        _with_reasoning_names({key: item for key, item in message.items() if item is not None})
+        for message in checked_messages(messages)
+    ]
 
 
 def fit_messages(
@@ -81,7 +74,7 @@ def _fit_message(
     content = message.get("content")
     if isinstance(content, str) and content_form == "parts":
         fitted["content"] = [{"type": "text", "text": content}]
-    elif isinstance(content, list):
+    elif isinstance(content, list | tuple):
         parts = [_normal_part(part) for part in cast("list[Any]", content)]
         fitted["content"] = parts if content_form != "string" else _joined_text(parts, index)
     calls = message.get("tool_calls")
@@ -97,8 +90,10 @@ def _normal_part(part: Any) -> Any:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    if fields.get("type", "text") in _TEXT_PART_TYPES and isinstance(fields.get("text"), str):
+    if fields.get("type", "text") in TEXT_PART_TYPES:
         return {**fields, "type": "text"}
+    if fields.get("type") == "refusal":
+        return {"type": "text", "text": fields["refusal"]}
     return cast("Any", part)
 
 
@@ -108,7 +103,7 @@ def _joined_text(parts: list[Any], index: int) -> str:
         fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
         if fields.get("type") != "text":
             raise RequestError(
-                f"Message {index} has a content part of type {_short(fields.get('type', part))}, "
+                f"messages[{index}].content has a part of type {_short(fields.get('type', part))}, "
                 "but the chat template of this model takes text only. Send text parts."
             )
         texts.append(fields["text"])

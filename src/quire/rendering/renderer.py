@@ -10,6 +10,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
+from quire.rendering.messages import checked_messages
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -145,7 +146,12 @@ class Renderer:
         variables = dict(chat_template_kwargs or {})
         template.check_kwargs(variables)
         text = template.render(
-            messages, tools, documents, add_generation_prompt, continue_final_message, **variables
+            checked_messages(messages, text_only=True),
+            tools,
+            documents,
+            add_generation_prompt,
+            continue_final_message,
+            **variables,
         )
         if max_prompt_chars is not None and len(text) > max_prompt_chars:
             raise RequestError(

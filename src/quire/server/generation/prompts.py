@@ -15,7 +15,7 @@ import msgspec
 
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Renderer
+from quire.rendering import RenderedPrompt, Renderer, check_messages
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -31,8 +31,6 @@ CHARS_PER_MESSAGE = 64
 
 SLOW_TEMPLATE_S = 0.02
 """Processor time. What a usual template takes for a short chat is a hundred times less."""
-
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 Result = TypeVar("Result")
 
@@ -70,8 +68,8 @@ class PromptRenderer:
         self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
     ) -> RenderedPrompt:
         """Messages, through the model's chat template or, if trusted, the request's own."""
-        messages = body.messages or []
-        num_chars = self._check_messages(messages) + _num_other_chars(body)
+        messages = self._checked_messages(body.messages)
+        num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
         work = functools.partial(self._render_chat, renderer, body, messages, most)
@@ -146,47 +144,30 @@ class PromptRenderer:
                 param="chat_template",
             )
 
-    def _check_messages(self, messages: Sequence[dict[str, Any]]) -> int:
-        """Number of characters in the messages."""
+    def _checked_messages(self, messages: object) -> list[dict[str, Any]]:
         limits = self._limits
-        if not messages:
-            raise RefusedError("messages is empty. Send at least one message.", param="messages")
-        if len(messages) > limits.max_messages:
+        items = cast("list[Any]", messages) if isinstance(messages, list) else []
+        if len(items) > limits.max_messages:
             raise RefusedError(
-                f"There are {len(messages)} messages, but this server takes {limits.max_messages} "
+                f"There are {len(items)} messages, but this server takes {limits.max_messages} "
                 "(max_messages). Send fewer.",
                 param="messages",
             )
-        num_chars = 0
-        for index, message in enumerate(messages):
-            content = message.get("content")
-            if isinstance(content, str):
-                num_chars += len(content)
-            elif isinstance(content, list):
-                num_chars += self._check_parts(cast("list[Any]", content), index)
-            others = {k: v for k, v in message.items() if k not in ("role", "content")}
-            num_chars += _num_chars(others)
-        return num_chars
+        for index, message in enumerate(items):
+            fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+            content: Any = fields.get("content")
+            if isinstance(content, list):
+                self._check_num_parts(len(cast("list[Any]", content)), index)
+        check_messages(cast("object", messages), text_only=True)
+        return items
 
-    def _check_parts(self, parts: Sequence[Any], index: int) -> int:
-        if len(parts) > self._limits.max_content_parts:
+    def _check_num_parts(self, num_parts: int, index: int) -> None:
+        if num_parts > self._limits.max_content_parts:
             raise RefusedError(
-                f"Message {index} has {len(parts)} content parts, but this server takes "
+                f"messages[{index}].content has {num_parts} parts, but this server takes "
                 f"{self._limits.max_content_parts} (max_content_parts). Send fewer.",
                 param="messages",
             )
-        num_chars = 0
-        for part in parts:
-            fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {"text": part}
-            kind, text = fields.get("type", "text"), fields.get("text", fields.get("refusal"))
-            if kind not in _TEXT_PARTS or not isinstance(text, str):
-                raise RefusedError(
-                    f"Message {index} has a content part of type {str(kind)[:40]!r}, but the "
-                    "served model takes text only. Send text parts.",
-                    param="messages",
-                )
-            num_chars += len(text)
-        return num_chars
 
     def _check_chars(self, num_chars: int, max_model_len: int, param: str) -> None:
         highest = self._limits.prompt_chars(max_model_len)
@@ -197,6 +178,24 @@ class PromptRenderer:
                 f"(max_prompt_chars, {highest}). Shorten it.",
                 param=param,
             )
+
+
+def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
+    num_chars = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            num_chars += len(content)
+        elif isinstance(content, list):
+            num_chars += sum(map(_num_part_chars, cast("list[Any]", content)))
+        others = {k: v for k, v in message.items() if k not in ("role", "content")}
+        num_chars += _num_chars(others)
+    return num_chars
+
+
+def _num_part_chars(part: str | dict[str, Any]) -> int:
+    """Of a part of text."""
+    return len(part if isinstance(part, str) else part.get("text", part.get("refusal", "")))
 
 
 def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:

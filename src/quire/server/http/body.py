@@ -111,7 +111,7 @@ class BodyDecoder(Generic[Body]):
             return
         if name in NOT_OFFERED:
             reason, neutral = NOT_OFFERED[name]
-            if value is None or value in neutral:
+            if value is None or any(_is_same(value, item) for item in neutral):
                 return
             raise RefusedError(
                 f"{name} is {_short(value)}, but {reason}. Leave it out.", param=name
@@ -119,6 +119,11 @@ class BodyDecoder(Generic[Body]):
         near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+
+
+def _is_same(value: object, other: object) -> bool:
+    """As JSON: true is not 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def _invalid(error: msgspec.ValidationError) -> RefusedError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
-from quire.rendering import Renderer
+from quire.rendering import Renderer, check_messages
 
 __all__ = ["PrefixFile", "RenderedPrefix", "read_prefix_files", "render_prefixes"]
 
@@ -64,13 +64,14 @@ def _messages(path: str, text: str) -> list[dict[str, Any]]:
         found = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path} of --pin-prefix is not JSON: {error}. Correct it.") from error
-    items = cast("list[object]", found) if isinstance(found, list) else []
-    if not items or not all(isinstance(item, dict) and "role" in item for item in items):
+    try:
+        check_messages(found, text_only=True)
+    except RequestError as error:
         raise ConfigError(
-            f"{path} of --pin-prefix is no list of messages. Write "
+            f"{path} of --pin-prefix is no list of messages: {error} Write "
             '[{"role": "system", "content": "…"}], or a text in a file with another ending.'
-        )
-    return cast("list[dict[str, Any]]", items)
+        ) from error
+    return cast("list[dict[str, Any]]", found)
 
 
 def _render(file: PrefixFile, renderer: Renderer) -> list[int]:

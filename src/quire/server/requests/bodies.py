@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,12 @@ __all__ = [
     "StreamOptions",
     "TokenizeRequest",
 ]
+
+
+Messages = Annotated[
+    Any, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
+]
+"""Any value: what is wrong with one, `check_messages` says."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +85,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -96,7 +102,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -117,7 +123,7 @@ class PinRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages = None
     ttl_s: float | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
