@@ -220,19 +220,24 @@ class Renderer:
             detokenize=params.detokenize,
         )
 
-    def echo(
-        self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
-    ) -> tuple[str, list[int]]:
-        """The text of a prompt, and where in it each of its tokens begins. A prompt of token ids
-        reads as an output of `params` would."""
-        if self._tokenizer is None:
-            return prompt.text or "", [0] * len(prompt.token_ids)
-        if prompt.text is not None:
-            return prompt.text, self._tokenizer.offsets(prompt.text, add_special_tokens)
-        text = self._tokenizer.decode(
+    def prompt_text(self, prompt: RenderedPrompt, params: SamplingParams) -> str:
+        """The text of a prompt; one of token ids reads as an output of `params` would."""
+        if prompt.text is not None or self._tokenizer is None:
+            return prompt.text or ""
+        return self._tokenizer.decode(
             prompt.token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
         )
-        return text, _offsets(self._tokenizer, (), params).append(prompt.token_ids)
+
+    def prompt_offsets(
+        self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Where in `prompt_text` each token of the prompt begins. add_special_tokens: as when the
+        prompt was rendered."""
+        if self._tokenizer is None:
+            return [0] * len(prompt.token_ids)
+        if prompt.text is not None:
+            return self._tokenizer.offsets(prompt.text, add_special_tokens)
+        return _offsets(self._tokenizer, (), params).append(prompt.token_ids)
 
     def output_offsets(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, start: int = 0

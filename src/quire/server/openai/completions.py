@@ -143,14 +143,14 @@ class CompletionAnswer:
     async def _echo_of(self, generation: Generation) -> _Echo:
         if not self.body.echo:
             return _Echo(generation)
-        prompt = generation.prompt
+        prompt, params, renderer = generation.prompt, generation.params, self.job.renderer
+        text = renderer.prompt_text(prompt, params)
+        if self.body.logprobs is None:
+            return _Echo(generation, text)
         work = partial(
-            self.job.renderer.echo,
-            prompt,
-            generation.params,
-            self.body.add_special_tokens is not False,
+            renderer.prompt_offsets, prompt, params, self.body.add_special_tokens is not False
         )
-        return _Echo(generation, *await self.job.prompts.run(work, len(prompt.token_ids)))
+        return _Echo(generation, text, await self.job.prompts.run(work, len(prompt.token_ids)))
 
     def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
         job = self.job
