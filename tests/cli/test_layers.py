@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import plan, serve
+from quire.cli import chat, plan, serve
 from quire.cli.flags.engine import read_settings
 from quire.cli.flags.server import read_server_settings
 from quire.cli.main import main
@@ -85,6 +85,43 @@ def test_the_key_variable_of_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_server_settings(parse()).api_key == KEYS[:1]
     monkeypatch.setenv("QUIRE_API_KEY", KEYS[1])
     assert read_server_settings(parse()).api_key == KEYS[1:]
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", f"{KEYS[0]},", f"{KEYS[0]},,{KEYS[1]}"])
+@pytest.mark.parametrize("variable", ["QUIRE_API_KEY", "VLLM_API_KEY"])
+def test_a_key_variable_without_a_key_is_refused(
+    variable: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A secret that was not filled in must not leave the server open, as `--api-key ""` does not;
+    other empty variables count as unset."""
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("QUIRE_PORT", "")
+    with pytest.raises(SystemExit):
+        parse()
+    said = capsys.readouterr().err
+    assert f"the variable {variable} " in said and KEYS[0] not in said
+    assert read_server_settings(parse("--api-key", KEYS[0])).api_key == KEYS[:1]
+
+
+@pytest.mark.parametrize("value", ['""', "[]", '[""]', f'["{KEYS[0]}", ""]', '","', "", "~"])
+def test_a_key_of_a_file_that_is_none_is_refused(
+    tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, f"port: 9001\napi-key: {value}\n")
+    with pytest.raises(SystemExit):
+        parse("--config", file)
+    said = capsys.readouterr().err
+    assert f"api-key in {file} " in said and KEYS[0] not in said
+
+
+def test_for_a_client_an_empty_key_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "")
+    parser = CommandParser(prog="quire chat")
+    chat.add_arguments(parser)
+    assert parser.parse_args([]).api_key is None
 
 
 def test_a_model_by_position_wins_over_one_of_the_environment(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
-from quire.server.http.gate import OPEN_PATHS
+from quire.server.http.gate import OPEN_PATHS, Gate
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -124,8 +127,66 @@ def test_too_many_headers(guarded: RunningServer) -> None:
     assert reply.status_code == 431 and "max_headers" in reply.json()["error"]["message"]
 
 
-def test_a_foreign_host_is_refused_without_a_key(server: RunningServer) -> None:
-    for host, status in (("localhost", 200), ("127.0.0.1:1", 200), ("evil.example:80", 403)):
+def status_for_host(gate: Gate, host: bytes | None) -> int:
+    """Of a request with this Host header to the version."""
+    statuses: list[int] = []
+    headers = [] if host is None else [(b"host", host)]
+    scope = {"type": "http", "method": "GET", "path": "/version", "headers": headers}
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads a body")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    asyncio.run(gate(scope, receive, send))
+    return statuses[0]
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await Response(b"")(scope, receive, send)
+
+
+LOCAL = (
+    b"localhost", b"LocalHost:8000", b"localhost.", b"localhost:", b"quire.localhost:80",
+    b"127.0.0.1", b"127.0.0.1:1", b"127.0.0.2:8000", b"127.255.255.254", b"[::1]", b"[::1]:8000",
+    b"[0:0:0:0:0:0:0:1]:8000", b"[::ffff:127.0.0.1]:80", b"",
+)  # fmt: skip
+FOREIGN = (
+    b"evil.example", b"evil.example:80", b"localhost.evil.example", b"127.0.0.1.evil.example",
+    b"evil.example:127.0.0.1", b"evillocalhost", b"127.0.0.256", b"128.0.0.1", b"[::2]", b"0.0.0.0",
+    b"10.0.0.1:8000", b"host.docker.internal:8000", b"[127.0.0.1", b"::1:x", b"\xff", b".localhost",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", LOCAL, ids=str)
+def test_every_name_of_this_machine_gets_through(host: bytes) -> None:
+    assert status_for_host(Gate(answer, ServerSettings()), host) == 200
+
+
+@pytest.mark.parametrize("host", FOREIGN, ids=str)
+def test_a_foreign_host_is_refused_without_a_key(host: bytes) -> None:
+    assert status_for_host(Gate(answer, ServerSettings()), host) == 403
+
+
+@pytest.mark.parametrize("allowed", ["Box.Example", "box.example:9000"])
+def test_an_allowed_host_may_have_capitals_and_a_port(allowed: str) -> None:
+    gate = Gate(answer, ServerSettings(allowed_hosts=(allowed,)))
+    assert status_for_host(gate, b"box.Example:9000") == 200
+    assert status_for_host(gate, b"box.example.evil:9000") == 403
+    assert status_for_host(gate, b"box.example:1") == (403 if ":" in allowed else 200)
+
+
+@pytest.mark.parametrize("host", [b"evil.example", b"host.docker.internal:8000", b""], ids=str)
+def test_no_host_matters_with_a_key_or_over_a_unix_socket(host: bytes) -> None:
+    """A key is what a web page lacks, and no web page reaches a Unix socket."""
+    assert status_for_host(Gate(answer, ServerSettings(uds="/tmp/q")), host) == 200
+    assert status_for_host(Gate(answer, ServerSettings(api_key=KEYS)), host) == 401
+
+
+def test_the_host_is_checked_over_a_socket(server: RunningServer) -> None:
+    for host, status in (("localhost", 200), ("127.0.0.2:1", 200), ("evil.example:80", 403)):
         reply = waiting.get(f"{server.url}/version", headers={"host": host})
         assert reply.status_code == status, host
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ _SWITCH |= {"false": False, "0": False, "no": False, "off": False}
 @dataclass(frozen=True, slots=True)
 class LayerValue:
     """The value of one flag. source: where it stands, for an error. content: text, or what YAML
-    reads: a number, a truth value, a list, a mapping (for flags that take JSON)."""
+    reads: a number, a truth value, a list, a mapping (for flags that take JSON), None."""
 
     flag: str
     source: str
@@ -29,6 +29,14 @@ class LayerValue:
     def shown(self) -> str:
         text = repr(self.content)
         return text if len(text) <= 80 else text[:77] + "..."
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether there is no value, or an empty one among several."""
+        if self.content is None:
+            return True
+        parts = self.content if isinstance(self.content, list) else self.text().split(",")
+        return not all(str(part or "").strip() for part in parts or [""])
 
     def text(self) -> str:
         """As it would stand on the command line. ValueError for a list."""
@@ -52,15 +60,17 @@ class LayerValue:
         return found
 
 
-def environment_layer(flags: Iterable[str]) -> Iterator[LayerValue]:
-    """The flags whose variables are set."""
+def environment_layer(
+    flags: Iterable[str], needs_value: Container[str] = ()
+) -> Iterator[LayerValue]:
+    """The flags whose variables are set. needs_value: flags whose empty variables count as set."""
     names = list(flags)
     if not names:
         return
     from quire.config import env
 
     for flag in names:
-        found = env.flag_setting(flag)
+        found = env.flag_setting(flag, may_be_empty=flag in needs_value)
         if found is not None:
             variable, value = found
             advice = ""
@@ -71,7 +81,8 @@ def environment_layer(flags: Iterable[str]) -> Iterator[LayerValue]:
 
 def config_layer(path: str) -> list[LayerValue]:
     """The flags of a YAML file, whose keys may be written with or without dashes in front, and with
-    dashes or underscores inside. Raises ConfigError if it cannot be read or is no such file."""
+    dashes or underscores inside; a value that is left out is None. Raises ConfigError if it cannot
+    be read or is no such file."""
     import yaml
 
     try:
@@ -93,7 +104,6 @@ def config_layer(path: str) -> list[LayerValue]:
     return [
         LayerValue(_as_flag(key), f"{key} in {path}", value)
         for key, value in cast("dict[str, Any]", content).items()
-        if value is not None
     ]
 
 

@@ -32,6 +32,12 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         self._file_owner: Callable[[], CommandParser] | None = None
+        self._needs_value: set[str] = set()
+
+    def refuse_empty(self, flag: str) -> None:
+        """Make an empty value of this flag in the environment or the file an error; otherwise it
+        counts as left out."""
+        self._needs_value.add(flag)
 
     def add_config_flag(self, owner: Callable[[], CommandParser] | None = None) -> None:
         """`--config FILE`: flags as keys of a YAML file. owner: makes the parser of the command for
@@ -105,7 +111,7 @@ class CommandParser(argparse.ArgumentParser):
         """Set what the command line leaves out from the environment, then from the file."""
         given = {action for argument in arguments if (action := self._named(argument)) is not None}
         given |= self._given_by_position(parsed)
-        for value in environment_layer(self.twins()):
+        for value in environment_layer(self.twins(), self._needs_value):
             self._fill_one(value, parsed, given)
         if self.has_flag("--config") and parsed.config is not None:
             self._fill_from_file(parsed.config, parsed, given)
@@ -129,6 +135,10 @@ class CommandParser(argparse.ArgumentParser):
         """given: grows by the flag that is set."""
         action = self._option_string_actions[value.flag]
         if action in given:
+            return
+        if value.flag in self._needs_value and value.has_gap:
+            self.error(f"{value.source} is empty or has an empty part: fill it in, or leave it out")
+        if value.content is None:
             return
         given.add(action)
         try:

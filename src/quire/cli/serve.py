@@ -17,6 +17,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: CommandParser) -> None:
     parser.add_config_flag()
     add_server_flags(parser)
+    parser.refuse_empty("--api-key")  # a secret that was not filled in leaves no open server
     add_engine_flags(parser, server=True)
 
 

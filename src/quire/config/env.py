@@ -128,12 +128,12 @@ def quire_variables() -> list[str]:
     return [name for name, value in os.environ.items() if name.startswith(_PREFIX) and value]
 
 
-def flag_setting(flag: str) -> tuple[str, str] | None:
+def flag_setting(flag: str, *, may_be_empty: bool = False) -> tuple[str, str] | None:
     """The variable that stands for a flag (`QUIRE_MAX_MODEL_LEN` for `--max-model-len`) and its
-    value; None when it is unset or empty."""
+    value; None when it is unset, or empty unless that counts."""
     for variable in (flag_variable(flag), *FOREIGN_VARIABLES.get(flag, ())):
         value = os.environ.get(variable)
-        if value:
+        if value or (may_be_empty and value is not None):
             return variable, value
     return None
 

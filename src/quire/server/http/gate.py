@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterable
 from math import ceil
@@ -23,7 +25,8 @@ __all__ = ["OPEN_PATHS", "ApiKeys", "Gate"]
 OPEN_PATHS = PROBES
 """Need no key."""
 
-_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "[::1]", ""})
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
+"""The name in a Host header, an IPv6 address with its brackets."""
 
 
 class ApiKeys:
@@ -62,8 +65,9 @@ class Gate:
         weights = settings.api_key_weights
         self._weights = dict(zip(self._keys.names, weights, strict=False))
         self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
-        self._hosts = _LOCAL_HOSTS | {settings.host, *settings.allowed_hosts}
-        self._checks_host = settings.is_local and not settings.api_key
+        self._hosts = {host.lower() for host in (settings.host, *settings.allowed_hosts)}
+        # A web page lacks the key, and reaches no Unix socket.
+        self._checks_host = settings.is_local and settings.uds is None and not settings.api_key
         self._num_open: Counter[str] = Counter()
         most = settings.limits.requests_per_key(len(settings.api_key))
         self._max_open = most and ceil(most / settings.api_server_count)
@@ -127,14 +131,29 @@ class Gate:
 
     def _check_host(self, host: bytes) -> None:
         """Without a key, a web page whose name was made to point here must not get through."""
-        name = host.decode("latin-1")
-        name = name if name.endswith("]") else name.rpartition(":")[0] or name
-        if name.lower() not in self._hosts:
+        given = host.decode("latin-1").lower()
+        name = _HOST.fullmatch(given)
+        is_known = name is not None and (_is_local(name[1]) or name[1] in self._hosts)
+        if given and not is_known and given not in self._hosts:
             raise RefusedError(
-                f"The Host header is {name[:80]!r}, which is not this machine. Start the server "
+                f"The Host header is {given[:80]!r}, which is not this machine. Start the server "
                 "with --api-key or --allowed-hosts to serve under that name.",
                 status=403,
             )
+
+
+def _is_local(name: str) -> bool:
+    """Whether no resolver makes another machine of this name (RFC 6761, 6.3) or address."""
+    labels = name.removesuffix(".").split(".")
+    if labels[-1] == "localhost" and all(labels):
+        return True
+    try:
+        address = ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
 
 
 def _digest(key: bytes) -> bytes:
