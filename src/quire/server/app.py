@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
 from quire.errors import QuireError
@@ -60,13 +64,16 @@ def create_app(
     )
     openai = openai_router(services)
     others = text_router(services), ops_router(services), prefix_router(services)
+    routes: list[BaseRoute] = []
     for router in (openai, *others):
         app.include_router(router)
+        routes += router.routes
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(kind, _reply)
+        app.add_exception_handler(kind, functools.partial(_reply, routes))
     _describe_bodies(app)
     # The last that is added is the first that a request meets.
     app.add_middleware(HotRoutes, routes=generating_routes(openai), root_path=settings.root_path)
+    app.add_middleware(_HeadAsGet)
     app.add_middleware(Gate, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(
@@ -83,13 +90,40 @@ def create_app(
     return app
 
 
-async def _reply(request: Request, error: Exception) -> Response:
+class _HeadAsGet:
+    """ASGI middleware: HEAD is GET for the routes; the HTTP server leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        as_get = {**scope, "method": "GET"}
+        await self._app(as_get, receive, send)
+        scope["route"] = as_get.get("route")  # what it is counted as
+
+
+async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
+    headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            headers["allow"] = ", ".join(_methods(routes, request))
         error = _as_refused(request, error)
     reply = error_reply(error)
-    return Response(reply.body, reply.status, reply.headers)
+    return Response(reply.body, reply.status, {**reply.headers, **headers})
+
+
+def _methods(routes: Iterable[BaseRoute], request: Request) -> list[str]:
+    """The methods that go with the path of a request."""
+    found: set[str] = set()
+    for route in routes:
+        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def _as_refused(request: Request, error: HTTPException) -> RefusedError:

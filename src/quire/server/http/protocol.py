@@ -1,13 +1,15 @@
-"""HTTP/1.1 connections with the bounds that uvicorn's own lack: on headers, and on slow clients.
-And a short way for the bodies of streams."""
+"""HTTP/1.x connections as RFC 9110 and 9112 have them, with the bounds that uvicorn's own lack: on
+headers, and on slow clients. And a short way for the bodies of streams."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, cast
 
+import httptools
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.requests.errors import ErrorReply
@@ -17,6 +19,14 @@ __all__ = ["STREAM_BODY", "StreamBody", "limited_protocol"]
 
 STREAM_BODY = "quire.stream_body"
 """Key of the `StreamBody` of a request in its `scope["extensions"]`."""
+
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+"""A host and a port (RFC 9110, 7.2); both may be empty."""
+
+_ABSOLUTE = re.compile(rb"(?i:https?)://(?P<host>[^/?#]+)(?P<rest>.*)")
+
+_OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
+"""Headers of an offer to upgrade, and tokens of `Connection` that name them."""
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -32,12 +42,13 @@ class StreamBody:
     """The body of a response whose head was sent through ASGI without a length: pieces of it go to
     the connection without a message per piece, and without a change of tasks."""
 
-    __slots__ = ("_cycle", "_flow", "_write")
+    __slots__ = ("_cycle", "_flow", "_is_chunked", "_write")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
+        self._is_chunked = cycle.scope["http_version"] != "1.0"
 
     @property
     def is_full(self) -> bool:
@@ -51,18 +62,55 @@ class StreamBody:
     def write(self, data: bytes) -> None:
         """One chunk (RFC 9112, 7.1). Nothing happens if the client has left."""
         if data and not self._cycle.disconnected:
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+
+class _CarefulSend:
+    """The `send` of a request of HTTP/1.0, which knows no chunks, or of one that expects 100: its
+    body may never come if the answer does not wait for it, so that the connection ends then."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._is_old = cycle.scope["http_version"] == "1.0"
+        self._is_open_ended = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif self._is_open_ended:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
+
+    def _start(self, message: Message) -> None:
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and cycle.more_body:
+            cycle.keep_alive = False
+        if not self._is_old:
+            return
+        headers = list(message.get("headers", ()))
+        if not any(name.lower() == b"content-length" for name, _ in headers):
+            self._is_open_ended = True
+            cycle.chunked_encoding = cycle.keep_alive = False
+        elif cycle.keep_alive:
+            message["headers"] = [*headers, (b"connection", b"keep-alive")]
+
+
+def _last_answer(reply: ErrorReply) -> ASGIApp:
+    """Gives this answer, and ends the connection."""
+    return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
 
 
 def _too_many_connections(limits: Limits) -> ASGIApp:
     """Serves connections over the limit: their first request is their last."""
-    reply = ErrorReply(
-        503,
-        f"The server has {limits.max_connections} connections open (max_connections). "
-        "Try again soon.",
-        retry_after_s=1,
+    return _last_answer(
+        ErrorReply(
+            503,
+            f"The server has {limits.max_connections} connections open (max_connections). "
+            "Try again soon.",
+            retry_after_s=1,
+        )
     )
-    return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -72,6 +120,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
         self._in_body = False
+        self._is_deaf = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -87,16 +136,50 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_body:
-            self._num_head_bytes += len(data)
-        super().data_received(data)
-        # Only a head that is not complete yet is refused here; one that is, at the gate.
-        if not self._in_body and self._num_head_bytes > self.bounds.max_header_bytes:
+        if self._is_deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._num_head_bytes += len(data)
+        self._parse(data)
+        # Only a head that is not complete yet is refused here; one that is, at the gate. What
+        # frames the chunks of a body, and follows them, counts as a head does.
+        if self._num_head_bytes > self.bounds.max_header_bytes:
             message = (
                 f"The headers have more than {self.bounds.max_header_bytes} bytes "
                 "(max_header_bytes). Send less."
             )
             self._refuse(ErrorReply(431, message))
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() != b"CONNECT":
+                    data = self._without_offer() + data[offer.args[0] :]
+                    continue
+                self._refuse(ErrorReply(501, "This server is no proxy. Leave out CONNECT."))
+            except httptools.HttpParserError:
+                self._refuse(ErrorReply(400, "This is no HTTP/1.1 request (RFC 9112). Correct it."))
+            return
+
+    def _without_offer(self) -> bytes:
+        """The head of the request as it would be without its offer to upgrade, which is declined by
+        saying nothing (RFC 9110, 7.8). The parser passes over the body of one that makes an offer,
+        so that a new one has to read it."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the base class
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         self._in_body = False
@@ -104,18 +187,40 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._start_head_timer()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # trailers come too late for those who have read the headers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_body = True
         self._num_head_bytes = 0
+        if self.parser.should_upgrade():
+            return  # it comes again, without the offer
+        self._in_body = True
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        is_old = self.parser.get_http_version() == "1.0"
+        fault = self._fault_of_framing() or self._fault_of_host() or self._take_target()
+        if fault is not None:
+            self.app, self.url = _last_answer(fault), b"/"
+        if is_old:
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
         super().on_headers_complete()
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if cycle is not None and cycle.scope is self.scope:  # None for a request to upgrade
-            cast("Any", self.scope)["extensions"] = {STREAM_BODY: StreamBody(cycle)}
+        cycle = self.cycle
+        cast("Any", self.scope)["extensions"] = {STREAM_BODY: StreamBody(cycle)}
+        if is_old:
+            cycle.keep_alive = self.parser.should_keep_alive()
+        if is_old or self.expect_100_continue:
+            cast("Any", cycle).send = _CarefulSend(cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        if not self._in_body:
+            return  # only the head of one that makes an offer
         self._in_body = False
         super().on_message_complete()
         if self._rest_timer is not None:
@@ -125,6 +230,50 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _values(self, wanted: bytes) -> list[bytes]:
+        return [value for name, value in self.headers if name == wanted]
+
+    def _fault_of_framing(self) -> ErrorReply | None:
+        """What of version and framing the parser takes, but this server does not speak."""
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            return ErrorReply(505, f"The request is of HTTP/{version}. Send HTTP/1.1.")
+        codings = b", ".join(self._values(b"transfer-encoding"))
+        if codings and version == "1.0":
+            return ErrorReply(400, "HTTP/1.0 has no Transfer-Encoding. Send a Content-Length.")
+        if codings and codings.strip().lower() != b"chunked":
+            return ErrorReply(501, f"Transfer-Encoding is {_shown(codings)}. Send chunks alone.")
+        return None
+
+    def _fault_of_host(self) -> ErrorReply | None:
+        hosts = self._values(b"host")
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            return ErrorReply(400, f"The request has {len(hosts)} Host headers. Send one.")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            return ErrorReply(
+                400, f"The Host header is {_shown(hosts[0])}. Send HOST or HOST:PORT."
+            )
+        return None
+
+    def _take_target(self) -> ErrorReply | None:
+        """Make path and Host of an absolute target, which counts more than a Host beside it."""
+        if self.url.startswith(b"/") or self.url == b"*":
+            return None
+        target = _ABSOLUTE.fullmatch(self.url)
+        if target is None or not _HOST.fullmatch(target["host"]):
+            return ErrorReply(
+                400,
+                f"The request is for {_shown(self.url)}. Ask for a path, or for http://HOST/PATH.",
+            )
+        self.url = target["rest"]
+        if not self.url.startswith(b"/"):
+            self.url = b"/" + self.url
+        self.headers[:] = [item for item in self.headers if item[0] != b"host"]
+        self.headers.append((b"host", target["host"]))
+        return None
+
+    # --- answers --------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -165,15 +314,36 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self._write_timer = self._rest_timer = None
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Answer and close, unless the answer to an earlier request is still being written."""
-        if self.transport.is_closing():
+        """Answer what is being read, in its turn, and read no more. Nothing of the answers before
+        it is lost; one that they make needless is left out."""
+        if self.transport.is_closing() or self._is_deaf:
             return
-        cycle = cast("Any", self.cycle)
-        if cycle is None or cycle.response_complete:
-            body = reply.body
-            head = (
-                f"HTTP/1.1 {reply.status} Refused\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
+        self._is_deaf = True
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if self._in_body and self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline[0] = (self.cycle, cast("Any", _last_answer(reply)))
+        elif cycle is None or cycle.response_complete:
+            self._answer_at_once(None if self._in_body else reply)
+        elif self._in_body and not cycle.response_started:
+            cycle.disconnected = True  # for the application, which waits for the rest
+            self._answer_at_once(reply)
+        else:
+            cycle.keep_alive = False
+
+    def _answer_at_once(self, reply: ErrorReply | None) -> None:
+        """And close the connection; None: it has been answered."""
+        if reply is not None:
+            lines = [b"HTTP/1.1 %d Refused" % reply.status, b"content-type: application/json"]
+            lines += [b"%b: %b" % header for header in self.server_state.default_headers]
+            lines += [
+                b"content-length: %d" % len(reply.body),
+                b"connection: close",
+                b"",
+                reply.body,
+            ]
+            self.transport.write(b"\r\n".join(lines))
         self.transport.close()
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))

@@ -34,19 +34,16 @@ def _add_probes(router: APIRouter, services: Services) -> None:
         status = services.backend.status
         return Response(encode(short_status(status)), 200 if is_well else 503, media_type=JSON)
 
-    @router.head("/livez", include_in_schema=False)
     @router.get("/livez")
     async def livez() -> Response:
         """200 while this process can serve, or may again: restart it otherwise."""
         return probe(is_well=services.backend.status.state is not EngineState.DEAD)
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         """200 while the engine makes progress."""
         return probe(is_well=services.backend.status.state in _HEALTHY)
 
-    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz() -> Response:
         """200 while new requests are taken."""
