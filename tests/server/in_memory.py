@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from quire.config.admission import check_servable
 from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
 from quire.errors import EngineUnavailableError, RequestError
@@ -38,6 +39,16 @@ class InMemoryClient:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
         )
+        self._capacity = EngineCapacity(
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=256,
+            block_size=16,
+            num_blocks=num_blocks,
+            capacity_tokens=16 * num_blocks,
+            windows=(None,),
+            uses_priority=False,
+        )
         self.state = EngineState.READY
         self.step_s = step_s
         self.paused = False
@@ -55,6 +66,7 @@ class InMemoryClient:
     async def add(self, request: EngineRequest) -> UpdateStream:
         if self.state is not EngineState.READY:
             raise EngineUnavailableError(f"the engine is {self.state.value}")
+        check_servable(request, self._capacity)
         self.added.append(request)
         stream = self._open.open(request, self._abort_in_core)
         handles = range(request.first_handle, request.first_handle + request.params.n)
@@ -120,15 +132,7 @@ class InMemoryClient:
 
     @property
     def status(self) -> EngineStatus:
-        capacity = EngineCapacity(
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=8,
-            max_num_batched_tokens=256,
-            block_size=16,
-            num_blocks=512,
-            capacity_tokens=8192,
-        )
-        return EngineStatus(self.state, capacity=capacity)
+        return EngineStatus(self.state, capacity=self._capacity)
 
     @property
     def stats(self) -> EngineStats:

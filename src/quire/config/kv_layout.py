@@ -7,13 +7,13 @@ mixes full attention and sliding windows has several groups of equally many laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from quire.config.model_spec import DTYPE_BYTES
 
-__all__ = ["KV_DTYPES", "KVGroup", "KVLayout", "group_layers"]
+__all__ = ["KV_DTYPES", "KVGroup", "KVLayout", "group_layers", "max_blocks"]
 
 KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {**{name: (size, 0) for name, size in DTYPE_BYTES.items()}, "int8": (1, 4)}
@@ -68,19 +68,28 @@ class KVLayout:
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
         """Most blocks that one sequence of `num_tokens` holds at once, over all groups, when a
         step adds at most `max_step_tokens` of them.
+        See `max_blocks`."""
+        windows = [group.window for group in self.groups]
+        return max_blocks(windows, self.block_size, num_tokens, max_step_tokens)
 
-        A sliding group keeps the window of the oldest query of a step, so it may hold
-        window - 1 + max_step_tokens tokens, wherever these start within a block.
-        """
-        total = 0
-        for group in self.groups:
-            whole = -(-num_tokens // self.block_size)
-            if group.window is None:
-                total += whole
-            else:
-                span = group.window - 1 + max_step_tokens
-                total += min(whole, (span + self.block_size - 2) // self.block_size + 1)
-        return total
+
+def max_blocks(
+    windows: Iterable[int | None], block_size: int, num_tokens: int, max_step_tokens: int
+) -> int:
+    """`KVLayout.blocks_for` of groups with these windows.
+
+    A sliding group keeps the window of the oldest query of a step, so it may hold
+    window - 1 + max_step_tokens tokens, wherever these start within a block.
+    """
+    total = 0
+    whole = -(-num_tokens // block_size)
+    for window in windows:
+        if window is None:
+            total += whole
+        else:
+            span = window - 1 + max_step_tokens
+            total += min(whole, (span + block_size - 2) // block_size + 1)
+    return total
 
 
 def group_layers(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:

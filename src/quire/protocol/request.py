@@ -76,6 +76,10 @@ class EngineRequest:
     pin_seconds: float | None = None
     pin_is_shared: bool = False
 
+    def is_stop(self, token: int, num_output: int) -> bool:
+        """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+        return token in self.stop_token_ids and num_output >= self.params.min_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class WholeSequence:

@@ -45,6 +45,15 @@ class SchedulingParams:
             if value is not None and not (_is_number(value) and 0.0 < value < math.inf):
                 raise RequestError(f"{name} is {value!r}: give a number above 0")
 
+    def check_policy(self, *, uses_priority: bool) -> None:
+        """RequestError if the engine's policy cannot do what is asked. uses_priority: requests may
+        name a priority."""
+        if self.priority and not uses_priority:
+            raise RequestError(
+                f"priority is {self.priority}, but this engine's scheduling_policy does not look "
+                "at priorities: leave it out, or start with priority or two_level"
+            )
+
 
 def scheduling_for(
     num_prompts: int,

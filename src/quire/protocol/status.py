@@ -41,7 +41,8 @@ class EngineCapacity:
     """What a core that has started can hold.
 
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
-    description: a sentence on the kernels that serve.
+    windows: of the layer groups, whose blocks all come from one pool; None is full attention.
+    uses_priority: requests may name a priority. description: a sentence on the kernels that serve.
     """
 
     max_model_len: int
@@ -50,6 +51,8 @@ class EngineCapacity:
     block_size: int
     num_blocks: int
     capacity_tokens: int
+    windows: tuple[int | None, ...]
+    uses_priority: bool
     description: str = ""
 
 

@@ -1,6 +1,6 @@
 """Continuous batching: sequences, queues, budgets, preemption. Never imports torch."""
 
-from quire.scheduler.admission import Admission
+from quire.config.admission import Admission
 from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
 from quire.scheduler.policy import Policy
 from quire.scheduler.scheduler import Scheduler

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.errors import RequestError
+from quire.config.admission import Admission
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
-from quire.scheduler.admission import Admission
 from quire.scheduler.beams import new_beam_group
 from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.pins import PinnedPrefixes
@@ -52,7 +51,7 @@ class Arrivals:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._admission.max_total_tokens(request)
-        self._check_priority(request)
+        request.scheduling.check_policy(uses_priority=self._policy.uses_priority)
         if request.pin_seconds is not None:
             self._pins.check(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
@@ -70,13 +69,6 @@ class Arrivals:
                 group.beams = new_beam_group(request, request.beams, max_total)
             self._roster.queue(group)
             self._deadlines.watch(group, self._speed.last_known)
-
-    def _check_priority(self, request: EngineRequest) -> None:
-        if request.scheduling.priority and not self._policy.uses_priority:
-            raise RequestError(
-                f"priority is {request.scheduling.priority}, but this engine's scheduling_policy "
-                "does not look at priorities: leave it out, or start with priority or two_level"
-            )
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
         """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One

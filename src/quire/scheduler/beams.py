@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from quire.kv_cache import KVManager
@@ -14,7 +12,7 @@ from quire.scheduler.beam_search import BeamSearch, Continuation, FoundSequence
 from quire.scheduler.branching import branch_off
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.roster import Roster
-from quire.scheduler.sequence import BeamGroup, Sequence, SequenceGroup, is_stop
+from quire.scheduler.sequence import BeamGroup, Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["BeamIntake", "new_beam_group"]
@@ -24,7 +22,7 @@ def new_beam_group(request: EngineRequest, rules: BeamRules, max_total_tokens: i
     """The search of a request that asks for one."""
     max_tokens = max_total_tokens - len(request.prompt_token_ids)
     return BeamGroup(
-        BeamSearch(rules, max_tokens, partial(is_stop, request)),
+        BeamSearch(rules, max_tokens, request.is_stop),
         rules.width,
         rules.width + len(request.stop_token_ids),
         list(range(request.params.n)),

@@ -17,7 +17,7 @@ from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
-from quire.scheduler.sequence import GroupState, Sequence, is_stop
+from quire.scheduler.sequence import GroupState, Sequence
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["ResultIntake"]
@@ -149,7 +149,7 @@ class ResultIntake:
         self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
         request = sequence.group.request
         num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
-        if is_stop(request, token, num_output):
+        if request.is_stop(token, num_output):
             self._roster.finish(sequence, self._ended(sequence, token))
         elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
             self._roster.finish(sequence, self._ended(sequence, None))

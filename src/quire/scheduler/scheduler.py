@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.admission import Admission
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import IntArray, StepPlan, StepResult
-from quire.scheduler.admission import Admission
 from quire.scheduler.arrivals import Arrivals
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.branching import branch_off
@@ -246,6 +246,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether any request has not ended, or its end has not been reported yet."""
         return bool(self._roster.groups) or self._outputs.has_any
+
+    @property
+    def uses_priority(self) -> bool:
+        """Whether requests may name a priority."""
+        return self._policy.uses_priority
 
     def awaits_prompt(self, handle: int) -> bool:
         """Whether this is an open request that may be extended; not once it has ended."""

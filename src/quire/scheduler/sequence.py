@@ -10,12 +10,7 @@ from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
 from quire.scheduler.beam_search import BeamSearch
 
-__all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup", "is_stop"]
-
-
-def is_stop(request: EngineRequest, token: int, num_output: int) -> bool:
-    """Whether `token`, the last of `num_output`, ends a sequence of this request."""
-    return token in request.stop_token_ids and num_output >= request.params.min_tokens
+__all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup"]
 
 
 class GroupState(enum.Enum):

@@ -51,9 +51,10 @@ class UpdateStream(Protocol):
 
     Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
     that failed, or that the engine could not complete, finishes with reason ERROR and a message.
-    Reading raises RequestError, before any token, if the core refuses the request: then no
-    finish comes. A reader that is slow gets larger updates: what waits holds at most max_tokens
-    token ids per sample. Leaving the `async with` aborts what has not finished.
+    Reading raises RequestError, before any token, if the core refuses the request, as one may that
+    holds less than the one before it: then no finish comes. A reader that is slow gets larger
+    updates: what waits holds at most max_tokens token ids per sample. Leaving the `async with`
+    aborts what has not finished.
     """
 
     def __aiter__(self) -> AsyncIterator[RequestUpdate]: ...
@@ -100,8 +101,9 @@ class AsyncEngineClient(Protocol):
     async def add(self, request: EngineRequest) -> UpdateStream:
         """Send a request to the core.
 
-        Raises EngineUnavailableError unless the engine is READY, and RequestError if the request
-        cannot be sent to another process (it has logits processors, or is too large).
+        Raises EngineUnavailableError unless the engine is READY, and RequestError if an engine of
+        this capacity could never serve the request, or if it cannot be sent to another process (it
+        has logits processors, or is too large).
         """
         ...
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import zmq.asyncio
 
+from quire.config.admission import check_servable
 from quire.engine.clients.core_connection import CoreConnection
 from quire.engine.clients.core_queries import CoreQueries
 from quire.engine.clients.engine_watch import EngineWatch
@@ -38,7 +39,7 @@ from quire.protocol.messages import (
 )
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
@@ -103,9 +104,10 @@ class ProcessEngineClient:
         return first
 
     async def add(self, request: EngineRequest) -> RequestStream:
-        connection = self._require_core()
+        connection, capacity = self._require_core()
         request = _without_text(request)
         data = self._encoded(request)
+        check_servable(request, capacity)
         stream = self._open.open(request, self._send_abort)
         connection.send_bytes(data)
         return stream
@@ -127,11 +129,11 @@ class ProcessEngineClient:
         return self._open.awaits_prompt(handle)
 
     async def unpin(self, handle: int) -> bool:
-        connection = self._require_core()
+        connection, _ = self._require_core()
         return await self._queries.ask(lambda query: connection.send(Unpin(query, handle)))
 
     async def pins(self) -> tuple[PinnedPrefix, ...]:
-        connection = self._require_core()
+        connection, _ = self._require_core()
         return await self._queries.ask(lambda query: connection.send(ListPins(query)))
 
     @property
@@ -267,11 +269,12 @@ class ProcessEngineClient:
 
     # --- small parts ----------------------------------------------------------------------------
 
-    def _require_core(self) -> CoreConnection:
-        status = self.status
-        if status.state is not EngineState.READY or self._connection is None:
+    def _require_core(self) -> tuple[CoreConnection, EngineCapacity]:
+        status, connection = self.status, self._connection
+        is_ready = status.state is EngineState.READY
+        if not is_ready or connection is None or status.capacity is None:
             raise EngineUnavailableError(f"{status.message or status.state}: try again later")
-        return self._connection
+        return connection, status.capacity
 
     def _encoded(self, request: EngineRequest) -> bytes:
         data = encode(Add(request))

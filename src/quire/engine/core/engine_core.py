@@ -58,6 +58,11 @@ class EngineCore:
         return self._scheduler.awaits_prompt(handle)
 
     @property
+    def uses_priority(self) -> bool:
+        """Whether requests may name a priority."""
+        return self._scheduler.uses_priority
+
+    @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
         return not self._in_flight and self._scheduler.waits_for_input

@@ -47,66 +47,70 @@ class _AsgiBody:
 
 
 class EventSink:
-    """Where a stream is written: an `Outlet`. What is written while the client's buffer is full is
-    for the writer to keep back, so that a slow reader holds no more than that buffer here; tokens
-    wait in the engine's client, in few bytes."""
+    """Where a stream is written: an `Outlet`, full until the response has started. What is written
+    while the client's buffer is full is for the writer to keep back, so that a slow reader holds no
+    more than that buffer here; tokens wait in the engine's client, in few bytes."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         body: StreamBody | None = scope.get("extensions", {}).get(STREAM_BODY)
         self._body = body or _AsgiBody(send)
-        self._turn = asyncio.Lock()
-        self._held = b""
-        self._has_spoken = False
-        self.has_started = False
+        self._started = asyncio.Event()
+        self._time = asyncio.get_running_loop().time
+        self._spoken_s = 0.0
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the client has the status: from then on all that goes wrong is an event."""
+        return self._started.is_set()
 
     @property
     def is_full(self) -> bool:
-        """True at first: status and headers have to be sent, unless the request fails."""
-        return not self.has_started or self._body.is_full
+        return not self._started.is_set() or self._body.is_full
+
+    async def start(self) -> None:
+        """Send status and headers, once nothing can be refused any more."""
+        if not self.has_started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            self._spoken_s = self._time()
+            self._started.set()
 
     def write(self, events: bytes) -> None:
-        """Whole events. The first ones are held until `flush` has sent status and headers."""
-        self._has_spoken = True
-        if self.has_started:
-            self._body.write(events)
-        else:
-            self._held += events
+        """Whole events, after the start."""
+        self._spoken_s = self._time()
+        self._body.write(events)
 
     async def flush(self) -> None:
-        """Send what is held, and wait until the client has room for more."""
-        if self._held:
-            await self._start()
+        """Wait for the start, and until the client has room for more."""
+        await self._started.wait()
         await self._body.drain()
 
-    async def _start(self) -> None:
-        async with self._turn:
-            if not self.has_started:
-                start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-                await self._send(start)
-                self.has_started = True
-                self._body.write(self._held)
-                self._held = b""
-
-    async def keep_alive(self) -> None:
-        """To be called at even intervals: writes a comment if nothing else was since the last."""
-        if self.has_started and not self._has_spoken and not self._body.is_full:
-            self._body.write(_KEEP_ALIVE)
-            await self._body.drain()
-        self._has_spoken = False
+    async def keep_alive(self, interval_s: float) -> None:
+        """Write a comment whenever nothing was written for so long, without an end."""
+        await self._started.wait()
+        while True:
+            silent_s = self._time() - self._spoken_s
+            if silent_s < interval_s:
+                await asyncio.sleep(interval_s - silent_s)
+                continue
+            self._spoken_s = self._time()
+            if not self._body.is_full:
+                self._body.write(_KEEP_ALIVE)
+                await self._body.drain()
 
     async def end(self, events: bytes) -> None:
         """The last events, and the end of the response."""
-        await self._start()
+        await self.start()
         await self._body.drain()
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
 
 class EventStream(Response):
-    """Runs `produce`, which writes events and returns the last ones, [DONE] included.
+    """Runs `produce`, which starts the sink, writes events and returns the last ones, [DONE]
+    included.
 
-    If it raises before anything was written, the client gets an ordinary error response; later it
-    gets one error event, as the last. If the client leaves, `produce` is cancelled.
+    If it raises before the start, the client gets an ordinary error response; later it gets one
+    error event, as the last. If the client leaves, `produce` is cancelled.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sink = EventSink(scope, send)
-        comments = asyncio.create_task(self._send_comments(sink))
+        comments = asyncio.create_task(sink.keep_alive(self._keep_alive_s))
         try:
             last = await while_connected(receive, self._produce(sink))
         except ClientDisconnect:
@@ -139,11 +143,6 @@ class EventStream(Response):
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
         await sink.end(b"data: " + reply.body + b"\n\n")
-
-    async def _send_comments(self, sink: EventSink) -> None:
-        while True:
-            await asyncio.sleep(self._keep_alive_s)
-            await sink.keep_alive()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

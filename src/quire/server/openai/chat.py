@@ -88,10 +88,12 @@ class ChatAnswer:
         return encode(answer)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Write all events but the last ones, which are returned. Errors as in `whole`."""
+        """Start when the engine has taken the prompt; write all events but the last ones, which are
+        returned. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
+            await sink.start()
             chunks = ChunkWriter(
                 head.event_start(),
                 generation,

@@ -95,7 +95,8 @@ class CompletionAnswer:
         return encode(found)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Write all events but the last ones, which are returned. Errors as in `whole`."""
+        """Start when the engine has taken all prompts; write all events but the last ones, which
+        are returned. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head()
         generations: list[Generation] = []
@@ -103,6 +104,8 @@ class CompletionAnswer:
         async def answer(number: int, prompt: Prompt) -> None:
             async with self._open(prompt) as generation:
                 generations.append(generation)
+                if len(generations) == len(self.prompts):
+                    await sink.start()
                 echo = await self._echo_of(generation)
                 chunks = _ChunkWriter(self, echo, head, number, usage_in_each=in_each)
 

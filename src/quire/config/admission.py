@@ -1,13 +1,49 @@
-"""Proves that a request can be served before it is queued."""
+"""Proves that a request can be served: by the core before it queues it, and by the client before it
+sends it."""
 
 from __future__ import annotations
 
-from quire.config.kv_layout import KVLayout
+from typing import Protocol
+
+from quire.config.kv_layout import max_blocks
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
-from quire.scheduler.sequence import is_stop
+from quire.protocol.status import EngineCapacity
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "HoldsTokens", "check_servable"]
+
+
+def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
+    """RequestError if a core of this capacity could never serve the request. It says the same; but
+    it is asked between steps, which may take seconds."""
+    request.scheduling.check_policy(uses_priority=capacity.uses_priority)
+    admission = Admission(
+        _Groups(capacity),
+        capacity.num_blocks,
+        capacity.max_num_seqs,
+        capacity.max_num_batched_tokens,
+        capacity.max_model_len,
+    )
+    admission.max_total_tokens(request)
+
+
+class HoldsTokens(Protocol):
+    """What a sequence takes of a KV pool."""
+
+    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
+        """See `KVLayout.blocks_for`."""
+        ...
+
+
+class _Groups:
+    """The layer groups of a core elsewhere."""
+
+    def __init__(self, capacity: EngineCapacity) -> None:
+        self._capacity = capacity
+
+    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
+        of = self._capacity
+        return max_blocks(of.windows, of.block_size, num_tokens, max_step_tokens)
 
 
 class Admission:
@@ -19,7 +55,7 @@ class Admission:
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: HoldsTokens,
         num_blocks: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -151,7 +187,7 @@ def _check_resumable(request: EngineRequest, max_total: int) -> None:
             f"the request comes with {len(output)} output tokens and may have "
             f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
         )
-    if len(output) and is_stop(request, int(output[-1]), len(output)):
+    if len(output) and request.is_stop(int(output[-1]), len(output)):
         raise RequestError(
             f"the request comes with output that ends in its stop token {int(output[-1])}: "
             "nothing is left to generate"
