@@ -192,7 +192,12 @@ class LLM:
         handle = self._next_handle
         self._next_handle += 2
         request = self._requests.render(
-            self._new_request_id(), handle, empty, params, time.monotonic()
+            self._new_request_id(),
+            handle,
+            empty,
+            params,
+            time.monotonic(),
+            max_tokens_is_default=sampling_params is None,
         )
         return PromptStream(
             replace(request, max_prompt_tokens=max_prompt_tokens, scheduling=scheduling),

@@ -266,7 +266,11 @@ def test_bans_that_leave_too_few_sequences_are_told(llm: LLM) -> None:
     common = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
     one = SamplingParams(n=2, allowed_token_ids=[5], **common)
     (output,) = _search(llm, prompt, one)
-    assert "no more than 1 sequences" in (output.error or "")
+    assert "only 1 sequences" in (output.error or "")
+    words = [[5, 7], [7, 5], [5, 5, 5], [7, 7, 7]]  # nothing is three tokens long
+    late = SamplingParams(n=2, allowed_token_ids=[5, 7], bad_words_token_ids=words, **common)
+    (output,) = _search(llm, prompt, late)
+    assert "no more than 0 sequences" in (output.error or "")
     words = [[5, 5], [5, 7]]  # after a 5 nothing may follow
     two = SamplingParams(allowed_token_ids=[5, 7], bad_words_token_ids=words, **common)
     (output,) = _search(llm, prompt, two)

@@ -14,6 +14,7 @@ from quire.ops import ALL_OPS
 from quire.protocol import SamplingParams
 from quire.protocol.step import TokenLogprobs
 from quire.sampling import (
+    BANNED,
     NO_TOKEN,
     DeviceColumns,
     DeviceExtras,
@@ -114,9 +115,10 @@ def test_tokens_and_logprobs_are_those_of_the_host(many, seed):
         device_history(histories),
     )
     token_ids = got.token_ids.numpy()
-    assert token_ids.tolist() == host.token_ids.tolist()
+    assert token_ids.clip(NO_TOKEN).tolist() == host.token_ids.tolist()
     failures = extras.failures(token_ids, slots, positions)
-    assert [failure.slot for failure in failures] == [failure.slot for failure in host.failed]
+    for mine, theirs in zip(failures, host.failed, strict=True):
+        assert (mine.slot, mine.is_request_fault) == (theirs.slot, theirs.is_request_fault)
     found = logprobs_of(got)
     assert found.keys() == host.logprobs.keys()
     for slot, mine in found.items():
@@ -151,9 +153,10 @@ def test_a_broken_row_has_no_token_whatever_is_banned():
     got = extras.sample(
         logits, slots, torch.arange(3), torch.full((3,), 2), device_history([([5, 6], [])] * 3)
     )
-    assert got.token_ids.tolist() == [NO_TOKEN] * 3
+    assert got.token_ids.tolist() == [NO_TOKEN, BANNED, NO_TOKEN]
     assert got.logprobs is not None
     assert logprobs_of(got) == {}
     failures = extras.failures(got.token_ids.numpy(), slots, np.full(3, 2))
+    assert [failure.is_request_fault for failure in failures] == [False, True, False]
     assert "every token is banned" in failures[1].message
     assert failures[2].message.startswith("the model's logits for position 2")

@@ -7,9 +7,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
+from quire import LLM
 from quire.config.admission import check_servable
 from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
@@ -26,7 +28,12 @@ MAX_MODEL_LEN = 512
 
 
 class InMemoryClient:
-    """Steps run in a task, `step_s` apart; a paused engine queues and computes nothing."""
+    """Steps run in a task, `step_s` apart; a paused engine queues and computes nothing.
+
+    gives_logprobs: whether the engine computes them; else they are made up here.
+    """
+
+    gives_logprobs = False
 
     def __init__(
         self, *, step_s: float = 0.0, num_blocks: int = 512, max_num_seqs: int = 8
@@ -73,7 +80,7 @@ class InMemoryClient:
         self._asked.update(dict.fromkeys(handles, request))
         try:
             bare = request.params
-            if request.beams is None:  # the fake executor gives those of beams itself
+            if request.beams is None and not self.gives_logprobs:  # those of beams are there
                 bare = replace(bare, logprobs=None)
             self.engine.core.add(replace(request, params=bare))
         except RequestError as error:
@@ -118,6 +125,8 @@ class InMemoryClient:
                     self.engine.core.abort(list(self._asked))
 
     def _add_logprobs(self, output: EngineOutput) -> None:
+        if self.gives_logprobs:
+            return
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             asked = self._asked[handle].params.logprobs
             if asked is not None:
@@ -166,6 +175,16 @@ class InMemoryClient:
 
     async def close(self) -> None:
         self._open.fail_all("the server is shutting down")
+
+
+class RealClient(InMemoryClient):
+    """The core of an `LLM`, which nobody else uses at the same time."""
+
+    gives_logprobs = True
+
+    def __init__(self, llm: LLM) -> None:
+        super().__init__()
+        self.engine = SimpleNamespace(core=llm.engine.client._core)
 
 
 def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:

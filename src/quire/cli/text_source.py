@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from quire.client import RemoteServer
@@ -99,9 +99,7 @@ class EngineSource:
         self._llm.shutdown()
 
     def _stream(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Generator[Piece]:
-        from quire.protocol.sampling_params import SamplingParams
-
-        params = SamplingParams.from_optional({**self._llm.engine.default_sampling, **sampling})
+        params = replace(self._llm.get_default_sampling_params(), **sampling)
         # `stream` is a generator, which its callers need not know; closing it ends the request.
         outputs = cast("Generator[RequestOutput]", self._llm.stream(prompt, params))
         shown = 0

@@ -80,15 +80,15 @@ class Admission:
                 f"with at least one output token: shorten the prompt to "
                 f"{self._max_model_len - 1} tokens or raise max_model_len"
             )
-        wanted = request.params.max_tokens
         if request.is_open:
             self._check_open(request)
             num_prompt = self._longest_prompt(request)
+        wanted = request.params.max_tokens
         total = self._max_model_len
-        if wanted is None:
+        if wanted is None or request.max_tokens_is_default:
             total = min(total, self._largest_fit(num_together) + 1)
-        elif num_prompt + wanted < total:
-            total = num_prompt + wanted
+        if wanted is not None:
+            total = min(total, num_prompt + wanted)
         if total <= num_prompt or num_together * self._worst_case(total) > self._num_blocks:
             beams, width = "", ""
             if num_together > 1:
@@ -98,6 +98,12 @@ class Admission:
                 f"({num_prompt} of the prompt){beams}, but all {self._num_blocks} blocks together "
                 f"hold {self._largest_fit(num_together)}{beams}: {width}lower max_tokens, shorten "
                 "the prompt or give the cache more memory"
+            )
+        if total - num_prompt < request.params.min_tokens:
+            raise RequestError(
+                f"min_tokens is {request.params.min_tokens}, but after the {num_prompt} tokens of "
+                f"the prompt there is room for {total - num_prompt}: lower min_tokens, shorten the "
+                "prompt, or raise max_model_len"
             )
         _check_resumable(request, total)
         return total
@@ -129,7 +135,9 @@ class Admission:
         if request.max_prompt_tokens is not None:
             return request.max_prompt_tokens
         room = min(self._max_model_len, self._largest_fit(1) + 1)
-        return max(room - (request.params.max_tokens or 1), len(request.prompt_token_ids))
+        params = request.params
+        own = None if request.max_tokens_is_default else params.max_tokens
+        return max(room - (own or max(params.min_tokens, 1)), len(request.prompt_token_ids))
 
     def max_total_of_prompt(self, request: EngineRequest, num_prompt: int) -> int:
         """Prompt plus output tokens at most if an open prompt ends with `num_prompt` tokens.

@@ -7,6 +7,7 @@ sentence that names the file, the key and the value, never as a KeyError deep in
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -124,7 +125,7 @@ class RawConfig:
     def _typed(self, kind: type[T], key: str, value: Any) -> T:
         wanted: Any = kind
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) <= sys.float_info.max else value
         elif wanted is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         # bool is a subclass of int, but true is no count.

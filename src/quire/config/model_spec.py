@@ -185,6 +185,18 @@ class GenerationDefaults:
     max_new_tokens: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
+    def sampling(self) -> dict[str, float | int]:
+        """What is stated, by the names of `SamplingParams`."""
+        values = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "max_tokens": self.max_new_tokens,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

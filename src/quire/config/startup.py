@@ -40,7 +40,8 @@ def find_model(settings: EngineSettings) -> FoundModel:
     if settings.model is None:
         raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
     folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
-    return FoundModel(folder, read_model_spec(folder))
+    with_sampling = settings.generation_config != "none"
+    return FoundModel(folder, read_model_spec(folder, with_sampling=with_sampling))
 
 
 def check_early(settings: EngineSettings) -> None:

@@ -42,10 +42,19 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
             tokenizer.vocab_size,
             spec.vocab_size,
         )
+    missing = [i for i in spec.eos_token_ids if not 0 <= i < spec.vocab_size]
+    if missing:
+        _log.warning(
+            "%s: eos_token_id %s of config.json or generation_config.json is no token of the model,"
+            " which has %d: it ends nothing.",
+            folder,
+            ", ".join(map(str, missing)),
+            spec.vocab_size,
+        )
     return ModelFront(
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
-        default_sampling=_default_sampling(settings, spec),
+        default_sampling=spec.generation.sampling(),
     )
 
 
@@ -58,19 +67,3 @@ def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> R
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
     )
-
-
-def _default_sampling(settings: EngineSettings, spec: ModelSpec) -> Mapping[str, object]:
-    """The checkpoint's generation_config.json, as sampling parameters."""
-    if settings.generation_config == "none":
-        return {}
-    stated = spec.generation
-    values: dict[str, object] = {
-        "temperature": stated.temperature,
-        "top_p": stated.top_p,
-        "top_k": stated.top_k,
-        "min_p": stated.min_p,
-        "repetition_penalty": stated.repetition_penalty,
-        "max_tokens": stated.max_new_tokens,
-    }
-    return {name: value for name, value in values.items() if value is not None}

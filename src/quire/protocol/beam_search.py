@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from quire.errors import RequestError
-from quire.protocol.sampling_params import MAX_SAMPLES, SamplingParams
+from quire.protocol.sampling_params import (
+    MAX_SAMPLES,
+    SamplingParams,
+    TokensLeft,
+    ban_names,
+    listed,
+    tokens_left,
+)
 
-__all__ = ["BeamRules", "BeamSearchParams", "check_beam_sampling"]
+__all__ = ["BeamRules", "BeamSearchParams", "check_beam_bans", "check_beam_sampling"]
 
 MAX_LENGTH_PENALTY = 10
 """Far beyond any use; a length to this power is still a finite float."""
@@ -99,8 +106,13 @@ class BeamSearchParams:
         )
 
 
-def check_beam_sampling(params: SamplingParams, rules: BeamRules, vocab_size: int) -> None:
-    """Refuse what has no effect on, or no place in, a search: RequestError."""
+def check_beam_sampling(
+    params: SamplingParams, rules: BeamRules, vocab_size: int, text_stops: Collection[str]
+) -> None:
+    """Refuse what has no effect on, or no place in, a search: RequestError.
+
+    text_stops: stop strings that are not a token's.
+    """
     if params.n > rules.width:
         raise RequestError(
             f"n is {params.n}, but a search of width {rules.width} finds {rules.width} sequences: "
@@ -110,10 +122,10 @@ def check_beam_sampling(params: SamplingParams, rules: BeamRules, vocab_size: in
         raise RequestError(
             f"the beam width is {rules.width}, but the vocabulary has {vocab_size} tokens: lower it"
         )
-    if params.stop_strings:
+    if text_stops:
         raise RequestError(
-            "stop strings do not end beams, whose text changes while they are searched: use "
-            "stop_token_ids"
+            f"stop has {min(text_stops)[:80]!r}, but with beam search (use_beam_search) only "
+            "tokens end a sequence: use stop_token_ids, or stop strings that are one special token"
         )
     for name, value, off in (
         ("top_k", max(params.top_k, 0), 0),
@@ -122,5 +134,37 @@ def check_beam_sampling(params: SamplingParams, rules: BeamRules, vocab_size: in
     ):
         if value != off:
             raise RequestError(
-                f"{name} is {value}, but beam search does not sample: leave {name} out"
+                f"{name} is {value}, but beam search (use_beam_search) does not sample: leave "
+                f"{name} out"
             )
+
+
+def check_beam_bans(
+    params: SamplingParams, stop_token_ids: Collection[int], vocab_size: int
+) -> None:
+    """Refuse bans that leave a search fewer than `params.n` sequences to find; arguments as in
+    `tokens_left`. Raises RequestError naming the fields."""
+    left = tokens_left(params, stop_token_ids, vocab_size)
+    num_sequences = _num_sequences(left, params)
+    if num_sequences < params.n:
+        bounds = [] if params.max_tokens is None else ["max_tokens"]
+        names = [*ban_names(params), *bounds] or ["stop tokens"]
+        raise RequestError(
+            f"n is {params.n}, but {listed(names)} leave a beam search (use_beam_search) "
+            f"only {num_sequences} sequences to find: lower n and the beam width, or allow more"
+        )
+
+
+def _num_sequences(left: TokensLeft, params: SamplingParams) -> int:
+    """Sequences that the tokens left make, counted no further than `params.n`. A search finds as
+    many, up to its width: it drops none as long as there are no more."""
+    longest = 2**31 if params.max_tokens is None else params.max_tokens
+    if left.going_on <= 1:
+        num_ends = longest - params.min_tokens if left.going_on else int(not params.min_tokens)
+        return min(left.going_on + left.ending * max(num_ends, 0), params.n)
+    found, live, length = 0, 1, 0
+    while length < longest and found + live < params.n:
+        length += 1
+        found += left.ending * live if length > params.min_tokens else 0
+        live *= left.going_on
+    return min(found + live, params.n)

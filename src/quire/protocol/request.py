@@ -57,6 +57,7 @@ class EngineRequest:
         computed, for other requests that start with it; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
         that its text is no secret.
+    max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class EngineRequest:
     max_prompt_tokens: int | None = None
     pin_seconds: float | None = None
     pin_is_shared: bool = False
+    max_tokens_is_default: bool = False
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""
@@ -94,13 +96,15 @@ class WholeSequence:
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
     """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors and
-    missed deadlines; `whole` if its tokens were not given as they came."""
+    missed deadlines; `whole` if its tokens were not given as they came. is_request_fault: of an
+    error, that the request asked for what cannot be."""
 
     handle: int
     reason: FinishReason
     stop_token_id: int | None = None
     message: str = ""
     whole: WholeSequence | None = None
+    is_request_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError
 
@@ -16,7 +16,12 @@ __all__ = [
     "MAX_SAMPLES",
     "LogitsProcessor",
     "SamplingParams",
+    "TokensLeft",
+    "ban_names",
+    "check_bans",
     "check_vocabulary",
+    "listed",
+    "tokens_left",
 ]
 
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
@@ -28,6 +33,8 @@ MAX_SAMPLES = 128
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this a temperature means greedy: dividing by it leaves float32 no room (as in vLLM)."""
+
+DEFAULT_MAX_TOKENS = 16
 
 _MAX_INT = 2**31 - 1
 _MAX_SHOWN = 80
@@ -41,12 +48,13 @@ class SamplingParams:
     are greedy. top_p in (0, 1]; top_k 0 or -1 is off; min_p in [0, 1], relative to the most likely
     token. seed: same seed, same tokens, in any batch; any 64-bit integer, signed or not (x and
     x + 2**64 are one seed), but -1 is "no seed", as in vLLM. presence and frequency penalties in
-    [-2, 2], over the output; repetition_penalty > 0, over prompt and output.
+    [-2, 2], over the output; repetition_penalty in [1e-6, 1e6], over prompt and output.
     max_tokens None: up to the context length. min_tokens: no stop token before that many.
     logprobs, prompt_logprobs: k most likely tokens beside the one that is there (0: only that one,
-    -1: all). stop: strings, matched on text; kept as a tuple. logit_bias: in [-100, 100], added to
-    the logit of a token id; ids may be decimal strings, as JSON writes them. allowed_token_ids: all
-    others are banned. bad_words: texts that must not appear. detokenize False: `text` stays empty.
+    -1: all). stop: strings, matched on text; one that is a special token means this token as well;
+    kept as a tuple. logit_bias: in [-100, 100], added to the logit of a token id; ids may be
+    decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words: texts
+    that must not appear. detokenize False: `text` stays empty.
 
     Raises RequestError naming the parameter, its value and what it may be.
     """
@@ -63,7 +71,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
-    max_tokens: int | None = 16
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -97,7 +105,8 @@ class SamplingParams:
         """Parameters of a request in which None means "not given".
 
         defaults: the server's or the model's own (generation_config.json), used where nothing was
-            given; what neither names has the default of this class.
+            given; what neither names has the default of this class. A default of max_tokens is
+            raised to the min_tokens that were given.
         Raises RequestError on a name that is no parameter, and on a bad value.
         """
         known = {field.name for field in fields(cls)}
@@ -109,6 +118,9 @@ class SamplingParams:
                 f"{_shown(unknown[0])} is not a sampling parameter. "
                 f"Leave it out, or use one of: {', '.join(sorted(known))}."
             )
+        bound, least = chosen.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("min_tokens")
+        if given.get("max_tokens") is None and isinstance(least, int) and isinstance(bound, int):
+            chosen["max_tokens"] = max(bound, least)
         return cls(**chosen)
 
     @property
@@ -201,7 +213,7 @@ _REALS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("min_p", 0.0, 1.0, True, "0 switches it off"),
     ("presence_penalty", -2.0, 2.0, True, "0 switches it off"),
     ("frequency_penalty", -2.0, 2.0, True, "0 switches it off"),
-    ("repetition_penalty", 0.0, math.inf, False, "1 switches it off"),
+    ("repetition_penalty", 1e-6, 1e6, True, "1 switches it off"),  # keeps logits finite
 )
 """name, lowest, highest, whether the lowest itself is allowed, advice."""
 
@@ -231,6 +243,62 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
             f"bad_words is {_shown(params.bad_words)}, but there is no tokenizer to spell them. "
             "Give bad_words_token_ids instead, or load a tokenizer."
         )
+
+
+class TokensLeft(NamedTuple):
+    """Numbers of tokens that a request does not ban wherever they stand. ending: those that stop
+    a sequence, once it has min_tokens tokens. going_on: all others."""
+
+    going_on: int
+    ending: int
+
+
+def tokens_left(
+    params: SamplingParams, stop_token_ids: Collection[int], vocab_size: int
+) -> TokensLeft:
+    """What `params`, which `check_vocabulary` has taken, leave of a vocabulary. stop_token_ids: all
+    that end the sequence."""
+    banned = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    stops = {token_id for token_id in stop_token_ids if token_id < vocab_size} - banned
+    if params.allowed_token_ids is None:
+        return TokensLeft(vocab_size - len(banned) - len(stops), len(stops))
+    allowed = set(params.allowed_token_ids) - banned
+    return TokensLeft(len(allowed - stops), len(allowed & stops))
+
+
+def check_bans(params: SamplingParams, stop_token_ids: Collection[int], vocab_size: int) -> None:
+    """Refuse parameters that together ban every token from the start; arguments as in
+    `tokens_left`. Raises RequestError naming them."""
+    names = ban_names(params)
+    if not names:
+        return
+    left = tokens_left(params, stop_token_ids, vocab_size)
+    if left.going_on or (left.ending and not params.min_tokens):
+        return
+    stops = (
+        "" if not left.ending else f" (min_tokens {params.min_tokens} bans stop tokens at first)"
+    )
+    raise RequestError(
+        f"{listed(names)} leave no token that the answer could begin with{stops}. Relax "
+        f"{'one of them' if len(names) > 1 else 'it'}."
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def ban_names(params: SamplingParams) -> list[str]:
+    """Fields of a request by which it may ban tokens, of those that it has set."""
+    words = "bad_words" if params.bad_words else "bad_words_token_ids"
+    is_set = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        words: bool(params.bad_words_token_ids),
+        "min_tokens": params.min_tokens > 0,
+        "stop_token_ids": params.min_tokens > 0 and bool(params.stop_token_ids),
+    }
+    return [name for name, value in is_set.items() if value]
 
 
 def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import QuireError, RequestError
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
@@ -203,10 +204,17 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """One row could not be computed; the others were. `message` is meant for its user."""
+    """One row could not be computed; the others were. `message` is meant for its user.
+    is_request_fault: its request asks for what cannot be; else the engine or the model failed."""
 
     slot: int
     message: str
+    is_request_fault: bool = False
+
+    @classmethod
+    def of(cls, slot: int, error: QuireError) -> RowFailure:
+        """The failure of the row that `error` was raised for."""
+        return cls(slot, str(error), isinstance(error, RequestError))
 
 
 def _nothing() -> Mapping[int, Any]:

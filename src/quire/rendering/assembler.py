@@ -105,7 +105,8 @@ class OutputAssembler:
                 update.requests[sequence.request.output.request_id] = sequence.request.output
                 if sequence.renderer.stopped is not None:
                     self._end_by_string(handle, sequence)
-                    update.aborts.append(handle)
+                    if handle not in stops:
+                        update.aborts.append(handle)
         for finish in output.finished:
             self._finish(finish, update)
         return update

@@ -1,6 +1,6 @@
 """The text of one output sequence: detokenizing, stop strings, and which tokens are kept."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quire.errors import RequestError
@@ -27,6 +27,7 @@ class OutputRenderer:
     `detokenizer` None (an engine without tokenizer) renders every output as empty text. As in
     vLLM, `min_tokens` exempts the first so many tokens from stop strings: the token that completes
     a stop string is at the earliest number `min_tokens + 1`.
+    stop_tokens: stop strings that are tokens as well, by their ids.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class OutputRenderer:
         detokenizer: IncrementalDetokenizer | None,
         stop: Iterable[str] = (),
         *,
+        stop_tokens: Mapping[int, str] | None = None,
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -45,6 +47,7 @@ class OutputRenderer:
             )
         self._detokenizer = detokenizer
         self._has_stops = bool(stops)
+        self._stop_tokens = stop_tokens or {}
         self._matcher = StopMatcher(stops, include_stop_str_in_output)
         self._includes_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
@@ -88,6 +91,8 @@ class OutputRenderer:
         text, num_kept = self._append_checked(self._detokenizer, visible)
         if self.stopped is None:
             num_kept = len(token_ids)
+            if ends_with_stop_token and token_ids[-1] in self._stop_tokens:
+                text += self._end_by_token(self._detokenizer, self._stop_tokens[token_ids[-1]])
         self._num_tokens += num_kept
         return TextDelta(self._keep(text), self.stopped, num_kept)
 
@@ -99,6 +104,12 @@ class OutputRenderer:
             self._detokenizer.finish(), check=self._num_tokens > self._min_tokens
         )
         return self._keep(rest.text + self._matcher.finish())
+
+    def _end_by_token(self, detokenizer: IncrementalDetokenizer, stop: str) -> str:
+        """The text still held, once the token of `stop` has come; another stop string may match in
+        it."""
+        rest = self._matcher.append(detokenizer.finish()).text
+        return rest + self._matcher.end_with(stop)
 
     def _append_checked(
         self, detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]

@@ -193,6 +193,7 @@ class Renderer:
         detokenize: bool = True,
     ) -> OutputRenderer:
         """A renderer for one output sequence that continues `prompt_token_ids`."""
+        stop = tuple(stop)
         detokenizer = None
         if detokenize and self._tokenizer is not None:
             detokenizer = IncrementalDetokenizer(
@@ -204,9 +205,24 @@ class Renderer:
         return OutputRenderer(
             detokenizer,
             stop,
+            stop_tokens=self.stop_tokens(stop),
             include_stop_str_in_output=include_stop_str_in_output,
             min_tokens=min_tokens,
         )
+
+    def stop_tokens(self, stops: Sequence[str]) -> dict[int, str]:
+        """Those stop strings that are one special token, by its id. Such a token ends a sequence
+        although its text may never be seen (`skip_special_tokens`)."""
+        if self._tokenizer is None:
+            return {}
+        ids = zip(self._tokenizer.token_ids(stops), stops, strict=True)
+        return {
+            token_id: stop
+            for token_id, stop in ids
+            if token_id is not None
+            and token_id < self._vocab_size
+            and self._tokenizer.is_special(token_id)
+        }
 
     def output_of(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> OutputRenderer:
         """A renderer for one sample of a request with `params`."""

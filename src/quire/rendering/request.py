@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.protocol.beam_search import BeamRules, check_beam_sampling
+from quire.protocol.beam_search import BeamRules, check_beam_bans, check_beam_sampling
 from quire.protocol.request import EngineRequest
-from quire.protocol.sampling_params import SamplingParams, check_vocabulary
+from quire.protocol.sampling_params import SamplingParams, check_bans, check_vocabulary
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -39,17 +39,26 @@ class RequestRenderer:
         params: SamplingParams,
         arrival_time: float,
         beams: BeamRules | None = None,
+        *,
+        max_tokens_is_default: bool = False,
     ) -> EngineRequest:
         """Raises RequestError if a parameter names a token outside the vocabulary, bad words cannot
-        be spelled, or `params` have something that no search by `beams` has. A request without seed
-        gets one, so that it can be replayed."""
+        be spelled, `params` ban every token, or have something that no search by `beams` has. A
+        request without seed gets one, so that it can be replayed."""
+        vocab_size = self._renderer.vocab_size
+        stop_tokens = self._renderer.stop_tokens(params.stop_strings)
         if beams is not None:
-            check_beam_sampling(params, beams, self._renderer.vocab_size)
+            text_stops = set(params.stop_strings) - set(stop_tokens.values())
+            check_beam_sampling(params, beams, vocab_size, text_stops)
         tokenizer = self._renderer.tokenizer
         if params.bad_words and params.bad_words_token_ids is None and tokenizer is not None:
             spelled = self._spell(tokenizer, params.bad_words)
             params = replace(params, bad_words_token_ids=spelled)
-        check_vocabulary(params, self._renderer.vocab_size)
+        check_vocabulary(params, vocab_size)
+        ending = self._stop_token_ids(params) | stop_tokens.keys()
+        check_bans(params, ending, vocab_size)
+        if beams is not None:
+            check_beam_bans(params, ending, vocab_size)
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
@@ -59,9 +68,10 @@ class RequestRenderer:
             prompt_token_ids=np.array(prompt.token_ids, np.int32),
             params=params,
             seed=seed & SEED_MASK,
-            stop_token_ids=self._stop_token_ids(params),
+            stop_token_ids=ending,
             arrival_time=arrival_time,
             beams=beams,
+            max_tokens_is_default=max_tokens_is_default,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

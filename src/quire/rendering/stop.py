@@ -62,6 +62,14 @@ class StopMatcher:
         self._held = text[cut:]
         return StopDelta(text[:cut])
 
+    def end_with(self, stop: str) -> str:
+        """End the stream with a stop string that came as a token, unless another one ended it. The
+        text still held, and the string if it is to be included."""
+        if self._matched is not None:
+            return ""
+        self._matched = stop
+        return self.finish() + (stop if self._include else "")
+
     def finish(self) -> str:
         """The text still held, released because nothing follows."""
         held, self._held = self._held, ""

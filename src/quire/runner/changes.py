@@ -63,7 +63,7 @@ class PlanChanges:
                     row.num_candidates,
                 )
             except QuireError as error:
-                refused.append(RowFailure(row.slot, str(error)))
+                refused.append(RowFailure.of(row.slot, error))
                 self._rows.failed[row.slot] = True
             if row.params.prompt_logprobs is not None:
                 self.num_prompt_logprobs[row.slot] = row.params.prompt_logprobs

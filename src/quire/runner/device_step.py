@@ -154,7 +154,7 @@ class DeviceStep:
         live_tokens: list[npt.NDArray[np.int32]] = []
         for rows, tokens in zip(self._drawn, arrays, strict=False):
             is_live = ~self._tenancy.has_failed(rows.slots, rows.numbers)
-            is_drawn = is_live & (tokens != NO_TOKEN)
+            is_drawn = is_live & (tokens >= 0)
             live_tokens.append(np.where(is_drawn, tokens, NO_TOKEN))
             slots.append(rows.slots[is_drawn])
             token_ids.append(tokens[is_drawn])

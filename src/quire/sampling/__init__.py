@@ -11,6 +11,7 @@ from quire.sampling.device_extras import (
 from quire.sampling.device_sampler import DeviceSample, DeviceSampler
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
 from quire.sampling.sampler import (
+    BANNED,
     NO_TOKEN,
     Draw,
     SampleOutput,
@@ -21,6 +22,7 @@ from quire.sampling.sampler import (
 from quire.sampling.state import SamplingState
 
 __all__ = [
+    "BANNED",
     "NO_TOKEN",
     "CandidateOutput",
     "DeviceColumns",

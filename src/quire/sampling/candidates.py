@@ -45,7 +45,7 @@ def find_candidates(
         try:
             output.candidates[slot] = _candidates_of(law, slot, state, history)
         except QuireError as error:
-            output.failed.append(RowFailure(slot, str(error)))
+            output.failed.append(RowFailure.of(slot, error))
         except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
             message = f"no candidates could be found for this request ({error}): send it again"
             output.failed.append(RowFailure(slot, message))

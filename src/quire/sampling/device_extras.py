@@ -14,12 +14,17 @@ from quire.protocol.sampling_params import MAX_LOGPROBS
 from quire.protocol.step import RowFailure, TokenLogprobs
 from quire.sampling.device_edits import DeviceEdits, Upload
 from quire.sampling.device_sampler import DeviceSampler
-from quire.sampling.sampler import NO_TOKEN, not_finite
+from quire.sampling.sampler import BANNED, NO_TOKEN, not_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = ["DeviceExtras", "DeviceHistory", "DeviceLogprobs", "ExtraSample"]
 
 Slots = npt.NDArray[np.integer[Any]]
+
+_ALL_BANNED = (
+    "every token is banned by the request's own allowed_token_ids, bad_words and min_tokens taken "
+    "together, or its penalties made a logit that is not finite. Relax them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,12 @@ class DeviceLogprobs:
     def by_slot(
         self, token_ids: npt.NDArray[np.int32], values: Sequence[np.ndarray]
     ) -> dict[int, TokenLogprobs]:
-        """As the host's sampler gives them. token_ids: of all N rows; those that are NO_TOKEN have
-        none. values: of `tensors`, once they have come to the host."""
+        """As the host's sampler gives them. token_ids: of all N rows; negative ones have none.
+        values: of `tensors`, once they have come to the host."""
         logprobs, ranks, top_ids, top_logprobs = values
         found: dict[int, TokenLogprobs] = {}
         for i, token_id in enumerate(token_ids[self.asked].tolist()):
-            if token_id != NO_TOKEN:
+            if token_id >= 0:
                 listed = int((top_ids[i, : self.counts[i]] >= 0).sum())
                 found[int(self.slots[i])] = TokenLogprobs(
                     token_id,
@@ -64,8 +69,8 @@ class DeviceLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ExtraSample:
-    """token_ids: int32 [N] on the device, NO_TOKEN in rows that failed. logprobs: None if no row
-    wants any."""
+    """token_ids: int32 [N] on the device; in rows that failed NO_TOKEN, or BANNED if the fault is
+    the request's. logprobs: None if no row wants any."""
 
     token_ids: torch.Tensor
     logprobs: DeviceLogprobs | None
@@ -133,6 +138,7 @@ class DeviceExtras:
             drawn = self._sampler.sample(of_edited, slots[which], positions[which]).token_ids
             # a row that was no law before its edits has no token, whatever they banned
             sound = token_ids[which] != NO_TOKEN
+            drawn = torch.where(drawn == NO_TOKEN, BANNED, drawn)
             token_ids = token_ids.index_copy(0, which, torch.where(sound, drawn, NO_TOKEN))
         return ExtraSample(token_ids, self._logprobs(logits, host_slots, rows, token_ids))
 
@@ -156,14 +162,8 @@ class DeviceExtras:
     ) -> tuple[RowFailure, ...]:
         """A sentence for each row without a token, once the tokens [N] have come to the host."""
         return tuple(
-            RowFailure(int(slots[index]), self._why(int(slots[index]), int(positions[index])))
-            for index in np.flatnonzero(token_ids == NO_TOKEN).tolist()
-        )
-
-    def _why(self, slot: int, position: int) -> str:
-        if not self._state.edited[slot]:
-            return not_finite(position)
-        return (
-            "every token is banned by the request's own logit_bias, allowed_token_ids, bad_words "
-            f"and min_tokens taken together, or {not_finite(position)}"
+            RowFailure(int(slots[index]), _ALL_BANNED, is_request_fault=True)
+            if token_ids[index] == BANNED
+            else RowFailure(int(slots[index]), not_finite(int(positions[index])))
+            for index in np.flatnonzero(token_ids < 0).tolist()
         )

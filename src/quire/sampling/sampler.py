@@ -19,6 +19,7 @@ from quire.sampling.logprobs import token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = [
+    "BANNED",
     "NO_TOKEN",
     "Draw",
     "SampleOutput",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 NO_TOKEN = -1
+
+BANNED = -2
+"""Where a device draws: a row has no token because its request bans them all."""
 
 Draw = Callable[..., torch.Tensor]
 
@@ -214,7 +218,7 @@ class _Batch:
 
     def fail(self, index: int, error: QuireError) -> None:
         self.token_ids[index] = NO_TOKEN
-        self.failed.append(RowFailure(int(self.slots[index]), str(error)))
+        self.failed.append(RowFailure.of(int(self.slots[index]), error))
 
     def replace(self, index: int, row: LogitArray) -> None:
         """Put edited logits in place. Raises RequestError if nothing can be drawn from them."""

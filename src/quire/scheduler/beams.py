@@ -109,4 +109,4 @@ def _finish_without(handle: int, num_found: int) -> SequenceFinish:
         f"the search found no more than {num_found} sequences, since the request bans all others: "
         "allow more tokens, or ask for fewer sequences"
     )
-    return SequenceFinish(handle, FinishReason.ERROR, message=message)
+    return SequenceFinish(handle, FinishReason.ERROR, message=message, is_request_fault=True)

@@ -167,7 +167,9 @@ class ResultIntake:
             if len(sequence.names) > bad_block:
                 self._distrust(step, sequence, bad_block)
             if sequence in sequence.group.sequences:
-                self._roster.fail(sequence.group, failure.message)
+                self._roster.fail(
+                    sequence.group, failure.message, is_request_fault=failure.is_request_fault
+                )
 
     def _distrust(self, step: InFlight, failed: Sequence, bad_block: int) -> None:
         """Compute again whoever has the block at index `bad_block` of a failed sequence, by name:

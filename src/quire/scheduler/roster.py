@@ -183,12 +183,20 @@ class Roster:
             group.state = GroupState.FINISHED
 
     def fail(
-        self, group: SequenceGroup, message: str, reason: FinishReason = FinishReason.ERROR
+        self,
+        group: SequenceGroup,
+        message: str,
+        reason: FinishReason = FinishReason.ERROR,
+        *,
+        is_request_fault: bool = False,
     ) -> None:
         """End all sequences of a group with an error."""
         base = group.request.first_handle
         finishes = [
-            SequenceFinish(base + sample, reason, message=message) for sample in group.live_samples
+            SequenceFinish(
+                base + sample, reason, message=message, is_request_fault=is_request_fault
+            )
+            for sample in group.live_samples
         ]
         group.unborn = ()
         self.end_group(group, finishes)

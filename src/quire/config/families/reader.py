@@ -29,10 +29,11 @@ USUAL_DTYPE = "bfloat16"
 """Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
 
 
-def read_model_spec(folder: Path) -> ModelSpec:
+def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder.
 
-    Raises ConfigError, naming file, key and value, for anything that quire cannot serve.
+    with_sampling: whether the latter's sampling defaults count. Raises ConfigError, naming file,
+    key and value, for anything that quire cannot serve.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -49,7 +50,7 @@ def read_model_spec(folder: Path) -> ModelSpec:
             "use the checkpoint of the same model without quantization"
         )
     spec = reader(raw, _read_dtype(raw, folder))
-    generation = read_generation_defaults(folder)
+    generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
 

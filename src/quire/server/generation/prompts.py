@@ -244,34 +244,40 @@ def check_context(
     params: SamplingParams,
     max_model_len: int,
     truncate: int | None = None,
-    limit_field: str = "max_tokens",
+    limit_field: str | None = "max_tokens",
 ) -> RenderedPrompt:
     """The prompt, cut to its last `truncate` tokens if asked (-1: to what leaves room for the
     answer). RefusedError in the words that clients look for if it does not fit the context.
 
-    limit_field: of the request, that bounds the answer.
+    limit_field: of the request, that bounds the answer; None if `params.max_tokens` is a default,
+    which is cut to the room that is left.
     """
     num_wanted = params.max_tokens or 1
+    if limit_field is None:
+        num_wanted = max(params.min_tokens, 1)
+        limit_field = "min_tokens" if params.min_tokens else None
     if truncate is not None:
-        prompt = _truncated(prompt, truncate, max_model_len - num_wanted)
+        beside = "" if limit_field is None else f" beside {num_wanted} of {limit_field}"
+        prompt = _truncated(prompt, truncate, max_model_len - num_wanted, beside)
     num_prompt = len(prompt.token_ids)
     if num_prompt + num_wanted > max_model_len:
         raise RefusedError(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {num_prompt + num_wanted} tokens ({num_prompt} in the prompt, "
             f"{num_wanted} in the completion). Please reduce the length of the prompt or of the "
-            "completion.",
+            f"completion{'' if limit_field is None else f' ({limit_field})'}.",
             param=limit_field if num_prompt < max_model_len else None,
         )
     return prompt
 
 
-def _truncated(prompt: RenderedPrompt, truncate: int, room: int) -> RenderedPrompt:
+def _truncated(prompt: RenderedPrompt, truncate: int, room: int, beside: str) -> RenderedPrompt:
+    """beside: the words for what the rest of the context is for."""
     length = room if truncate == -1 else truncate
     if truncate != -1 and not 1 <= truncate <= room:
         raise RefusedError(
             f"truncate_prompt_tokens is {truncate}, but the context leaves {max(room, 0)} tokens "
-            "to the prompt. Give a number from 1 to that, or -1 for as many.",
+            f"to the prompt{beside}. Give a number from 1 to that, or -1 for as many.",
             param="truncate_prompt_tokens",
         )
     if len(prompt.token_ids) <= length or length < 1:

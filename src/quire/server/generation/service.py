@@ -13,7 +13,7 @@ import msgspec
 
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
-from quire.errors import EngineError
+from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
@@ -183,6 +183,8 @@ class Generation:
             raise RefusedError(
                 f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
             )
+        elif finish.is_request_fault:
+            raise RequestError(finish.message)
         else:
             self._has_failed = True
             raise self._expiry or EngineError(
@@ -252,10 +254,10 @@ class GenerationService:
         truncate: int | None = None,
         salt: str = "",
         beams: BeamRules | None = None,
-        limit_field: str = "max_tokens",
+        limit_field: str | None = "max_tokens",
     ) -> AsyncGenerator[Generation]:
         """Render and add one prompt, and abort what is unfinished of it on leaving. limit_field:
-        of the request, that bounds the answer.
+        of the request, that bounds the answer; None if a default does.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.
@@ -264,7 +266,9 @@ class GenerationService:
         try:
             prompt = await self._rendered(ready, render, params, timeline, truncate, limit_field)
             place.hold(len(prompt.token_ids))
-            added = self._added(ready, prompt, params, scheduling, place, timeline, salt, beams)
+            added = self._added(
+                ready, prompt, params, scheduling, place, timeline, salt, beams, limit_field is None
+            )
             async with added as generation:
                 yield generation
         finally:
@@ -277,7 +281,7 @@ class GenerationService:
         params: SamplingParams,
         timeline: Timeline,
         truncate: int | None,
-        limit_field: str,
+        limit_field: str | None,
     ) -> RenderedPrompt:
         started_s = timeline.now()
         prompt = await render()
@@ -299,11 +303,18 @@ class GenerationService:
         timeline: Timeline,
         salt: str,
         beams: BeamRules | None,
+        max_tokens_is_default: bool,
     ) -> AsyncGenerator[Generation]:
         client = ready.client
         handle = client.reserve_handles(params.n)
         request = self._request_renderer(ready.model).render(
-            timeline.request_id, handle, prompt, params, time.monotonic(), beams
+            timeline.request_id,
+            handle,
+            prompt,
+            params,
+            time.monotonic(),
+            beams,
+            max_tokens_is_default=max_tokens_is_default,
         )
         async with await client.add(replace(request, salt=salt, scheduling=scheduling)) as stream:
             if timeline.queued_s is None:

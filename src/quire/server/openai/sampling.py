@@ -34,8 +34,7 @@ def completion_params(
     if body.echo and body.logprobs is not None:
         given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     given["max_tokens"] = body.max_tokens
-    if body.max_tokens is None and "max_tokens" not in defaults:
-        given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+    defaults = {"max_tokens": DEFAULT_COMPLETION_TOKENS, **defaults}
     if body.max_tokens == 0 and body.echo:
         given["max_tokens"] = 1
     _check_at_most("logprobs", body.logprobs, "max_logprobs", limits)
@@ -46,23 +45,45 @@ def chat_params(
     body: ChatRequest, defaults: Mapping[str, object], limits: Limits
 ) -> SamplingParams:
     """Parameters of a chat. Without max_tokens the answer may fill the context."""
+    _check_twice(body)
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = _chat_logprobs(body, limits)
     limit = limit_field(body)
-    given["max_tokens"] = getattr(body, limit)
+    given["max_tokens"] = None if limit is None else getattr(body, limit)
     # SamplingParams itself has 16 by default; None in `defaults` means "up to the context".
     try:
         return SamplingParams.from_optional({"max_tokens": None, **defaults}, **given)
     except RequestError as error:
-        if not str(error).startswith("max_tokens "):
+        if limit is None or not str(error).startswith("max_tokens "):
             raise
         raise RefusedError(str(error).replace("max_tokens", limit, 1), param=limit) from error
 
 
-def limit_field(body: GenerationRequest) -> str:
-    """The field of the request that bounds the answer."""
-    newer = isinstance(body, ChatRequest) and body.max_completion_tokens is not None
-    return "max_completion_tokens" if newer else "max_tokens"
+def limit_field(body: GenerationRequest) -> str | None:
+    """The field of the request that bounds the answer; None if only a default does."""
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return None if body.max_tokens is None else "max_tokens"
+
+
+def _check_twice(body: ChatRequest) -> None:
+    """RefusedError if two fields of the same meaning differ."""
+    variables = body.chat_template_kwargs or {}
+    for name, other, value, stated in (
+        ("max_completion_tokens", "max_tokens", body.max_completion_tokens, body.max_tokens),
+        (
+            "reasoning_effort",
+            "chat_template_kwargs.reasoning_effort",
+            body.reasoning_effort,
+            variables.get("reasoning_effort"),
+        ),
+    ):
+        if value is not None and stated is not None and value != stated:
+            raise RefusedError(
+                f"{name} is {value!r}, but {other} is {str(stated)[:80]!r}. They mean the same: "
+                "send one of them.",
+                param=name,
+            )
 
 
 def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
@@ -78,11 +99,7 @@ def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
 def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
     _check_limits(body, limits)
     beam_rules(body, limits.max_beam_width)
-    if body.stream_options is not None and not body.stream:
-        raise RefusedError(
-            "stream_options is given, but stream is not true. Set stream, or leave it out.",
-            param="stream_options",
-        )
+    _check_stream_options(body)
     if body.stream and body.prompt_logprobs:
         raise RefusedError(
             f"prompt_logprobs is {body.prompt_logprobs} in a stream, which has no place for them. "
@@ -90,6 +107,19 @@ def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
             param="prompt_logprobs",
         )
     return {name: getattr(body, name) for name in _SHARED_FIELDS}
+
+
+def _check_stream_options(body: GenerationRequest) -> None:
+    options = body.stream_options
+    if options is None:
+        return
+    fault = ""
+    if not body.stream:
+        fault = "is given, but stream is not true. Set stream"
+    elif options.include_usage is False and options.continuous_usage_stats:
+        fault = "has continuous_usage_stats, but include_usage is false. Set it"
+    if fault:
+        raise RefusedError(f"stream_options {fault}, or leave it out.", param="stream_options")
 
 
 def _check_limits(body: GenerationRequest, limits: Limits) -> None:

@@ -38,8 +38,8 @@ async def pin_prefix(
 ) -> PinnedPrefix:
     """Compute a prefix and keep it. name: no other pin has it.
 
-    Raises RequestError if the engine refuses it, EngineError if it was not pinned after all, and
-    EngineUnavailableError.
+    Raises RequestError if the engine refuses it or it expires at once, EngineError if it was not
+    pinned after all, and EngineUnavailableError.
     """
     request = EngineRequest(
         request_id=name,
@@ -64,7 +64,12 @@ async def pin_prefix(
     for pin in await client.pins():
         if pin.name == name:
             return pin
-    raise EngineError("The prefix was let go as soon as it was pinned. Allow it more time.")
+    if time.monotonic() - request.arrival_time > seconds:
+        raise RequestError(
+            f"ttl_s is {seconds:g}, and the prefix was let go as soon as it was pinned. Allow it "
+            "more time."
+        )
+    raise EngineError("The prefix was let go as soon as it was pinned. Pin it again.")
 
 
 class PrefixKeeper:

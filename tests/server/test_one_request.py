@@ -1,0 +1,589 @@
+"""What the fields of one request mean together, in `LLM` and over HTTP, by a real engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire import LLM, ConfigError, RequestError, SamplingParams, SchedulingParams
+from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
+from quire.engine.model_front import ModelFront
+from quire.protocol import BeamRules
+from quire.protocol.outputs import RequestOutput
+from quire.rendering import RenderedPrompt
+from quire.sampling import SampleOutput, Sampler
+from tests import waiting
+from tests.server.in_memory import RealClient
+from tests.server.running import RunningServer, running_server
+
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+PROMPT = [50, 60, 70]
+A, SPACE_A, B, Q = 74, 274, 75, 90
+"""Token ids of "a", " a" and two other letters; "qq" is two tokens, and " q" is another."""
+TOOL, TOOL_TEXT = 7, "<|tool|>"
+"""A special token that does not end sequences by itself."""
+END, END_TEXT = 9, "<|end|>"
+"""One that does."""
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM, front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(front, client=RealClient(llm)) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with waiting.PatientClient(base_url=server.url) as client:
+        yield client
+    server.wait_until_idle()
+
+
+def post(http: httpx.Client, path: str, fields: dict[str, Any]) -> httpx.Response:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
+    return http.post(path, json={**base, **fields})
+
+
+def generate(llm: LLM, fields: dict[str, Any]) -> RequestOutput:
+    """The fields of a body, as `LLM` takes them. RequestError as `generate` raises it."""
+    fields = dict(fields)
+    width = fields.pop("best_of", fields.get("n", 1))
+    rules = BeamRules(width) if fields.pop("use_beam_search", False) else None
+    params = SamplingParams.from_optional({}, **fields)
+    prompt, scheduling = RenderedPrompt(PROMPT), [SchedulingParams()]
+    return llm._run([prompt], params, scheduling, False, is_single=True, beams=rules)[0]
+
+
+# --- fields that contradict each other ----------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """fields: of a request that can never be served. names: of those at fault. where: the routes,
+    and "LLM" if it can be asked of that."""
+
+    fields: dict[str, Any]
+    names: tuple[str, ...]
+    where: tuple[str, ...] = (TEXT, CHAT, "LLM")
+
+
+BEAMS: dict[str, Any] = {"use_beam_search": True, "max_tokens": 4}
+PAIRS = (
+    Pair({"min_tokens": 5, "max_tokens": 4}, ("min_tokens", "max_tokens")),
+    Pair({"min_tokens": 600, "max_tokens": 700}, ("tokens",)),
+    Pair({"min_tokens": 600}, ("min_tokens",), (CHAT, TEXT)),
+    # bans that leave nothing
+    Pair(
+        {"allowed_token_ids": [A], "bad_words": ["a"], "max_tokens": 4},
+        ("allowed_token_ids", "bad_words"),
+    ),
+    Pair(
+        {"allowed_token_ids": [A, SPACE_A], "bad_words": ["b", "a"], "max_tokens": 4},
+        ("allowed_token_ids", "bad_words"),
+    ),
+    Pair(
+        {"allowed_token_ids": [END], "min_tokens": 1, "max_tokens": 4},
+        ("allowed_token_ids", "min_tokens"),
+    ),
+    Pair(
+        {"allowed_token_ids": [B], "stop_token_ids": [B], "min_tokens": 4, "max_tokens": 4},
+        ("allowed_token_ids", "stop_token_ids", "min_tokens"),
+    ),
+    Pair(
+        {"allowed_token_ids": [TOOL], "stop": TOOL_TEXT, "min_tokens": 2, "max_tokens": 4},
+        ("allowed_token_ids", "min_tokens"),
+    ),
+    Pair(
+        {"allowed_token_ids": [A, END], "bad_words": ["a"], "min_tokens": 2, "max_tokens": 4},
+        ("allowed_token_ids", "bad_words", "min_tokens"),
+    ),
+    # beams
+    Pair({**BEAMS, "n": 3, "best_of": 2}, ("n is 3", "best_of")),
+    Pair({**BEAMS, "n": 2, "top_k": 5}, ("top_k", "use_beam_search")),
+    Pair({**BEAMS, "n": 2, "top_p": 0.5}, ("top_p", "use_beam_search")),
+    Pair({**BEAMS, "n": 2, "min_p": 0.5}, ("min_p", "use_beam_search")),
+    Pair({**BEAMS, "n": 2, "stop": "."}, ("stop", "use_beam_search")),
+    Pair({**BEAMS, "n": 2, "stop": [TOOL_TEXT, "xyz"]}, ("stop", "'xyz'", "use_beam_search")),
+    Pair({**BEAMS, "n": 2, "allowed_token_ids": [A]}, ("n is 2", "allowed_token_ids")),
+    Pair(
+        {**BEAMS, "n": 3, "allowed_token_ids": [A, B], "max_tokens": 1},
+        ("n is 3", "allowed_token_ids", "max_tokens"),
+    ),
+    Pair(
+        {**BEAMS, "n": 2, "best_of": 4, "allowed_token_ids": [END]}, ("n is 2", "allowed_token_ids")
+    ),
+    Pair(
+        {**BEAMS, "n": 2, "allowed_token_ids": [A, SPACE_A, B], "bad_words": ["a"]},
+        ("n is 2", "allowed_token_ids", "bad_words"),
+    ),
+    Pair(
+        {**BEAMS, "n": 3, "allowed_token_ids": [A, END], "min_tokens": 3},
+        ("n is 3", "allowed_token_ids", "min_tokens"),
+    ),
+    Pair(
+        {**BEAMS, "n": 4, "allowed_token_ids": [A, TOOL], "stop": TOOL_TEXT, "max_tokens": 2},
+        ("n is 4", "allowed_token_ids", "max_tokens"),
+    ),
+    Pair({"best_of": 4, "max_tokens": 2}, ("best_of", "use_beam_search"), (TEXT, CHAT)),
+    Pair({"length_penalty": 2}, ("length_penalty", "use_beam_search"), (TEXT, CHAT)),
+    Pair({"early_stopping": True}, ("early_stopping", "use_beam_search"), (TEXT, CHAT)),
+    # the shape of the answer
+    Pair({"stop": "x", "detokenize": False}, ("stop", "detokenize"), ("LLM",)),
+    Pair({"stream": True, "prompt_logprobs": 1}, ("stream", "prompt_logprobs"), (TEXT, CHAT)),
+    Pair({"stream_options": {}}, ("stream_options", "stream is"), (TEXT, CHAT)),
+    Pair(
+        {
+            "stream": True,
+            "stream_options": {"include_usage": False, "continuous_usage_stats": True},
+        },
+        ("include_usage", "continuous_usage_stats"),
+        (TEXT, CHAT),
+    ),
+    Pair({"top_logprobs": 2}, ("top_logprobs", "logprobs is"), (CHAT,)),
+    Pair({"top_logprobs": 2, "logprobs": False}, ("top_logprobs", "logprobs is"), (CHAT,)),
+    Pair({"max_tokens": 0, "echo": False}, ("max_tokens",), (TEXT,)),
+    Pair({"max_tokens": 0, "echo": True, "min_tokens": 2}, ("max_tokens", "min_tokens"), (TEXT,)),
+    # the prompt
+    Pair(
+        {"truncate_prompt_tokens": 500, "max_tokens": 100},
+        ("truncate_prompt_tokens", "max_tokens"),
+        (TEXT, CHAT),
+    ),
+    Pair(
+        {"truncate_prompt_tokens": 500, "min_tokens": 100},
+        ("truncate_prompt_tokens", "min_tokens"),
+        (TEXT, CHAT),
+    ),
+    Pair({"truncate_prompt_tokens": 512}, ("truncate_prompt_tokens",), (TEXT, CHAT)),
+    Pair(
+        {"add_generation_prompt": True, "continue_final_message": True},
+        ("add_generation_prompt", "continue_final_message"),
+        (CHAT,),
+    ),
+    Pair(
+        {"max_tokens": 2, "max_completion_tokens": 3},
+        ("max_tokens", "max_completion_tokens"),
+        (CHAT,),
+    ),
+    Pair(
+        {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+        ("reasoning_effort", "chat_template_kwargs"),
+        (CHAT,),
+    ),
+    Pair(
+        {"documents": [], "chat_template_kwargs": {"documents": []}},
+        ("documents", "chat_template_kwargs"),
+        (CHAT,),
+    ),
+)
+
+
+def pairs_of(where: str) -> list[Any]:
+    return [pytest.param(p.fields, p.names, id=str(p.fields)) for p in PAIRS if where in p.where]
+
+
+@pytest.fixture
+def no_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed for what is refused."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a step was computed")
+
+    monkeypatch.setattr(llm.engine.client._core, "step", refuse)
+
+
+@pytest.mark.usefixtures("no_step")
+@pytest.mark.parametrize(("fields", "names"), pairs_of("LLM"))
+def test_contradictions_are_refused_by_an_llm(
+    llm: LLM, fields: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        generate(llm, fields)
+    assert [name for name in names if name not in str(caught.value)] == [], caught.value
+
+
+@pytest.mark.usefixtures("no_step")
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        pytest.param(path, *case.values, id=f"{path} {case.id}")
+        for path in (TEXT, CHAT)
+        for case in pairs_of(path)
+    ],
+)
+def test_contradictions_are_refused_by_a_server(
+    http: httpx.Client, path: str, fields: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    is_open = not {"stream", "stream_options", "prompt_logprobs"} & fields.keys()
+    for more in ({}, {"stream": True}) if is_open else ({},):
+        reply = post(http, path, {**fields, **more})
+        assert reply.status_code == 400, reply.text
+        message = reply.json()["error"]["message"]
+        assert [name for name in names if name not in message] == [], message
+
+
+FITTING: tuple[dict[str, Any], ...] = (
+    {"min_tokens": 4, "max_tokens": 4},
+    {"allowed_token_ids": [END], "max_tokens": 4},
+    {"allowed_token_ids": [A], "bad_words": ["aa"], "max_tokens": 1},
+    {"allowed_token_ids": [A, END], "min_tokens": 3, "max_tokens": 3},
+    {"logit_bias": {str(A): -100}, "allowed_token_ids": [A], "max_tokens": 2},
+    {"repetition_penalty": 1e-6, "max_tokens": 4},
+    {"repetition_penalty": 1e6, "presence_penalty": 2, "max_tokens": 4},
+    {**BEAMS, "n": 4, "allowed_token_ids": [A, B]},
+    {**BEAMS, "n": 2, "allowed_token_ids": [A, B], "max_tokens": 1},
+    {**BEAMS, "n": 5, "allowed_token_ids": [A, END]},
+    {**BEAMS, "n": 1, "best_of": 4, "allowed_token_ids": [END]},
+    {**BEAMS, "n": 1, "best_of": 4, "allowed_token_ids": [A]},
+    {**BEAMS, "n": 2, "stop": [TOOL_TEXT, END_TEXT]},
+    {**BEAMS, "n": 3, "allowed_token_ids": [A, TOOL], "stop": TOOL_TEXT, "max_tokens": 2},
+    {**BEAMS, "n": 2, "prompt_logprobs": 1, "frequency_penalty": 1.0, "seed": 3},
+)
+
+
+@pytest.mark.parametrize("fields", FITTING, ids=str)
+def test_what_can_be_served_is(llm: LLM, http: httpx.Client, fields: dict[str, Any]) -> None:
+    """Turns red when a check of contradictions refuses too much."""
+    num_samples = fields.get("n", 1)
+    assert len(generate(llm, fields).outputs) == num_samples
+    for path in (TEXT, CHAT):
+        reply = post(http, path, fields)
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["choices"]) == num_samples
+
+
+def test_every_small_beam_search_is_refused_or_complete(llm: LLM) -> None:
+    """The count of what a search can find is the number that it finds."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        fields = {
+            "use_beam_search": True,
+            "n": int(rng.integers(1, 7)),
+            "allowed_token_ids": [A, B, END, TOOL][rng.integers(0, 3) :][: rng.integers(1, 4)],
+            "stop_token_ids": [[], [B], [TOOL]][rng.integers(0, 3)],
+            "max_tokens": int(rng.integers(1, 5)),
+        }
+        fields["min_tokens"] = int(rng.integers(0, fields["max_tokens"] + 1))
+        fields["best_of"] = fields["n"] + int(rng.integers(0, 2))
+        try:
+            found = generate(llm, fields)
+        except RequestError as error:
+            assert " leave " in str(error), fields
+            assert "found no more than" not in str(error), fields
+        else:
+            tokens = {tuple(output.token_ids) for output in found.outputs}
+            assert len(tokens) == fields["n"], fields
+
+
+# --- faults that only a step shows ---------------------------------------------------------------
+
+LATE: tuple[dict[str, Any], ...] = (
+    {"allowed_token_ids": [Q], "bad_words": ["qq"], "max_tokens": 6},
+    {"allowed_token_ids": [Q], "bad_words": ["qq"], "max_tokens": 6, "n": 3, "logprobs": 1},
+    {"allowed_token_ids": [Q], "bad_words": ["qq"], **BEAMS},
+)
+
+
+@pytest.mark.parametrize("fields", LATE, ids=str)
+def test_bans_that_only_the_second_step_shows_are_the_requests_fault(
+    llm: LLM, http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    """As a response, and as the last event of a stream, whose status is out."""
+    with pytest.raises(RequestError, match=r"banned|bans all"):
+        generate(llm, {k: v for k, v in fields.items() if k != "logprobs"})
+    reply = post(http, TEXT, fields)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, 400), reply.text
+    stream = post(http, TEXT, {**fields, "stream": True})
+    events = [
+        json.loads(line[6:])
+        for line in stream.text.split("\n\n")
+        if line.startswith('data: {"error"')
+    ]
+    if stream.status_code == 200:
+        assert [event["error"]["code"] for event in events] == [400]
+    else:
+        assert stream.status_code == 400
+
+
+def test_a_fault_of_the_model_is_500(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that are no numbers are not the request's fault, whatever it bans."""
+    sample = Sampler.sample
+
+    def broken(self: Sampler, logits: torch.Tensor, *others: Any) -> SampleOutput:
+        return sample(self, logits * torch.nan, *others)
+
+    monkeypatch.setattr(Sampler, "sample", broken)
+    reply = post(http, TEXT, {"allowed_token_ids": [A, B], "max_tokens": 2})
+    assert reply.status_code == 500, reply.text
+    assert "not finite" in reply.json()["error"]["message"]
+
+
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "n": (1, 2, 5),
+    "best_of": (1, 2, 6),
+    "use_beam_search": (True, True, False),
+    "max_tokens": (0, 1, 3),
+    "min_tokens": (0, 1, 3, 600),
+    "allowed_token_ids": ([A], [A, B], [END], [A, END], [Q], [4095], [4096]),
+    "bad_words": (["a"], ["qq"], ["a", "b"], [" "], ["<|end|>"]),
+    "stop": (".", TOOL_TEXT, [END_TEXT, "a"], "a"),
+    "stop_token_ids": ([A], [B, END], [4095]),
+    "ignore_eos": (True,),
+    "include_stop_str_in_output": (True,),
+    "skip_special_tokens": (False,),
+    "logit_bias": ({"74": 100}, {"9": -100.0}, {"4095": 100}),
+    "logprobs": (0, 2, True),
+    "top_logprobs": (2,),
+    "prompt_logprobs": (0, 1),
+    "temperature": (0, 1e-300, 1e300),
+    "top_k": (1, -1, 2**31 - 1),
+    "top_p": (1e-300, 0.5),
+    "min_p": (1.0,),
+    "repetition_penalty": (1e-6, 1e6),
+    "presence_penalty": (-2, 2),
+    "truncate_prompt_tokens": (-1, 1, 600),
+    "echo": (True,),
+    "stream": (True, False),
+    "return_token_ids": (True,),
+    "length_penalty": (-10, 10),
+    "early_stopping": (True, "never"),
+    "seed": (-1, 2**64 - 1),
+    "deadline_s": (60,),
+}
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_no_fields_together_make_a_fault_of_the_server(
+    server: RunningServer, data: st.DataObject
+) -> None:
+    """Of values that are good by themselves, or nearly: served, or refused with a 4xx."""
+    names = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=7, unique=True))
+    fields = {"max_tokens": 2} | {name: data.draw(st.sampled_from(FIELDS[name])) for name in names}
+    path = data.draw(st.sampled_from([TEXT, CHAT]))
+    with waiting.PatientClient(base_url=server.url) as http:
+        reply = post(http, path, fields)
+    assert reply.status_code in (200, 400), (path, fields, reply.text)
+    for line in reply.text.splitlines():
+        if line.startswith('data: {"error"'):
+            assert json.loads(line[6:])["error"]["code"] == 400, (path, fields, line)
+    server.wait_until_idle()
+
+
+# --- stop strings that are one special token -----------------------------------------------------
+
+
+def answers(llm: LLM, http: httpx.Client, fields: dict[str, Any]) -> list[tuple[str, Any, int]]:
+    """Text, stop reason and number of tokens, from each door."""
+    sample = generate(llm, fields).outputs[0]
+    assert sample.finish_reason == "stop"
+    found = [(sample.text, sample.stop_reason, len(sample.token_ids))]
+    whole = post(http, TEXT, fields).json()
+    choice = whole["choices"][0]
+    found.append((choice["text"], choice["stop_reason"], whole["usage"]["completion_tokens"]))
+    stream = post(http, TEXT, {**fields, "stream": True, "stream_options": {"include_usage": True}})
+    events = [json.loads(line[6:]) for line in stream.text.split("\n\n") if line[6:7] == "{"]
+    text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+    found.append((text, events[-2]["choices"][0]["stop_reason"],
+                  events[-1]["usage"]["completion_tokens"]))  # fmt: skip
+    return found
+
+
+ENDING_WITH_TOOL: dict[str, Any] = {
+    "logit_bias": {str(A): 40, str(TOOL): 100}, "min_tokens": 3, "max_tokens": 12,
+    "temperature": 0, "allowed_token_ids": [A, TOOL, END],
+}  # fmt: skip
+"""Three tokens "a", and then the special one, if that is banned till then."""
+
+
+@pytest.mark.parametrize("shows_special", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "text", "reason"),
+    [
+        ({"stop": TOOL_TEXT}, "aaa", TOOL_TEXT),
+        ({"stop": [TOOL_TEXT]}, "aaa", TOOL_TEXT),
+        ({"stop": ["xyz", TOOL_TEXT, "aaaaaa"]}, "aaa", TOOL_TEXT),
+        ({"stop": TOOL_TEXT, "include_stop_str_in_output": True}, "aaa" + TOOL_TEXT, TOOL_TEXT),
+        ({"stop": [TOOL_TEXT, END_TEXT], "ignore_eos": True}, "aaa", TOOL_TEXT),
+        ({"stop": TOOL_TEXT, "stop_token_ids": [TOOL]}, "aaa", TOOL_TEXT),
+        ({"stop": [TOOL_TEXT, "aa"], "min_tokens": 1, "logit_bias": {}}, None, None),
+    ],
+    ids=str,
+)
+def test_a_special_token_as_stop_string_ends_an_answer(
+    llm: LLM,
+    http: httpx.Client,
+    fields: dict[str, Any],
+    text: str | None,
+    reason: str | None,
+    shows_special: bool,
+) -> None:
+    """Also where its text is never shown, and the same from all doors."""
+    asked = {**ENDING_WITH_TOOL, "skip_special_tokens": not shows_special, **fields}
+    found = answers(llm, http, asked)
+    assert found == [found[0]] * 3
+    if text is not None:
+        assert found[0] == (text, reason, 4)
+
+
+def test_the_end_token_as_stop_string_holds_with_ignore_eos(llm: LLM, http: httpx.Client) -> None:
+    for ignores in (True, False):
+        fields = {
+            "allowed_token_ids": [END], "stop": END_TEXT, "ignore_eos": ignores, "max_tokens": 5,
+        }  # fmt: skip
+        assert answers(llm, http, fields) == [("", END_TEXT, 1)] * 3
+
+
+def test_min_tokens_bans_the_token_of_a_stop_string(llm: LLM, http: httpx.Client) -> None:
+    """As it does all that would end the answer, and not for longer."""
+    for least in (0, 1, 5):
+        found = answers(llm, http, {**ENDING_WITH_TOOL, "stop": TOOL_TEXT, "min_tokens": least})
+        assert found == [("a" * least, TOOL_TEXT, least + 1)] * 3
+
+
+def test_text_that_was_held_back_comes_before_the_stop(llm: LLM, http: httpx.Client) -> None:
+    """What may have become another stop string is shown once the token has come."""
+    fields = {**ENDING_WITH_TOOL, "stop": ["aaaa!", TOOL_TEXT], "include_stop_str_in_output": True}
+    assert answers(llm, http, fields) == [("aaa" + TOOL_TEXT, TOOL_TEXT, 4)] * 3
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_beams_end_by_stop_strings_that_are_tokens(
+    llm: LLM, http: httpx.Client, include: bool
+) -> None:
+    fields: dict[str, Any] = {
+        "use_beam_search": True, "n": 3, "allowed_token_ids": [A, TOOL], "max_tokens": 2,
+        "stop": TOOL_TEXT, "include_stop_str_in_output": include,
+    }  # fmt: skip
+    end = TOOL_TEXT if include else ""
+    ended = {("a" + end, "stop", TOOL_TEXT), (end, "stop", TOOL_TEXT)}
+    samples = generate(llm, fields).outputs
+    found = {(s.text, s.finish_reason, s.stop_reason) for s in samples}
+    assert found == {("aa", "length", None), *ended}
+    choices = post(http, TEXT, fields).json()["choices"]
+    assert {(c["text"], c["finish_reason"], c["stop_reason"]) for c in choices} == found
+
+
+def test_ordinary_tokens_and_unknown_texts_stay_texts(llm: LLM) -> None:
+    """A stop string that is a token of the vocabulary, but no special one, is matched on text."""
+    fields = {**ENDING_WITH_TOOL, "allowed_token_ids": [SPACE_A, A], "max_tokens": 6}
+    fields |= {"min_tokens": 0, "logit_bias": {str(SPACE_A): 100}}
+    (sample,) = generate(llm, {**fields, "stop": ["a", "<|no_such|>"]}).outputs
+    assert (sample.text, sample.stop_reason, sample.token_ids) == (" ", "a", [SPACE_A])
+
+
+# --- defaults of generation_config.json ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(**values: object) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        shutil.copytree(bundled_model_path(), folder, dirs_exist_ok=True)
+        (folder / "generation_config.json").write_text(json.dumps(values))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("bound", [512, 10**9, 300])
+def test_a_default_bound_is_cut_to_the_room(llm: LLM, front: ModelFront, bound: int) -> None:
+    """Only a number of the client's own is refused."""
+    ending = {"allowed_token_ids": [END]}
+    front = replace(front, default_sampling={"max_tokens": bound})
+    long = [60] * 500
+    with running_server(front, client=RealClient(llm)) as server:
+        with waiting.PatientClient(base_url=server.url) as http:
+            for fields in (
+                {}, {"n": 2}, {"prompt": long}, {"prompt": long, "truncate_prompt_tokens": -1},
+                {"prompt": long, "truncate_prompt_tokens": 400}, {"stream": True},
+                {"use_beam_search": True}, {"min_tokens": 301, "allowed_token_ids": [A]},
+            ):  # fmt: skip
+                reply = post(http, TEXT, {**ending, **fields})
+                assert reply.status_code == 200, (fields, reply.text)
+            assert post(http, CHAT, ending).status_code == 200
+            filling = post(http, TEXT, {"prompt": long, "allowed_token_ids": [A]}).json()
+            assert filling["usage"]["completion_tokens"] == 12
+            for path, field in ((TEXT, "max_tokens"), (CHAT, "max_completion_tokens")):
+                reply = post(http, path, {**ending, field: 512})
+                assert reply.status_code == 400
+                assert reply.json()["error"]["param"] == field
+        server.wait_until_idle()
+
+
+def test_the_default_of_completions_is_cut_too(http: httpx.Client) -> None:
+    """16 tokens, if neither request nor model say otherwise."""
+    fields: dict[str, Any] = {"allowed_token_ids": [A]}
+    for num_prompt, expected in ((3, 16), (500, 12)):
+        reply = post(http, TEXT, {**fields, "prompt": [60] * num_prompt})
+        assert reply.json()["usage"]["completion_tokens"] == expected, reply.text
+    reply = post(http, TEXT, {**fields, "min_tokens": 20})
+    assert reply.json()["usage"]["completion_tokens"] == 20, reply.text
+
+
+def test_an_llm_cuts_default_bounds_too(with_defaults: Callable[..., Path]) -> None:
+    """Also where the prompt arrives in pieces, of which nobody knows how many will come."""
+    folder = with_defaults(max_new_tokens=128, temperature=0.5)
+    with LLM(str(folder), quiet=True, max_model_len=128, num_kv_blocks=32) as engine:
+        (output,) = engine.generate([[60] * 100], use_tqdm=False)
+        assert output.error is None
+        *_, last = engine.stream([60] * 100)
+        assert last.finished
+        with engine.open_prompt() as prompt:
+            for token in (60, 61):
+                prompt.append([token] * 50)
+            assert prompt.finish().finished
+        own = engine.open_prompt(SamplingParams(max_tokens=100))
+        with own as prompt, pytest.raises(RequestError, match="may have 50"):
+            for token in (60, 61):
+                prompt.append([token] * 50)
+        defaults = engine.get_default_sampling_params()
+        assert (defaults.max_tokens, defaults.temperature) == (128, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_new_tokens", 0), ("max_new_tokens", -1), ("max_new_tokens", 2**31),
+        ("max_new_tokens", "many"), ("temperature", -0.5), ("temperature", float("nan")),
+        ("temperature", 10**400), ("top_p", 0), ("top_p", 1.5), ("top_k", -2), ("top_k", 2.5),
+        ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", float("inf")),
+        ("eos_token_id", -1), ("eos_token_id", [9, "x"]),
+    ],
+)  # fmt: skip
+def test_defaults_without_a_meaning_are_found_at_start(
+    with_defaults: Callable[..., Path], key: str, value: object
+) -> None:
+    folder = with_defaults(**{key: value})
+    with pytest.raises(ConfigError) as caught:
+        find_model(EngineSettings(model=str(folder)))
+    assert str(folder / "generation_config.json") in str(caught.value)
+    assert key in str(caught.value)
+    unread = EngineSettings(model=str(folder), generation_config="none")
+    if key == "eos_token_id":
+        with pytest.raises(ConfigError):
+            find_model(unread)
+    else:
+        assert find_model(unread).spec.generation.sampling() == {}
