@@ -29,3 +29,17 @@ def test_a_tokenizer_of_another_model_is_told(
     assert [record.args for record in caplog.records] == (
         [(smaller.vocab_size + 1, smaller.vocab_size)] if missing else []
     )
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_an_end_token_outside_the_vocabulary_is_told(
+    beyond: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end nothing, in silence."""
+    folder = bundled_model_path()
+    spec = read_model_spec(folder)
+    wrong = spec.vocab_size - 1 + beyond
+    spec = replace(spec, eos_token_ids=(*spec.eos_token_ids, wrong))
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        load_model_front(EngineSettings(model=str(folder)), folder, spec)
+    assert [str(wrong) in record.getMessage() for record in caplog.records] == [True] * beyond

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
-from quire.rendering import IncrementalDetokenizer, OutputRenderer, TextDelta, Tokenizer
+from quire.rendering import (
+    IncrementalDetokenizer,
+    OutputRenderer,
+    Renderer,
+    TextDelta,
+    Tokenizer,
+)
 
 from .conftest import TEXTS
 
@@ -122,3 +128,43 @@ def test_without_tokenizer() -> None:
     assert (output.finish(), output.text, output.num_tokens) == ("", "", 3)
     with pytest.raises(RequestError, match="without a tokenizer"):
         OutputRenderer(None, ["x"])
+
+
+@pytest.mark.parametrize("shows_special", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_special_token_ends_the_text_as_a_stop_string(
+    tokenizers_by_name: dict[str, Tokenizer], include: bool, shows_special: bool
+) -> None:
+    """With what was held back before it, and once, whether its own text is shown or not; for
+    every kind of tokenizer."""
+    for name, tokenizer in tokenizers_by_name.items():
+        ids = tokenizer.encode("The qu", add_special_tokens=False)
+        for special in tokenizer.special_ids - set(ids):
+            end = tokenizer.token_string(special)
+            assert end is not None
+            before = tokenizer.decode(ids)
+            output = Renderer(tokenizer).output(
+                stop=[before + "ick", end, "never"],
+                include_stop_str_in_output=include,
+                skip_special_tokens=not shows_special,
+            )
+            deltas = [output.append([token]) for token in ids]
+            deltas.append(output.append([special], ends_with_stop_token=True))
+            assert deltas[-1].stopped == end == output.stopped, name
+            text = "".join(delta.text for delta in deltas)
+            assert (output.text, output.finish()) == (text, "")
+            assert text.replace(" ", "") == before.replace(" ", "") + end * include, name
+            assert output.num_tokens == len(ids) + 1
+
+
+def test_only_special_tokens_of_the_model_are_stop_tokens(
+    tokenizers_by_name: dict[str, Tokenizer],
+) -> None:
+    """Not the tokens of ordinary words, and none that the model cannot give."""
+    tokenizer = next(t for t in tokenizers_by_name.values() if t.token_id("<|im_end|>"))
+    special, plain = tokenizer.token_id("<|im_end|>"), tokenizer.token_id("a")
+    assert special is not None and plain is not None
+    stops = ["a", "<|im_end|>", "<|im_end|>\n", "<|none|>"]
+    assert Renderer(tokenizer).stop_tokens(stops) == {special: "<|im_end|>"}
+    assert Renderer(tokenizer, vocab_size=special).stop_tokens(stops) == {}
+    assert Renderer(None, vocab_size=9).stop_tokens(stops) == {}

@@ -93,6 +93,14 @@ def test_a_pin_ends_by_itself(http: httpx.Client) -> None:
     assert num_cached(http, "Something else") == 0  # and the step lets its blocks go
 
 
+def test_a_pin_that_cannot_last_is_the_clients_fault(http: httpx.Client) -> None:
+    """Not 503, after which a client would try again."""
+    reply = http.post(PREFIXES, json={"prompt": "x", "ttl_s": 1e-9})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "ttl_s"
+    assert num_cached(http, "Something else") == 0
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
