@@ -226,7 +226,7 @@ def test_tool_arguments_in_both_forms() -> None:
     template that wants text fails on an object."""
     import json
 
-    function = {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}
+    function = {"name": "get_weather", "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
     as_text = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
     for name in ("qwen25", "qwen3", "hermes_tools", "glm", "gpt_oss"):
         assert ours(name).render([ASK, as_text]) == ours(name).render([ASK, CALL])

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from quire.errors import RequestError
@@ -10,7 +10,7 @@ from quire.rendering.message_check import REASONING_FIELDS, TEXT_PART_TYPES, che
 
 Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "either"]
-"""What a template accepts as `content`: text, a list of typed parts, or both."""
+"""What a branch of a template accepts as `content`: text, a list of typed parts, or both."""
 ArgumentsForm = Literal["object", "string", "either"]
 """What a template accepts as `arguments` of a tool call: an object, its JSON text, or both."""
 
@@ -51,19 +51,41 @@ def checked_messages(messages: object, *, text_only: bool = False) -> list[Messa
 
 
 def plain_messages(messages: object) -> list[Message]:
-    """As `checked_messages`, without None values, reasoning under all of its names."""
-    return [
-        _with_reasoning_names({key: item for key, item in message.items() if item is not None})
-        for message in checked_messages(messages)
-    ]
+    """As `checked_messages`, reasoning under all of its names. None values stay."""
+    return [_with_reasoning_names(message) for message in checked_messages(messages)]
 
 
 def fit_messages(
-    messages: list[Message], content: ContentForm, arguments: ArgumentsForm
+    messages: list[Message],
+    content_form: Callable[[str, bool], ContentForm],
+    arguments: ArgumentsForm,
 ) -> list[Message]:
-    """`messages` with contents and tool-call arguments in the form that the template accepts."""
+    """`messages` with contents and tool-call arguments in the form that the template accepts.
+
+    `content_form` gives that of a role, in messages with or without tool calls.
+    """
     return [
-        _fit_message(message, index, content, arguments) for index, message in enumerate(messages)
+        _fit_message(
+            message,
+            index,
+            content_form(message["role"], bool(message.get("tool_calls"))),
+            arguments,
+        )
+        for index, message in enumerate(messages)
+    ]
+
+
+def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
+    """`messages` without the None values of fields other than `content`; None if there are none.
+
+    Clients write out fields that they do not use (`tool_calls: null`), and many templates take a
+    field that is there for one that has a value.
+    """
+    if all(value is not None or key == "content" for m in messages for key, value in m.items()):
+        return None
+    return [
+        {key: value for key, value in message.items() if value is not None or key == "content"}
+        for message in messages
     ]
 
 
@@ -92,7 +114,7 @@ def _normal_part(part: Any) -> Any:
     fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
     if fields.get("type", "text") in TEXT_PART_TYPES:
         return {**fields, "type": "text"}
-    if fields.get("type") == "refusal":
+    if fields.get("type") == "refusal" and isinstance(fields.get("refusal"), str):
         return {"type": "text", "text": fields["refusal"]}
     return cast("Any", part)
 
@@ -105,6 +127,11 @@ def _joined_text(parts: list[Any], index: int) -> str:
             raise RequestError(
                 f"messages[{index}].content has a part of type {_short(fields.get('type', part))}, "
                 "but the chat template of this model takes text only. Send text parts."
+            )
+        if not isinstance(fields.get("text"), str):
+            raise RequestError(
+                f"messages[{index}].content has the part {_short(fields)}. "
+                'A part of type "text" must have a string "text".'
             )
         texts.append(fields["text"])
     return "\n".join(texts)
@@ -119,8 +146,8 @@ def _fit_call(call: Any, form: ArgumentsForm) -> Any:
     if isinstance(function, dict):
         return {**fields, "function": _fit_call(function, form)}
     arguments = fields.get("arguments")
-    if isinstance(arguments, str) and form != "string":
-        parsed = _json_object(arguments)
+    if isinstance(arguments, str) and (form == "object" or not arguments.strip()):
+        parsed = None if form == "string" else _json_object(arguments)
         return fields if parsed is None else {**fields, "arguments": parsed}
     if isinstance(arguments, dict) and form == "string":
         return {**fields, "arguments": json.dumps(arguments, ensure_ascii=False)}
@@ -139,7 +166,8 @@ def _json_object(text: str) -> dict[str, Any] | None:
 
 
 def _with_reasoning_names(message: Message) -> Message:
-    reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
+    given = (message.get(name) for name in REASONING_FIELDS)
+    reasoning = next((value for value in given if value is not None), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -10,8 +10,9 @@ from jinja2.utils import pass_context
 
 from quire.rendering.chat_template.sizes import BYTES_PER_PIECE, ITEMS_PER_STEP, walk
 
-# Not an identifier of the template language, so no template can name it.
+# Not identifiers of the template language, so no template can name them.
 BUDGET = "budget of the render"
+REFUSES_NULL = "null is refused"
 COPIED_CHARACTERS_PER_STEP = 4096
 _STEPS_PER_CLOCK_READ = 256
 # Python's own operators on ints are quadratic, and print no more than 4300 digits.
@@ -33,6 +34,10 @@ class TemplateLimits:
 
 class TemplateLimitError(TemplateError):
     """A template used more than `TemplateLimits` allows."""
+
+
+class NullUsedError(TemplateError):
+    """A template used null as a text or a list, in a render that refuses it."""
 
 
 class RenderBudget:
@@ -85,10 +90,27 @@ def spend_copy(context: Context, value: Any) -> None:
     spend(context, _num_items(value) // (COPIED_CHARACTERS_PER_STEP if is_text else ITEMS_PER_STEP))
 
 
+def take_null(context: Context) -> None:
+    """Before null is used as an empty text or list; NullUsedError if this render refuses it."""
+    if context.parent.get(REFUSES_NULL):
+        raise NullUsedError("it uses null as a text or a list")
+
+
 @pass_context
-def counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
+def listed(context: Context, items: Any) -> Any:
+    """`items`; an empty list for null, which templates go through where they mean "nothing"."""
+    if items is not None:
+        return items
+    take_null(context)
+    return ()
+
+
+@pass_context
+def counted(context: Context, items: Iterable[Any] | None) -> Iterable[Any]:
     """`items`, its length taken from the budget: at once if known, else one by one."""
     budget: RenderBudget | None = context.parent.get(BUDGET)
+    if items is None:
+        return listed(context, items)
     if budget is None:
         return items
     if isinstance(items, str):

@@ -1,19 +1,127 @@
 """Filters and functions that a template gets in place of those of Jinja and Python, bounded."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
 from datetime import datetime
 from typing import Any, cast
 
 from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import pass_context
 
-from quire.rendering.chat_template.budget import TemplateLimitError
+from quire.rendering.chat_template.budget import TemplateLimitError, listed, take_null
 
 # Widths, repeat counts and precisions beyond this serve no prompt.
 LARGEST_WIDTH = 100_000
 _LARGEST_JSON_INDENT = 64
 _LONGEST_TIME_FORMAT = 1000
 _LONGEST_TEXT = 100_000
+TEXT_FILTERS = frozenset(
+    {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "pprint",
+     "replace", "safe", "string", "striptags", "title", "trim", "truncate", "upper", "urlize",
+     "wordcount", "wordwrap"}
+)  # fmt: skip
+LIST_FILTERS = frozenset(
+    {"batch", "count", "dictsort", "first", "groupby", "items", "join", "last", "length", "list",
+     "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr",
+     "slice", "sort", "sum", "unique"}
+)  # fmt: skip
+_VIEWS = (range, KeysView, ValuesView, ItemsView)
+
+
+def text_of(context: Context, value: Any) -> str:
+    """The text that stands for a value in a prompt: nothing for null, JSON for lists and objects,
+    never how Python shows them. TemplateError for what has no text, such as a macro."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        take_null(context)
+        return ""
+    if isinstance(value, int | float | Undefined):
+        return str(value)
+    if isinstance(value, list | tuple | dict | range | KeysView | ValuesView | ItemsView):
+        return json.dumps(cast("Any", value), ensure_ascii=False, default=_json_value)
+    raise _no_text(value)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, _VIEWS):
+        return list(cast("Iterable[Any]", value))
+    if isinstance(value, Undefined):
+        return None
+    raise _no_text(value)
+
+
+def _no_text(value: object) -> TemplateError:
+    hint = " (add `| list`)" if hasattr(value, "__iter__") else ""
+    return TemplateError(f"it prints a value of the type {type(value).__name__}, not a text{hint}")
+
+
+def text_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of texts, given the text of whatever it is applied to."""
+
+    @pass_context
+    def of_text(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        text = value if isinstance(value, Undefined) else text_of(context, value)
+        return function(*_passed(function, context), text, *args, **kwargs)
+
+    return of_text
+
+
+def list_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of lists, given an empty one for null."""
+
+    @pass_context
+    def of_list(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*_passed(function, context), listed(context, value), *args, **kwargs)
+
+    return of_list
+
+
+def _passed(function: Callable[..., Any], context: Context) -> tuple[Any, ...]:
+    """The argument that Jinja passes to a filter before all others."""
+    kind = getattr(function, "jinja_pass_arg", None)
+    if kind is None:
+        return ()
+    return (
+        ({"environment": context.environment, "eval_context": context.eval_ctx}).get(
+            kind.name, context
+        ),
+    )
+
+
+class TextFormatter(SandboxedFormatter):
+    """`str.format`, whose fields show texts as they stand in prompts."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(cast("SandboxedEnvironment", context.environment))
+        self._context = context
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """As `str.format` for texts and numbers."""
+        return super().format_field(shown(self._context, value), format_spec)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """`!s` gives the text that stands in a prompt."""
+        if conversion == "s":
+            return text_of(self._context, value)
+        return super().convert_field(value, conversion)
+
+
+def shown(context: Context, value: Any) -> Any:
+    """`value`, or its text if it is neither a text nor a number."""
+    return value if isinstance(value, str | int | float) else text_of(context, value)
+
+
+def format_values(context: Context, pattern: str, values: Any) -> Any:
+    """The right side of `pattern % values`, each value as it is shown."""
+    if isinstance(values, tuple):
+        return tuple(shown(context, value) for value in cast("tuple[Any, ...]", values))
+    if isinstance(values, dict) and "%(" in pattern:
+        named = cast("dict[Any, Any]", values)
+        return {key: shown(context, value) for key, value in named.items()}
+    return shown(context, values)
 
 
 def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:

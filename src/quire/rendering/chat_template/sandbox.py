@@ -24,6 +24,7 @@ from jinja2.utils import Namespace, pass_context
 from quire.rendering.chat_template.budget import (
     BUDGET,
     COPIED_CHARACTERS_PER_STEP,
+    REFUSES_NULL,
     RenderBudget,
     TemplateLimitError,
     TemplateLimits,
@@ -31,19 +32,27 @@ from quire.rendering.chat_template.budget import (
     charged,
     check_bits,
     counted,
+    listed,
     measured,
     spend,
     spend_copy,
 )
 from quire.rendering.chat_template.filters import (
     LARGEST_WIDTH,
+    LIST_FILTERS,
+    TEXT_FILTERS,
+    TextFormatter,
     bounded_arguments,
     bounded_text,
     check_widths,
     clock_reader,
+    format_values,
+    list_filter,
     longest_item,
     make_dict,
     raise_exception,
+    text_filter,
+    text_of,
     to_json,
 )
 from quire.rendering.chat_template.sizes import (
@@ -58,7 +67,9 @@ from quire.rendering.chat_template.tree import (
     CHARGED,
     CONCATENATED,
     COUNTED,
+    LISTED,
     MEASURED,
+    PRINTED,
     LimitInserter,
 )
 
@@ -68,7 +79,7 @@ _QUADRATIC_METHODS = frozenset(
 )
 _COMPARED_PER_STEP = 256
 # Their time, or what they build, is not in proportion to the text.
-_TEXT_FILTERS = ("striptags", "title", "urlize", "wordwrap", "xmlattr", "pprint")
+_TEXT_FILTERS = ("striptags", "title", "urlize", "wordwrap", "xmlattr")
 _WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"})
 _WIDTH_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "truncate", "round")
 
@@ -131,6 +142,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         filters[BUILT] = self._built
         filters[CHARGED] = charged
         filters[MEASURED] = measured
+        filters[LISTED] = listed
+        filters[PRINTED] = self._printed
         filters[CONCATENATED] = self._concatenated
         filters["format"] = self._format
         filters["sum"] = self._sum
@@ -140,25 +153,35 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         filters["replace"] = self._replace
         filters["join"] = self._bounded_join(filters["join"])
         filters["list"] = self._list
+        filters["pprint"] = filters["string"]
         for name in _TEXT_FILTERS:
             filters[name] = bounded_text(name, filters[name])
         for name in _WIDTH_FILTERS:
             filters[name] = bounded_arguments(name, filters[name])
+        for name in TEXT_FILTERS:
+            filters[name] = text_filter(filters[name])
+        for name in LIST_FILTERS:
+            filters[name] = list_filter(filters[name])
+
+    def budget(self, limits: TemplateLimits | None = None) -> RenderBudget:
+        """What one render, or several together, may use; by default the environment's limits."""
+        return RenderBudget(limits or self._limits, self._clock)
 
     def render(
         self,
         template: jinja2.Template,
         variables: Mapping[str, Any],
-        limits: TemplateLimits | None = None,
+        budget: RenderBudget,
+        *,
+        refuses_null: bool = False,
     ) -> str:
-        """Render under the limits; TemplateLimitError when one is exceeded.
+        """Render within `budget`; TemplateLimitError when it is used up.
 
-        `limits` bounds steps and time of this render more tightly than the environment's own.
+        Null has no text and no items. refuses_null: NullUsedError where they are asked for.
         """
-        budget = RenderBudget(limits or self._limits, self._clock)
         parts: list[str] = []
         num_left = self._limits.max_characters
-        for part in template.generate({**variables, BUDGET: budget}):
+        for part in template.generate({**variables, BUDGET: budget, REFUSES_NULL: refuses_null}):
             num_left -= len(part)
             if num_left < 0:
                 raise self._too_long()
@@ -191,6 +214,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             values = cast("tuple[Any, ...]", right) if isinstance(right, tuple) else (right,)
             self._check_format(context, left, values)
+            right = format_values(context, left, right)
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             self._check_length(len(left) + len(right))
         result = self._built(context, super().call_binop(context, operator, left, right))
@@ -198,16 +222,21 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The sandbox's `str.format`, with its widths checked."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
+        """The sandbox's `str.format`, with its widths checked and its values as they are shown."""
+        if super().wrap_str_format(value) is None:
             return None
         pattern = str(value.__self__)
+        is_map = value.__name__ == "format_map"
 
         @pass_context
         def checked_format(context: Context, *args: Any, **kwargs: Any) -> str:
             self._check_format(context, pattern, (*args, *kwargs.values()))
-            return wrapped(*args, **kwargs)
+            values: Any = kwargs
+            if is_map:
+                if len(args) != 1 or kwargs:
+                    raise TemplateError("`format_map` takes one object")
+                args, values = (), args[0]
+            return TextFormatter(context).vformat(pattern, args, values)
 
         return checked_format
 
@@ -272,12 +301,17 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return sized_result
 
     @pass_context
+    def _printed(self, context: Context, value: Any) -> str:
+        """The text of a value, its size taken from the budget."""
+        return value if isinstance(value, str) else text_of(context, measured(context, value))
+
+    @pass_context
     def _concatenated(self, context: Context, operands: list[Any]) -> str:
         """What `~` gives."""
         texts: list[str] = []
         num_characters = 0
         for operand in operands:
-            texts.append(operand if isinstance(operand, str) else str(measured(context, operand)))
+            texts.append(self._printed(context, operand))
             num_characters += len(texts[-1])
             self._check_length(num_characters)
         spend(context, num_characters // COPIED_CHARACTERS_PER_STEP)
@@ -309,7 +343,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError("`format` takes values by place or by name, not both")
         pattern = str(value)
         self._check_format(context, pattern, (*args, *kwargs.values()))
-        return pattern % (kwargs or args)
+        return pattern % format_values(context, pattern, kwargs or args)
 
     def _check_format(self, context: Context, pattern: str, values: tuple[Any, ...]) -> None:
         def pay(num_steps: int) -> None:
@@ -340,6 +374,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         ) -> Any:
             items = list(counted(context, value))
             if attribute is None:
+                items = [self._printed(context, item) for item in items]
                 self._check_joined(items, d)
             return self._sized(join(context.eval_ctx, items, d, attribute))
 

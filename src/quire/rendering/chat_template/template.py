@@ -1,7 +1,7 @@
 """Chat templates: messages to the text of a prompt, as transformers' `apply_chat_template`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,11 +16,13 @@ from quire.rendering.messages import (
     fit_messages,
     plain_data,
     plain_messages,
+    without_optional_nulls,
 )
 
 if TYPE_CHECKING:
     import jinja2
 
+    from quire.rendering.chat_template.budget import RenderBudget
     from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
 # What a request may not set through `chat_template_kwargs`: the arguments of `render` itself, and
@@ -55,15 +57,28 @@ RESERVED_KWARGS = frozenset(
 _END_MARK = "\ue000quire end of message\ue001 "
 _LONGEST_QUOTE = 500
 _PROBE = "quireprobe"
-_PRINTED_WHOLE = ("'type'", '"type": "text"', f"{{'{_PROBE}'")
+_PROBE_OBJECT = {_PROBE: 1}
+_PROBE_TEXT = f'{{"{_PROBE}": 1}}'
+# A value that is printed as a whole shows its own keys; a form that the template knows does not.
+_PRINTED_PARTS = '"type": "text"'
+_CALL_ID = "abcdefghi"
+_ANY_OTHER_ROLE = "quirerole"
+_PROBED_ROLES = ("user", "system", "developer", "tool", "function", _ANY_OTHER_ROLE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
+    """content: by role, and whether the message has tool calls."""
+
     template: "jinja2.Template"
     source: str
-    content: ContentForm
+    content: Mapping[tuple[str, bool], ContentForm]
     arguments: ArgumentsForm
+
+    def content_form(self, role: str, has_calls: bool = False) -> ContentForm:
+        """What the branch of the template for such a message accepts as `content`."""
+        found = self.content.get((role, has_calls)) or self.content.get((role, False))
+        return found or self.content[_ANY_OTHER_ROLE, False]
 
 
 class ChatTemplate:
@@ -92,7 +107,7 @@ class ChatTemplate:
             )
         self._special_tokens = dict(special_tokens or {})
         self._environment = ChatEnvironment(limits or TemplateLimits(), now)
-        self._probe_limits = TemplateLimits(max_steps=50_000, max_seconds=0.5)
+        self._probe_limits = TemplateLimits(max_steps=500_000, max_seconds=1.0)
         self._compiled = {name: self._compile(name, text) for name, text in sources.items()}
 
     @classmethod
@@ -112,9 +127,9 @@ class ChatTemplate:
         """The text of a template."""
         return self._compiled[template_name].source
 
-    def content_form(self, template_name: str = "default") -> ContentForm:
-        """What the template accepts as `content` of a message."""
-        return self._compiled[template_name].content
+    def content_form(self, template_name: str = "default", role: str = "user") -> ContentForm:
+        """What the template accepts as `content` of a message without tool calls."""
+        return self._compiled[template_name].content_form(role)
 
     def render(
         self,
@@ -140,7 +155,7 @@ class ChatTemplate:
                 "`add_generation_prompt` to false to continue the last message."
             )
         chosen = self._choose(template_name, bool(tools))
-        chat = fit_messages(plain_messages(messages), chosen.content, chosen.arguments)
+        chat = fit_messages(plain_messages(messages), chosen.content_form, chosen.arguments)
         last_text = ""
         if continue_final_message:
             field = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -153,8 +168,23 @@ class ChatTemplate:
             "documents": _plain_list("documents", documents),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _run(self._environment, chosen.template, variables)
+        text = self._run(chosen, variables)
         return _cut_at_mark(text, last_text) if continue_final_message else text
+
+    def _run(self, chosen: _Compiled, variables: dict[str, Any]) -> str:
+        """Render with all nulls; if the template can't take those of optional fields, without."""
+        budget = self._environment.budget()
+        fewer = without_optional_nulls(variables["messages"])
+        if fewer is not None:
+            try:
+                return _run(
+                    self._environment, chosen.template, variables, budget, refuses_null=True
+                )
+            except RequestError as error:
+                if _is_over_limits(error):
+                    raise
+            variables = {**variables, "messages": fewer}
+        return _run(self._environment, chosen.template, variables, budget)
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
         """RequestError when a request sets a variable that is the engine's to set."""
@@ -178,7 +208,8 @@ class ChatTemplate:
                 "or give another with --chat-template."
             ) from error
         probe = _Probe(self._environment, template, self._special_tokens, self._probe_limits)
-        return _Compiled(template, source, probe.content_form(), probe.arguments_form())
+        arguments = probe.arguments_form()
+        return _Compiled(template, source, probe.content_forms(arguments), arguments)
 
     def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
         if name is None:
@@ -193,8 +224,8 @@ class ChatTemplate:
 
 
 class _Probe:
-    """Finds out by small renders which forms a template accepts. A template that fails both ways
-    (it wants another conversation than the probe) counts as one that takes text and objects."""
+    """Finds out by small renders which forms a template accepts. One that fails both ways (it
+    wants another conversation than the probe) counts as one that takes text and objects."""
 
     def __init__(
         self,
@@ -206,68 +237,134 @@ class _Probe:
         self._environment = environment
         self._template = template
         self._special_tokens = special_tokens
-        self._limits = limits
+        self._budget = environment.budget(limits)
         self._gave_up = False
 
-    def content_form(self) -> ContentForm:
-        """Whether `content` may be text, a list of parts, or both."""
-        text = self._shows({"role": "user", "content": _PROBE})
-        parts = self._shows({"role": "user", "content": [{"type": "text", "text": _PROBE}]})
-        if parts:
-            return "either" if text else "parts"
-        return "string"
+    def content_forms(
+        self, arguments_form: ArgumentsForm
+    ) -> Mapping[tuple[str, bool], ContentForm]:
+        """Whether `content` may be text, a list of parts, or both, by role and tool calls.
+
+        Roles whose messages the template does not show are left out, but for one that stands for
+        all others.
+        """
+        calls = {"tool_calls": [_call(_PROBE_TEXT if arguments_form == "string" else {})]}
+        ask = {"role": "user", "content": "question"}
+        call: Message = {"role": "assistant", "content": "", **calls}
+        result = {"role": "tool", "content": "4", "tool_call_id": _CALL_ID, "name": "call"}
+        places: dict[tuple[str, bool], list[_Place]] = {
+            (role, False): [_Place(role), _Place(role, [ask]), _Place(role, [], [ask])]
+            for role in _PROBED_ROLES
+        }
+        places["assistant", False] = [_Place("assistant", [ask], after) for after in ([], [ask])]
+        places["assistant", True] = [
+            _Place("assistant", [ask], after, calls) for after in ([], [result])
+        ]
+        fields = {"tool_call_id": _CALL_ID, "name": "call"}
+        places["tool", False] = [
+            _Place("tool", [ask, call], after, fields) for after in ([], [ask])
+        ]
+        forms: dict[tuple[str, bool], ContentForm] = {
+            key: form
+            for key, candidates in places.items()
+            if (form := self._content_form(candidates)) is not None
+        }
+        usual = forms.get(("user", False), "string")
+        return {(_ANY_OTHER_ROLE, False): usual, **forms}
 
     def arguments_form(self) -> ArgumentsForm:
         """Whether `arguments` of a tool call may be an object, its JSON text, or both."""
-        as_object = self._shows_call({_PROBE: 1})
-        as_text = self._shows_call('{"' + _PROBE + '": 1}')
-        if as_object:
-            return "either" if as_text else "object"
-        return "string" if as_text else "either"
+        as_object = self._shows_call(_PROBE_OBJECT, _PROBE)
+        # A text that is encoded once more shows escaped quotes.
+        as_text = self._shows_call(_PROBE_TEXT, _PROBE_TEXT)
+        if as_text:
+            return "either" if as_object else "string"
+        return "object"
 
-    def _shows_call(self, arguments: object) -> bool:
-        function = {"name": "call", "arguments": arguments}
-        call = {"id": "abcdefghi", "type": "function", "function": function}
+    def _content_form(self, places: list["_Place"]) -> ContentForm | None:
+        """None if the template does not show such a message anywhere."""
+        two_parts = [{"type": "text", "text": text} for text in (_PROBE, _PROBE[::-1])]
+        shown: list[tuple[bool, bool]] = []
+        for place in places:
+            as_text = self._shows(place.filled(_PROBE), [_PROBE])
+            as_parts = self._shows(place.filled(two_parts), [_PROBE, _PROBE[::-1]])
+            if not as_parts and not as_text:  # it may read the first part only
+                as_parts = self._shows(place.filled(two_parts[:1]), [_PROBE])
+            if as_text or as_parts:
+                shown.append((as_text, as_parts))
+        if not shown:
+            return None
+        if all(as_parts for _, as_parts in shown):
+            return "either" if all(as_text for as_text, _ in shown) else "parts"
+        return "string"
+
+    def _shows_call(self, arguments: object, sign: str) -> bool:
         user = {"role": "user", "content": "question"}
-        forms: list[Message] = [
-            {"role": "assistant", "tool_calls": [call]},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        return any(self._shows(user, message) for message in forms)
+        calls = {"tool_calls": [_call(arguments)]}
+        contents: list[Message] = [{}, {"content": ""}, {"content": None}]
+        return any(
+            self._shows([user, {"role": "assistant", **content, **calls}], [sign])
+            for content in contents
+        )
 
-    def _shows(self, *messages: Message) -> bool:
+    def _shows(self, messages: list[Message], signs: list[str]) -> bool:
+        """Whether all of `signs` stand in the prompt, and no part of a content as a whole."""
         if self._gave_up:
             return False
         variables: dict[str, Any] = {
             **self._special_tokens,
-            "messages": list(messages),
+            "messages": messages,
             "tools": None,
             "documents": None,
             "add_generation_prompt": False,
         }
         try:
-            text = _run(self._environment, self._template, variables, self._limits)
+            text = _run(self._environment, self._template, variables, self._budget)
         except RequestError as error:
-            from quire.rendering.chat_template.sandbox import TemplateLimitError
-
-            self._gave_up = isinstance(error.__cause__, TemplateLimitError)
+            self._gave_up = _is_over_limits(error)
             return False
-        # A value printed as a whole shows Python's quotes or its own keys; a form that the
-        # template knows does not.
-        return _PROBE in text and not any(sign in text for sign in _PRINTED_WHOLE)
+        return _PRINTED_PARTS not in text and all(sign in text for sign in signs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a conversation a message of a role may stand."""
+
+    role: str
+    before: Sequence[Message] = ()
+    after: Sequence[Message] = ()
+    fields: Message = field(default_factory=dict[str, Any])
+
+    def filled(self, content: object) -> list[Message]:
+        """The conversation, with `content` in its place."""
+        message: Message = {"role": self.role, "content": content, **self.fields}
+        return [*self.before, message, *self.after]
+
+
+def _call(arguments: object) -> Message:
+    function = {"name": "call", "arguments": arguments}
+    return {"id": _CALL_ID, "type": "function", "function": function}
+
+
+def _is_over_limits(error: RequestError) -> bool:
+    from quire.rendering.chat_template.sandbox import TemplateLimitError
+
+    return isinstance(error.__cause__, TemplateLimitError)
 
 
 def _run(
     environment: "ChatEnvironment",
     template: "jinja2.Template",
     variables: Mapping[str, Any],
-    limits: "TemplateLimits | None" = None,
+    budget: "RenderBudget",
+    *,
+    refuses_null: bool = False,
 ) -> str:
     """Render; whatever goes wrong inside the template is the request's failure alone."""
     import jinja2
 
     try:
-        return environment.render(template, variables, limits)
+        return environment.render(template, variables, budget, refuses_null=refuses_null)
     except jinja2.UndefinedError as error:
         raise RequestError(
             f"The chat template of this model needs something that the request lacks: "
@@ -336,9 +433,14 @@ def _mark_end(chat: list[Message], field: str, source: str) -> str:
             "`continue_final_message` is set, but the last message has no text part to continue. "
             "Add one, or turn `continue_final_message` off."
         )
+    if not isinstance(value, str):
+        raise RequestError(
+            f"`continue_final_message` is set, but the field {field!r} of the last message is a "
+            f"{type(value).__name__}, not a text. Turn `continue_final_message` off."
+        )
     for name in names:
-        last[name] = f"{value}{_END_MARK}"
-    return str(value)
+        last[name] = value + _END_MARK
+    return value
 
 
 def _cut_at_mark(text: str, last_text: str) -> str:

@@ -11,6 +11,8 @@ CHARGED = "charged operand"
 MEASURED = "measured operand"
 CONCATENATED = "concatenated operands"
 BUILT = "built value"
+PRINTED = "printed value"
+LISTED = "listed value"
 # These take or leave what they are given item by item, and look into none.
 _SHALLOW_FILTERS = frozenset(
     {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list",
@@ -27,7 +29,8 @@ _PASSING_FILTERS = frozenset({"attr", "d", "default", "first", "last", "random"}
 
 class LimitInserter(NodeTransformer):
     """Puts the counters into the syntax tree: what is looped over, what is built (by `~`, filters,
-    slices, or in place), and what is gone through as a whole (by filters, comparisons, slices)."""
+    slices, or in place), and what is gone through as a whole (by filters, comparisons, slices).
+    What is printed gets its text here too."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -36,7 +39,10 @@ class LimitInserter(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_measured_expression(node, part) for part in node.nodes]
+        node.nodes = [
+            part if isinstance(part, nodes.TemplateData) else _filtered(node, part, PRINTED)
+            for part in node.nodes
+        ]
         return node
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:  # noqa: N802
@@ -67,6 +73,8 @@ class LimitInserter(NodeTransformer):
     def visit_Operand(self, node: nodes.Operand) -> nodes.Operand:  # noqa: N802
         self.generic_visit(node)
         node.expr = _measured_expression(node, node.expr)
+        if node.op in ("in", "notin"):
+            node.expr = _filtered(node, node.expr, LISTED)
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
