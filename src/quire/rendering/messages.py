@@ -94,7 +94,7 @@ def _fit_message(
 ) -> Message:
     fitted = dict(message)
     content = message.get("content")
-    if isinstance(content, str) and content_form == "parts":
+    if isinstance(content, str) and content and content_form == "parts":
         fitted["content"] = [{"type": "text", "text": content}]
     elif isinstance(content, list | tuple):
         parts = [_normal_part(part) for part in cast("list[Any]", content)]

@@ -25,7 +25,7 @@ TEXT_FILTERS = frozenset(
 LIST_FILTERS = frozenset(
     {"batch", "count", "dictsort", "first", "groupby", "items", "join", "last", "length", "list",
      "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr",
-     "slice", "sort", "sum", "unique"}
+     "slice", "sort", "sum", "unique", "urlencode"}
 )  # fmt: skip
 _VIEWS = (range, KeysView, ValuesView, ItemsView)
 

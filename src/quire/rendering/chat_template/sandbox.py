@@ -373,10 +373,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             context: Context, value: Iterable[Any], d: str = "", attribute: Any = None
         ) -> Any:
             items = list(counted(context, value))
-            if attribute is None:
-                items = [self._printed(context, item) for item in items]
-                self._check_joined(items, d)
-            return self._sized(join(context.eval_ctx, items, d, attribute))
+            if attribute is not None:
+                items = list(map(make_attrgetter(self, attribute), items))
+            items = [self._printed(context, item) for item in items]
+            self._check_joined(items, d)
+            return self._sized(join(context.eval_ctx, items, d))
 
         return bounded_join
 

@@ -40,8 +40,7 @@ class LimitInserter(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Output:  # noqa: N802
         self.generic_visit(node)
         node.nodes = [
-            part if isinstance(part, nodes.TemplateData) else _filtered(node, part, PRINTED)
-            for part in node.nodes
+            part if _is_text(part) else _filtered(node, part, PRINTED) for part in node.nodes
         ]
         return node
 
@@ -117,6 +116,12 @@ def _filtered(place: nodes.Node, value: nodes.Node | None, name: str) -> nodes.F
     wrapped = nodes.Filter(value, name, [], [], None, None, lineno=place.lineno)
     wrapped.environment = place.environment
     return wrapped
+
+
+def _is_text(value: nodes.Node) -> bool:
+    return isinstance(value, nodes.TemplateData) or (
+        isinstance(value, nodes.Const) and isinstance(value.value, str)
+    )
 
 
 def _measured_expression(place: nodes.Node, value: Any) -> Any:
