@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,13 @@ def test_an_end_token_outside_the_vocabulary_is_told(
     with caplog.at_level(logging.WARNING, "quire.engine"):
         load_model_front(EngineSettings(model=str(folder)), folder, spec)
     assert [str(wrong) in record.getMessage() for record in caplog.records] == [True] * beyond
+
+
+def test_a_broken_chat_template_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Turns red when an operator learns by refused chats that the model's template is broken."""
+    folder = Path(shutil.copytree(bundled_model_path(), tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{{ messages | nope }}")
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        load_model_front(EngineSettings(model=str(folder)), folder, read_model_spec(folder))
+    (record,) = caplog.records
+    assert "Chat is disabled" in record.getMessage() and "'nope'" in record.getMessage()

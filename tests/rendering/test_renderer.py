@@ -179,12 +179,97 @@ def test_without_template(tmp_path: Path) -> None:
         renderer.render_chat(CHAT)
 
 
-def test_malformed_template_entry(tmp_path: Path) -> None:
+NESTED_LOOPS = "{% for a in [1] %}" * 25 + "{% endfor %}" * 25
+IN_BRANCH = "{% for m in messages %}{% if m.role == 'user' %}USE{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("\n{{ messages | nope }}", "in line 2: No filter named 'nope'"),
+        ("{{ messages is nope }}", "in line 1: No test named 'nope'"),
+        ("{{ nope(messages) }}", "the unknown function 'nope'"),
+        ("{% if messages %}", "in line 1: Unexpected end of template"),
+        ("{% nope %}", "unknown tag 'nope'"),
+        (NESTED_LOOPS, "too many statically nested blocks"),
+        ("{% if 1 %}" * 120 + "{% endif %}" * 120, "too many levels of indentation"),
+        ("{{ " + "(" * 400 + ")" * 400 + " }}", "nested too deep"),
+        ("{% break %}", "outside loop"),
+        ("{% macro f(a, a) %}{% endmacro %}", "duplicate argument"),
+        ("{% include 'other' %}", "another template"),
+        (IN_BRANCH.replace("USE", "{{ m.content | nope }}"), "the unknown filter 'nope'"),
+        (IN_BRANCH.replace("USE", "{{ m.content is nope }}"), "the unknown test 'nope'"),
+        (IN_BRANCH.replace("USE", "{{ nope() }}"), "the unknown function 'nope'"),
+        ("{{ messages | map('nope') | join }}", "the unknown filter 'nope'"),
+        ("{{ messages | selectattr('role', 'nope') | list }}", "the unknown test 'nope'"),
+        ("{% if add_generation_prompt %}{{ '' | nope }}{% endif %}", "the unknown filter 'nope'"),
+    ],
+)
+def test_a_broken_template_disables_chat_only(source: str, words: str, tmp_path: Path) -> None:
+    """Fault: the model serves no completions for want of a template that they do not need."""
+    folder = write_folder(tmp_path, gpt2_like())
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+    renderer = Renderer.from_folder(folder)
+    assert renderer.render_prompt("hello").token_ids
+    with pytest.raises(RequestError, match=f"Chat is disabled.*'default'.*{words}.*--chat-templ"):
+        renderer.render_chat(CHAT)
+    with pytest.raises(ConfigError, match=words):  # the operator's own is told at start
+        Renderer.from_folder(folder, chat_template=folder / "chat_template.jinja")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if tools %}{{ tools | nope }}{% endif %}{{ messages[0].content }}",
+        "{% if nope is defined %}{{ nope() }}{% endif %}{{ messages[0].content }}",
+        "{% if messages[0].role == 'tool' %}{% include 'x' %}{% endif %}{{ messages[0].content }}",
+        "{% macro f() %}{{ caller() }}{% endmacro %}{{ messages[0].content }}",
+        "{% set f = cycler('a') %}{{ f.next() }}{{ messages[0].content }}",
+        "{% for g in [namespace] %}{{ g() is defined }}{% endfor %}{{ messages[0].content }}",
+    ],
+)
+def test_what_a_chat_does_not_meet_disables_nothing(source: str, tmp_path: Path) -> None:
+    """Fault: chat is disabled for a branch that is never taken."""
+    folder = write_folder(tmp_path, gpt2_like())
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+    renderer = Renderer.from_folder(folder)
+    assert str(renderer.render_chat(CHAT).text).endswith("Hi 👋")
+    if "tools" in source:
+        with pytest.raises(RequestError, match=r"No filter named 'nope'.*Completions still work"):
+            renderer.render_chat(CHAT, [{"type": "function", "function": {"name": "f"}}])
+
+
+def test_one_broken_template_of_several(tmp_path: Path) -> None:
+    """Fault: chats without tools are refused for the broken template of those with tools."""
+    named = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools | nope }}"}
+    folder = write_folder(tmp_path, gpt2_like(), tokenizer_config={"chat_template": named})
+    renderer = Renderer.from_folder(folder)
+    assert renderer.render_chat(CHAT).text == "Hi 👋"
+    with pytest.raises(
+        RequestError, match=r"^Chat with the template 'tool_use' is disabled.*'nope'"
+    ):
+        renderer.render_chat(CHAT, [{"type": "function", "function": {"name": "f"}}])
+
+
+@pytest.mark.parametrize("config", [{"chat_template": [{"name": "default"}]}, {"chat_template": 5}])
+def test_malformed_template_entry(config: dict[str, Any], tmp_path: Path) -> None:
     """Fault: a broken `chat_template` entry is a traceback at start."""
-    config = {"chat_template": [{"name": "default"}]}
     write_folder(tmp_path, gpt2_like(), tokenizer_config=config)
-    with pytest.raises(ConfigError, match="unknown form"):
-        Renderer.from_folder(tmp_path)
+    renderer = Renderer.from_folder(tmp_path)
+    assert renderer.render_prompt("hello").token_ids
+    with pytest.raises(RequestError, match=r"Chat is disabled.*unknown form"):
+        renderer.render_chat(CHAT)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+def test_unreadable_template(name: str, tmp_path: Path) -> None:
+    """Fault: bytes that are no text are a traceback at start."""
+    write_folder(tmp_path, gpt2_like())
+    (tmp_path / name).write_bytes(b"\xff\xfe{{")
+    renderer = Renderer.from_folder(tmp_path)
+    assert renderer.render_prompt("hello").token_ids
+    with pytest.raises(RequestError, match=f"Chat is disabled.*{name}"):
+        renderer.render_chat(CHAT)
 
 
 def test_without_tokenizer(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,11 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.bundled import bundled_model_path
+from quire.config.families.reader import read_model_spec
+from quire.config.settings import EngineSettings
+from quire.engine.model_front import load_model_front
 from quire.server.http.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
 from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
 from tests import waiting
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -369,3 +375,22 @@ def test_a_deadline_that_cannot_be_met_is_503(http: httpx.Client) -> None:
     assert float(reply.headers["retry-after"]) > 0
     body["deadline_s"] = 60
     assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_broken_chat_template_disables_chat_only(tmp_path: Path) -> None:
+    """Fault: the server does not start, or does not say why it refuses chats."""
+    folder = Path(shutil.copytree(bundled_model_path(), tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{{ messages | nope }}")
+    front = load_model_front(EngineSettings(model=str(folder)), folder, read_model_spec(folder))
+    with (
+        running_server(front) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        assert post(http, TEXT, {}).status_code == 200
+        for path, body in ((CHAT, {}), ("/tokenize", {"messages": MESSAGES})):
+            reply = post(http, CHAT, {}) if path == CHAT else http.post(path, json=body)
+            assert reply.status_code == 400
+            assert "Chat is disabled" in reply.text and "No filter named 'nope'" in reply.text
+        info = http.get("/tokenizer_info").json()
+        assert info["chat_template"] == "{{ messages | nope }}"
+        server.wait_until_idle()

@@ -30,10 +30,14 @@ class ModelFront:
 def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) -> ModelFront:
     """Read tokenizer and chat template; no weights. folder: of the checkpoint, on this machine.
 
-    Raises ConfigError if they are missing or broken.
+    Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works
+    the model can't chat.
     """
     renderer = _load_renderer(settings, folder, spec.vocab_size)
     tokenizer = renderer.tokenizer
+    if renderer.chat_template is not None:
+        for words in renderer.chat_template.why_broken.values():
+            _log.warning("%s", words)
     own = None if tokenizer is None else tokenizer.eos_token_id
     if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
         _log.warning(

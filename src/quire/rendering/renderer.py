@@ -63,7 +63,8 @@ class Renderer:
         """Load tokenizer and chat template of a model folder.
 
         `chat_template` replaces the model's own: a path, or the text of a template. Raises
-        ConfigError when a file is missing or broken.
+        ConfigError when it, or a file of the tokenizer, is missing or broken. A broken template of
+        the model's own only disables chat.
         """
         folder = require_folder(path)
         if skip_tokenizer_init:

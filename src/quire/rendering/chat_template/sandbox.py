@@ -71,6 +71,7 @@ from quire.rendering.chat_template.tree import (
     MEASURED,
     PRINTED,
     LimitInserter,
+    unknown_names,
 )
 
 # Searches from the end compare every place of the text with the whole of what they look for.
@@ -162,6 +163,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             filters[name] = text_filter(filters[name])
         for name in LIST_FILTERS:
             filters[name] = list_filter(filters[name])
+
+    def compiled(self, source: str) -> tuple[jinja2.Template, list[str]]:
+        """A template, and what it uses that there is none of, in words.
+
+        Raises TemplateError, or what Python's compiler raises (SyntaxError, RecursionError).
+        """
+        tree = super()._parse(source, None, None)
+        # Jinja types its tables with bare `dict`.
+        known = cast("dict[str, dict[str, Any]]", self.__dict__)
+        unknown = unknown_names(tree, known["filters"], known["tests"], known["globals"])
+        code = self.compile(cast("nodes.Template", LimitInserter().visit(tree)))
+        return self.template_class.from_code(self, code, self.make_globals(None)), unknown
 
     def budget(self, limits: TemplateLimits | None = None) -> RenderBudget:
         """What one render, or several together, may use; by default the environment's limits."""

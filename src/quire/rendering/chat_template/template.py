@@ -1,7 +1,7 @@
 """Chat templates: messages to the text of a prompt, as transformers' `apply_chat_template`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -56,6 +56,7 @@ RESERVED_KWARGS = frozenset(
 # The trailing space shows whether the template trims the end of the message.
 _END_MARK = "\ue000quire end of message\ue001 "
 _LONGEST_QUOTE = 500
+_PROBE_STEPS = 500_000
 _PROBE = "quireprobe"
 _PROBE_OBJECT = {_PROBE: 1}
 _PROBE_TEXT = f'{{"{_PROBE}": 1}}'
@@ -86,7 +87,8 @@ class ChatTemplate:
 
     `templates` maps names to sources; the main one is `default`, and one called `tool_use` serves
     requests with tools. `special_tokens` are the variables `bos_token`, `eos_token`, ...
-    Raises ConfigError for a template with a syntax error.
+    Raises ConfigError for a template that cannot work: a syntax error, or a filter, test or
+    function that there is none of. keep_broken: only what needs such a template is refused.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class ChatTemplate:
         *,
         limits: "TemplateLimits | None" = None,
         now: Callable[[], datetime] = datetime.now,
+        keep_broken: bool = False,
     ) -> None:
         from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
@@ -106,26 +109,51 @@ class ChatTemplate:
                 "Pass the text of a Jinja template."
             )
         self._special_tokens = dict(special_tokens or {})
-        self._environment = ChatEnvironment(limits or TemplateLimits(), now)
-        self._probe_limits = TemplateLimits(max_steps=500_000, max_seconds=1.0)
-        self._compiled = {name: self._compile(name, text) for name, text in sources.items()}
+        limits = limits or TemplateLimits()
+        self._environment = ChatEnvironment(limits, now)
+        self._probe_limits = replace(limits, max_steps=min(limits.max_steps, _PROBE_STEPS))
+        self._sources = sources
+        self._compiled: dict[str, _Compiled] = {}
+        self._broken: dict[str, str] = {}
+        for name, text in sources.items():
+            try:
+                self._compiled[name] = self._compile(name, text)
+            except ConfigError as error:
+                if not keep_broken:
+                    raise
+                self._disable(name, error)
 
     @classmethod
     def from_folder(
         cls, path: str | Path, special_tokens: Mapping[str, str] | None = None
     ) -> "ChatTemplate | None":
-        """The templates of a model folder, None when it has none."""
-        templates = read_chat_templates(path)
-        return cls(templates, special_tokens) if templates else None
+        """The templates of a model folder, None when it has none. Broken ones are kept: the model
+        can do without them, and `why_broken` tells."""
+        try:
+            templates = read_chat_templates(path)
+        except ConfigError as error:
+            unreadable = cls("")
+            unreadable._disable("default", error)
+            return unreadable
+        return cls(templates, special_tokens, keep_broken=True) if templates else None
+
+    @property
+    def why_broken(self) -> Mapping[str, str]:
+        """What is to be said of each template that cannot be used, by name."""
+        return self._broken
+
+    def _disable(self, name: str, error: ConfigError) -> None:
+        what = "Chat" if name == "default" else f"Chat with the template {name!r}"
+        self._broken[name] = f"{what} is disabled. {error} Completions still work."
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the templates."""
-        return tuple(self._compiled)
+        return tuple(self._sources)
 
     def source(self, template_name: str = "default") -> str:
         """The text of a template."""
-        return self._compiled[template_name].source
+        return self._sources[template_name]
 
     def content_form(self, template_name: str = "default", role: str = "user") -> ContentForm:
         """What the template accepts as `content` of a message without tool calls."""
@@ -196,31 +224,45 @@ class ChatTemplate:
                 )
 
     def _compile(self, name: str, source: str) -> _Compiled:
-        import jinja2
-
         try:
-            template = self._environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            where = "" if line is None else f" in line {line}"
-            raise ConfigError(
-                f"The chat template {name!r} has an error{where}: {error}. Correct the template, "
-                "or give another with --chat-template."
-            ) from error
+            template, unknown = self._environment.compiled(source)
+        except Exception as error:
+            # Jinja raises its own errors, and those of Python's compiler and of its recursion.
+            raise _broken_template(name, f"has an error{_what_is_wrong(error)}") from error
         probe = _Probe(self._environment, template, self._special_tokens, self._probe_limits)
+        if unknown and not probe.renders_any():
+            raise _broken_template(name, f"has an error: it uses {', '.join(unknown)}")
         arguments = probe.arguments_form()
         return _Compiled(template, source, probe.content_forms(arguments), arguments)
 
     def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
         if name is None:
-            name = "tool_use" if has_tools and "tool_use" in self._compiled else "default"
+            name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name in self._broken:
+            raise RequestError(self._broken[name])
         chosen = self._compiled.get(name)
         if chosen is None:
             raise RequestError(
                 f"There is no chat template named {name!r}. "
-                f"This model has: {', '.join(sorted(self._compiled))}."
+                f"This model has: {', '.join(sorted(self._sources))}."
             )
         return chosen
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return ": it is nested too deep"
+    # The lines of Python's errors are those of the code that Jinja made.
+    line = None if isinstance(error, SyntaxError) else getattr(error, "lineno", None)
+    words: object = getattr(error, "message", None) or getattr(error, "msg", None) or error
+    return f"{'' if line is None else f' in line {line}'}: {_clipped(words).rstrip('.')}"
+
+
+def _broken_template(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"The chat template {name!r} {why}. Correct the template, or give another with "
+        "--chat-template."
+    )
 
 
 class _Probe:
@@ -239,6 +281,20 @@ class _Probe:
         self._special_tokens = special_tokens
         self._budget = environment.budget(limits)
         self._gave_up = False
+
+    def renders_any(self) -> bool:
+        """Whether the template can render the simplest conversations."""
+        asks: list[Message] = [
+            {"role": "user", "content": _PROBE},
+            {"role": "user", "content": [{"type": "text", "text": _PROBE}]},
+        ]
+        system = {"role": "system", "content": _PROBE}
+        has_rendered = any(
+            self._rendered([*before, ask], add_generation_prompt=True) is not None
+            for ask in asks
+            for before in ([], [system])
+        )
+        return has_rendered or self._gave_up
 
     def content_forms(
         self, arguments_form: ArgumentsForm
@@ -309,21 +365,29 @@ class _Probe:
 
     def _shows(self, messages: list[Message], signs: list[str]) -> bool:
         """Whether all of `signs` stand in the prompt, and no part of a content as a whole."""
-        if self._gave_up:
+        text = self._rendered(messages)
+        if text is None or _PRINTED_PARTS in text:
             return False
+        return all(sign in text for sign in signs)
+
+    def _rendered(
+        self, messages: list[Message], *, add_generation_prompt: bool = False
+    ) -> str | None:
+        """The prompt, None if the template refuses."""
+        if self._gave_up:
+            return None
         variables: dict[str, Any] = {
             **self._special_tokens,
             "messages": messages,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": False,
+            "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = _run(self._environment, self._template, variables, self._budget)
+            return _run(self._environment, self._template, variables, self._budget)
         except RequestError as error:
             self._gave_up = _is_over_limits(error)
-            return False
-        return _PRINTED_PARTS not in text and all(sign in text for sign in signs)
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +435,12 @@ def _run(
             f"{_clipped(error)}. Check the fields of the messages."
         ) from error
     except jinja2.TemplateError as error:
+        if type(error) is jinja2.TemplateRuntimeError:  # an unknown filter or test
+            raise RequestError(
+                f"The chat template of this model has an error that this conversation meets: "
+                f"{_clipped(error)} Completions still work; the operator can give another template "
+                "with --chat-template."
+            ) from error
         raise RequestError(
             f"The chat template of this model refused the conversation: {_clipped(error)}"
         ) from error
@@ -387,7 +457,7 @@ def _run(
         ) from error
 
 
-def _clipped(error: Exception) -> str:
+def _clipped(error: object) -> str:
     """The words of `error`; a template can put a whole conversation into them."""
     text = str(error)
     return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."

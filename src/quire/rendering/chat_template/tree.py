@@ -1,5 +1,6 @@
 """Where the counters of `template_budget` go: into the syntax tree of a template."""
 
+from collections.abc import Container, Iterator
 from typing import Any
 
 from jinja2 import nodes
@@ -25,6 +26,51 @@ _FILTERS_PER_ITEM = frozenset(
 )  # fmt: skip
 # These give what was there before.
 _PASSING_FILTERS = frozenset({"attr", "d", "default", "first", "last", "random"})
+
+
+# These apply a filter or a test that an argument of theirs names.
+_NAMED_BY_ARGUMENT = {
+    "map": ("filter", 0),
+    "select": ("test", 0),
+    "reject": ("test", 0),
+    "selectattr": ("test", 1),
+    "rejectattr": ("test", 1),
+}
+_IMPLICIT_NAMES = frozenset({"caller", "kwargs", "loop", "self", "super", "varargs"})
+
+
+def unknown_names(
+    tree: nodes.Template, filters: Container[str], tests: Container[str], functions: Container[str]
+) -> list[str]:
+    """What a template uses that there is none of: filters, tests, functions, other templates.
+
+    Jinja finds a filter or a test in a branch only when it gets there.
+    """
+    kinds = {"filter": filters, "test": tests, "function": functions}
+    found: list[str] = []
+    for kind, name in _used_names(tree):
+        if name not in kinds[kind]:
+            found.append(f"the unknown {kind} {name!r}")
+    if next(tree.find_all((nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include)), None):
+        found.append("another template, and there is none")
+    return list(dict.fromkeys(found))
+
+
+def _used_names(tree: nodes.Template) -> Iterator[tuple[str, str]]:
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    own |= _IMPLICIT_NAMES | {macro.name for macro in tree.find_all(nodes.Macro)}
+    for node in tree.find_all(nodes.Filter):
+        yield "filter", node.name
+        place = _NAMED_BY_ARGUMENT.get(node.name)
+        if place is not None and len(node.args) > place[1]:
+            argument = node.args[place[1]]
+            if isinstance(argument, nodes.Const) and isinstance(argument.value, str):
+                yield place[0], argument.value
+    for node in tree.find_all(nodes.Test):
+        yield "test", node.name
+    for node in tree.find_all(nodes.Call):
+        if isinstance(node.node, nodes.Name) and node.node.name not in own:
+            yield "function", node.node.name
 
 
 class LimitInserter(NodeTransformer):
