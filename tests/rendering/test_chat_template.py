@@ -3,6 +3,7 @@
 import datetime
 import enum
 import itertools
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -492,3 +493,58 @@ def test_what_a_template_builds_is_bounded_in_total(body: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
+
+
+LONG_TEXT = "{% set x = 'ab c' * 4000000 %}"
+LONG_LIST = "{% set x = range(99999) | list * 10 %}"
+WORDS = "{% set x = ('ab c ' * 400000).split() %}"
+OBJECTS = "{% set x = [{'a': 1, 'b': [1.5]}] * 400000 %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LONG_LIST + "{{ x | sum }}",
+        LONG_LIST + "{{ x | sort | first }}",
+        LONG_LIST + "{{ x | max }}",
+        LONG_LIST + "{{ x | tojson | length }}",
+        LONG_LIST + "{{ x | tojson(indent=64) | length }}",
+        LONG_LIST + "{{ (x ~ '') | length }}",
+        LONG_LIST + "{{ [x, x, x] == [x, x, x] }}",
+        LONG_LIST
+        + "{% for i in x %}{% if BODY %}{% endif %}{% endfor %}".replace(
+            "BODY", " or ".join(["x.a.b"] * 40)
+        ).replace("x.a.b", "messages[0].none.a is defined"),
+        LONG_TEXT + "{{ x | wordcount }}",
+        LONG_TEXT + "{{ x | urlencode | length }}",
+        LONG_TEXT + "{{ x.split() | length }}",
+        "{{ ('é' * 16000000).translate({97: 'b'}) | length }}",
+        "{{ ('a\n' * 4000000) | indent(1) | length }}",
+        "{{ ('a' * 99999) | wordwrap(1) | length }}",
+        WORDS + "{{ x | sort | first }}",
+        WORDS + "{{ x | unique | list | length }}",
+        WORDS + "{{ x | map('upper') | list | length }}",
+        WORDS + "{{ x | join(',') | length }}",
+        OBJECTS + "{{ x | groupby('a') | length }}",
+        OBJECTS + "{{ x | sort(attribute='a,b.0,a,b.0,a') | length }}",
+        OBJECTS + "{{ x | tojson(sort_keys=true) | length }}",
+        OBJECTS + "{{ x | selectattr('a', 'equalto', 2) | list | length }}",
+        "{{ ('{}' * 90000).format(*range(90000)) | length }}",
+    ],
+)
+def test_the_time_limit_holds_within_one_call(source: str) -> None:
+    """Fault: a template that spends its time in one filter is stopped long after its time."""
+    limits = TemplateLimits(max_seconds=0.5)
+    template = ChatTemplate(source, limits=limits)
+    started = time.thread_time()  # never more than on the clock that the limit is for
+    outcome(template.render, [ASK])
+    assert time.thread_time() - started < 2 * limits.max_seconds
+
+
+def test_the_time_limit_holds_for_a_template_of_a_request() -> None:
+    """Fault: probing a template takes its time once for each form of a message."""
+    slow = "{% for i in range(9000) %}{% set x = 'a ' * 9000 %}{% endfor %}{{ messages }}"
+    limits = TemplateLimits(max_seconds=0.5)
+    started = time.thread_time()
+    outcome(ChatTemplate(slow, limits=limits).render, [ASK])
+    assert time.thread_time() - started < 4 * limits.max_seconds

@@ -1,6 +1,6 @@
 """What one render may use of time, steps and text, and how the parts of a template pay for it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,10 @@ from quire.rendering.chat_template.sizes import BYTES_PER_PIECE, ITEMS_PER_STEP,
 BUDGET = "budget of the render"
 REFUSES_NULL = "null is refused"
 COPIED_CHARACTERS_PER_STEP = 4096
+SECONDS_PER_STEP = 1.5e-6
+"""What the costs of filters and methods are given in: about a call from a template."""
 _STEPS_PER_CLOCK_READ = 256
+_BYTES_PER_CLOCK_READ = 1 << 20
 # Python's own operators on ints are quadratic, and print no more than 4300 digits.
 _MAX_INT_BITS = 1 << 16
 _WHOLE = (str, list, tuple, dict)
@@ -52,18 +55,24 @@ class RenderBudget:
         self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
 
     def spend(self, num_steps: int) -> None:
-        """Take `num_steps`; TemplateLimitError when none are left or the time is over."""
+        """Take `num_steps`; TemplateLimitError when none are left, or the time is over or not
+        enough for them: what C code does at one go can't be stopped."""
         self._steps_left -= num_steps
         if self._steps_left > self._next_check:
             return
         self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
         if self._steps_left < 0:
             raise TemplateLimitError(f"it took more than {self._limits.max_steps} steps")
-        if self._clock() > self._deadline:
-            raise TemplateLimitError(f"it ran for more than {self._limits.max_seconds} s")
+        self._check_clock(num_steps * SECONDS_PER_STEP)
+
+    def _check_clock(self, seconds_needed: float = 0.0) -> None:
+        if self._clock() + seconds_needed > self._deadline:
+            raise TemplateLimitError(f"it would run for more than {self._limits.max_seconds} s")
 
     def build(self, num_bytes: int) -> None:
         """Take memory; TemplateLimitError when none is left."""
+        if num_bytes > _BYTES_PER_CLOCK_READ:
+            self._check_clock()  # it took long, too
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             most = self._limits.max_built_bytes
@@ -105,9 +114,25 @@ def listed(context: Context, items: Any) -> Any:
     return ()
 
 
+class _CountedItems:
+    """Items that are paid for one by one, so that the clock is read while they are gone through."""
+
+    def __init__(self, items: Collection[Any], budget: RenderBudget) -> None:
+        self._items = items
+        self._budget = budget
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._budget.spend(1)
+            yield item
+
+
 @pass_context
 def counted(context: Context, items: Iterable[Any] | None) -> Iterable[Any]:
-    """`items`, its length taken from the budget: at once if known, else one by one."""
+    """`items`, each of them taken from the budget when it is reached."""
     budget: RenderBudget | None = context.parent.get(BUDGET)
     if items is None:
         return listed(context, items)
@@ -115,9 +140,8 @@ def counted(context: Context, items: Iterable[Any] | None) -> Iterable[Any]:
         return items
     if isinstance(items, str):
         budget.build(len(items) * BYTES_PER_PIECE)
-    if isinstance(items, Sized):
-        budget.spend(len(items))
-        return items
+    if isinstance(items, Collection):
+        return _CountedItems(items, budget)
 
     def one_by_one() -> Iterator[Any]:
         for item in items:

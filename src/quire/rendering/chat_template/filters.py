@@ -1,7 +1,7 @@
 """Filters and functions that a template gets in place of those of Jinja and Python, bounded."""
 
 import json
-from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Sized, ValuesView
 from datetime import datetime
 from typing import Any, cast
 
@@ -10,7 +10,8 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import pass_context
 
-from quire.rendering.chat_template.budget import TemplateLimitError, listed, take_null
+from quire.rendering.chat_template.budget import TemplateLimitError, listed, spend, take_null
+from quire.rendering.chat_template.sizes import walk
 
 # Widths, repeat counts and precisions beyond this serve no prompt.
 LARGEST_WIDTH = 100_000
@@ -27,6 +28,19 @@ LIST_FILTERS = frozenset(
      "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr",
      "slice", "sort", "sum", "unique", "urlencode"}
 )  # fmt: skip
+# Steps per character, for filters and methods that take longer than a copy.
+_TEXT_COSTS = {
+    "capitalize": 1 / 64, "casefold": 1 / 64, "e": 1 / 16, "escape": 1 / 16, "expandtabs": 1 / 16,
+    "forceescape": 1 / 16, "indent": 1 / 8, "lower": 1 / 64, "replace": 1 / 64,
+    "split": 1 / 16, "rsplit": 1 / 16, "splitlines": 1 / 16, "striptags": 2, "swapcase": 1 / 64,
+    "title": 1, "translate": 1 / 4, "upper": 1 / 64, "urlencode": 1 / 2, "urlize": 2,
+    "wordcount": 1 / 8, "wordwrap": 8, "xmlattr": 1 / 16,
+}  # fmt: skip
+# Steps per item, beyond those that going through the items takes.
+_LIST_COSTS = {"dictsort": 4, "groupby": 4, "max": 2, "min": 2, "sort": 4, "unique": 2}
+_JSON_CHARACTERS_PER_STEP = 32
+# With an indent the JSON is made by Python code.
+_INDENTED_JSON_CHARACTERS_PER_STEP = 8
 _VIEWS = (range, KeysView, ValuesView, ItemsView)
 
 
@@ -41,6 +55,7 @@ def text_of(context: Context, value: Any) -> str:
     if isinstance(value, int | float | Undefined):
         return str(value)
     if isinstance(value, list | tuple | dict | range | KeysView | ValuesView | ItemsView):
+        spend_json(context, value)
         return json.dumps(cast("Any", value), ensure_ascii=False, default=_json_value)
     raise _no_text(value)
 
@@ -58,23 +73,43 @@ def _no_text(value: object) -> TemplateError:
     return TemplateError(f"it prints a value of the type {type(value).__name__}, not a text{hint}")
 
 
-def text_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+def spend_text(context: Context, name: str, text: str) -> None:
+    """For a filter or method that goes through a text."""
+    spend(context, int(len(text) * _TEXT_COSTS.get(name, 0)))
+
+
+def spend_json(context: Context, value: Any, *, is_indented: bool = False) -> None:
+    """For what is written as JSON."""
+    size = walk(value, lambda num_steps: spend(context, num_steps))
+    per_step = _INDENTED_JSON_CHARACTERS_PER_STEP if is_indented else _JSON_CHARACTERS_PER_STEP
+    spend(context, size // per_step)
+
+
+def text_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of texts, given the text of whatever it is applied to."""
 
     @pass_context
     def of_text(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         text = value if isinstance(value, Undefined) else text_of(context, value)
+        spend_text(context, name, str(text))
         return function(*_passed(function, context), text, *args, **kwargs)
 
     return of_text
 
 
-def list_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+def list_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of lists, given an empty one for null."""
 
     @pass_context
     def of_list(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(*_passed(function, context), listed(context, value), *args, **kwargs)
+        items = listed(context, value)
+        if isinstance(items, str):
+            spend_text(context, name, items)
+        elif name in _LIST_COSTS:
+            # How many an iterator has shows only when they are there.
+            items = items if isinstance(items, Sized) else list(cast("Iterable[Any]", items))
+            spend(context, len(items) * _LIST_COSTS[name])
+        return function(*_passed(function, context), items, *args, **kwargs)
 
     return of_list
 
@@ -141,7 +176,9 @@ def raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
+@pass_context
 def to_json(
+    context: Context,
     x: Any,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
@@ -154,6 +191,7 @@ def to_json(
         raise TemplateLimitError(f"`tojson` indents by {_LARGEST_JSON_INDENT} at most")
     if separators is not None and sum(map(len, separators)) > _LARGEST_JSON_INDENT:
         raise TemplateLimitError("the separators of `tojson` are too long")
+    spend_json(context, x, is_indented=indent is not None)
     return json.dumps(
         x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -51,6 +51,7 @@ from quire.rendering.chat_template.filters import (
     longest_item,
     make_dict,
     raise_exception,
+    spend_text,
     text_filter,
     text_of,
     to_json,
@@ -160,9 +161,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         for name in _WIDTH_FILTERS:
             filters[name] = bounded_arguments(name, filters[name])
         for name in TEXT_FILTERS:
-            filters[name] = text_filter(filters[name])
+            filters[name] = text_filter(name, filters[name])
         for name in LIST_FILTERS:
-            filters[name] = list_filter(filters[name])
+            filters[name] = list_filter(name, filters[name])
 
     def compiled(self, source: str) -> tuple[jinja2.Template, list[str]]:
         """A template, and what it uses that there is none of, in words.
@@ -267,6 +268,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             check_widths(name, args)
         if not isinstance(owner, str):
             return
+        spend_text(context, name, owner)
         build(context, split_bytes(name, owner, args))
         if name == "expandtabs":
             self._check_length(len(owner) + owner.count("\t") * max((8, *args)))
@@ -340,6 +342,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         attribute_of = None if attribute is None else make_attrgetter(self, attribute)
         total = start
         for item in iterable:
+            spend(context, 1)
             added = item if attribute_of is None else attribute_of(item)
             total = self.call_binop(context, "+", total, added)
         return total

@@ -24,6 +24,7 @@ ITEMS_PER_STEP = 32
 BYTES_PER_PIECE = 84
 """Of a string of one character beyond Latin-1, and its place in a list."""
 _BYTES_OF_OTHERS = 200
+_SCALARS_PER_PAYMENT = 32 * ITEMS_PER_STEP
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _DIGITS = re.compile(r"\d+")
 # Up to what shows where its width ends. One in braces that does not end there holds another one.
@@ -40,15 +41,20 @@ def walk(value: Any, spend: Callable[[int], None]) -> int:
     spend: is told the steps, and raises when there are too many.
     """
     size = 0
+    num_scalars = 0
     pending: list[Iterator[Any]] = [iter((value,))]
     while pending:
         for item in pending[-1]:
+            num_scalars += 1
+            if num_scalars == _SCALARS_PER_PAYMENT:
+                num_scalars = 0
+                spend(_SCALARS_PER_PAYMENT // ITEMS_PER_STEP)
             if isinstance(item, str):
                 size += len(item)
                 spend(1 + len(item) // ITEMS_PER_STEP)
             elif isinstance(item, _PARTS):
                 parts = _parts(cast("_Parts", item))
-                spend(1 + len(parts) // ITEMS_PER_STEP)
+                spend(1)
                 size += 2 + len(parts)
                 pending.append(_items(parts))
                 break

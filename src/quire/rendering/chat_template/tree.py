@@ -21,7 +21,7 @@ _SHALLOW_FILTERS = frozenset(
 )  # fmt: skip
 # These do work of Python for every item.
 _FILTERS_PER_ITEM = frozenset(
-    {"batch", "dictsort", "groupby", "map", "max", "min", "reject", "rejectattr", "select",
+    {"batch", "groupby", "map", "max", "min", "reject", "rejectattr", "select",
      "selectattr", "slice", "sort", "sum", "unique"}
 )  # fmt: skip
 # These give what was there before.
@@ -92,11 +92,11 @@ class LimitInserter(NodeTransformer):
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
-        if node.node is not None and node.name in _FILTERS_PER_ITEM:
-            node.node = _filtered(node, node.node, COUNTED)
         if node.node is not None:
             is_shallow = node.name in _SHALLOW_FILTERS
             node.node = _filtered(node, node.node, CHARGED if is_shallow else MEASURED)
+        if node.node is not None and node.name in _FILTERS_PER_ITEM:
+            node.node = _filtered(node, node.node, COUNTED)
         node.args = [_measured_expression(node, argument) for argument in node.args]
         for argument in node.kwargs:
             argument.value = _measured_expression(node, argument.value)
