@@ -111,7 +111,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         limits = limits or TemplateLimits()
         self._environment = ChatEnvironment(limits, now)
-        self._probe_limits = replace(limits, max_steps=min(limits.max_steps, _PROBE_STEPS))
+        self._probe_limits = replace(
+            limits,
+            max_steps=min(limits.max_steps, _PROBE_STEPS),
+            # A template of a request is probed and rendered within twice the limit.
+            max_seconds=limits.max_seconds / 2,
+        )
         self._sources = sources
         self._compiled: dict[str, _Compiled] = {}
         self._broken: dict[str, str] = {}
