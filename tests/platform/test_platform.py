@@ -11,7 +11,8 @@ import pytest
 
 from quire.config import env
 from quire.errors import ConfigError
-from quire.platform import cpu, detect_cpu, detect_platform, facts
+from quire.platform import detect_cpu, detect_platform
+from tests.platform.machine_files import lay_out
 from tests.waiting import WAIT_S
 
 
@@ -24,48 +25,27 @@ def test_this_machine_has_cores_and_memory() -> None:
         assert 0 < platform.free_bytes <= platform.memory_bytes
 
 
-def test_unreadable_files_give_empty_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreadable_files_give_empty_facts(tmp_path: Path) -> None:
     """Turns red when a container that hides /proc stops the engine from starting."""
-    for name in ("_CPUINFO", "_CACHE", "_CGROUP_QUOTA"):
-        monkeypatch.setattr(cpu, name, tmp_path / "missing")
-    for name in ("_MEMINFO", "_CGROUP_LIMIT", "_CGROUP_USED"):
-        monkeypatch.setattr(facts, name, tmp_path / "missing")
-    platform = detect_platform()
+    platform = detect_platform(root=tmp_path)
     assert platform.cpu.features == frozenset()
     assert platform.cpu.cache_bytes == ()
-    assert (platform.memory_bytes, platform.free_bytes) == (0, 0)
+    assert (platform.memory_bytes, platform.free_bytes, platform.swap_bytes) == (0, 0, 0)
 
 
-def test_a_container_limits_cores_and_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Turns red when a container of 1 core and 1 GiB is planned as the whole machine."""
-    stat = "anon 3741824\nfile 70000000\nactive_file 30000000\ninactive_file 40000000"
-    texts = {"quota": "150000 100000", "limit": "1073741824", "used": "273741824", "stat": stat}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr(cpu, "_CGROUP_QUOTA", tmp_path / "quota")
-    monkeypatch.setattr(facts, "_CGROUP_LIMIT", tmp_path / "limit")
-    monkeypatch.setattr(facts, "_CGROUP_USED", tmp_path / "used")
-    monkeypatch.setattr(facts, "_CGROUP_STAT", tmp_path / "stat")
-    monkeypatch.setattr(facts, "_MEMINFO", tmp_path / "meminfo")
-    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 8388608 kB\n")
-    assert detect_cpu().num_cores == 1
-    platform = detect_platform()
-    assert platform.memory_bytes == 2**30
-    assert platform.free_bytes == 870_000_000  # cached files are as good as free
-
-
-def test_features_and_caches_are_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_features_and_caches_are_parsed(tmp_path: Path) -> None:
     """Turns red when a flag is found by substring (avx2 in avx512) or a cache size misread."""
-    (tmp_path / "cpuinfo").write_text("model name\t: Test CPU\nflags\t\t: fma avx512f\n")
-    level = tmp_path / "cache" / "index0"
-    level.mkdir(parents=True)
-    for name, text in (("type", "Data"), ("level", "1"), ("size", "48K")):
-        (level / name).write_text(text + "\n")
-    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(cpu, "_CACHE", tmp_path / "cache")
-    found = detect_cpu()
+    level = "sys/devices/system/cpu/cpu0/cache/index0"
+    lay_out(
+        tmp_path,
+        {
+            "proc/cpuinfo": "model name\t: Test CPU\nflags\t\t: fma avx512f",
+            f"{level}/type": "Data",
+            f"{level}/level": "1",
+            f"{level}/size": "48K",
+        },
+    )
+    found = detect_cpu(tmp_path)
     assert found.model_name == "Test CPU"
     assert found.has("fma", "avx512f")
     assert not found.has("avx2")
@@ -73,17 +53,14 @@ def test_features_and_caches_are_parsed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.skipif(machine() != "x86_64", reason="another system call on other processors")
-def test_tile_registers_that_the_system_refuses_are_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tile_registers_that_the_system_refuses_are_told(tmp_path: Path) -> None:
     """Turns red when a container that hides AMX from its processes is planned as one that has it.
     A system refuses what its processor lacks."""
     real = detect_cpu()
-    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile\n")
-    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
-    assert detect_cpu().tiles_refused == (real.tiles_refused or not real.has("amx_tile"))
-    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f\n")
-    assert not detect_cpu().tiles_refused
+    lay_out(tmp_path, {"proc/cpuinfo": "flags\t\t: avx512f amx_tile"})
+    assert detect_cpu(tmp_path).tiles_refused == (real.tiles_refused or not real.has("amx_tile"))
+    lay_out(tmp_path, {"proc/cpuinfo": "flags\t\t: avx512f"})
+    assert not detect_cpu(tmp_path).tiles_refused
 
 
 def test_platform_needs_no_torch() -> None:

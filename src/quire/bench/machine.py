@@ -56,6 +56,7 @@ class Machine:
     cache_bytes: dict[str, int]
     memory_bytes: int
     free_bytes: int
+    swap_bytes: int
     system: str
     python: str
     torch: str
@@ -68,13 +69,21 @@ class Machine:
         caches = ", ".join(
             f"{level} {format_bytes(size)}" for level, size in self.cache_bytes.items()
         )
+        memory = ", ".join(
+            f"{format_bytes(size)}{word}"
+            for size, word in (
+                (self.memory_bytes, ""),
+                (self.free_bytes, " free"),
+                (self.swap_bytes, " swap"),
+            )
+        )
         return [
             f"quire        {self.quire}, Python {self.python}, torch {self.torch}",
             f"system       {self.system}",
             f"processor    {self.cpu}, {self.num_cores} cores, {self.threads} threads in torch",
             f"features     {' '.join(self.features) or 'unknown'}",
             f"caches       {caches or 'unknown'}",
-            f"memory       {format_bytes(self.memory_bytes)}, {format_bytes(self.free_bytes)} free",
+            f"memory       {memory}",
             f"GPU          {self.gpu}",
         ]
 
@@ -99,6 +108,7 @@ def describe_machine(platform: Platform | None = None) -> Machine:
         cache_bytes={f"L{level}": size for level, size in found.cpu.cache_bytes},
         memory_bytes=found.memory_bytes,
         free_bytes=found.free_bytes,
+        swap_bytes=found.swap_bytes,
         system=host.platform(),
         python=sys.version.split()[0],
         torch=torch.__version__,

@@ -8,11 +8,10 @@ import platform as host
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.platform.cgroups import read_group_limits
+
 __all__ = ["CpuFacts", "detect_cpu"]
 
-_CPUINFO = Path("/proc/cpuinfo")
-_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _FLAG_KEYS = ("flags", "Features")  # x86 and Arm name the same line differently
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/processor.cpp
 
@@ -38,16 +37,17 @@ class CpuFacts:
         return self.features.issuperset(features)
 
 
-def detect_cpu() -> CpuFacts:
-    """Read this machine's processor. Unknown facts are empty, never guessed."""
-    lines = _read(_CPUINFO).splitlines()
+def detect_cpu(root: Path = Path("/")) -> CpuFacts:
+    """Read this machine's processor. Unknown facts are empty, never guessed. root: the folder in
+    which /proc and /sys lie."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
     features = frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split())
     return CpuFacts(
         architecture=host.machine(),
         model_name=_cpuinfo_value(lines, ("model name", "Model")) or host.processor(),
         features=features,
-        num_cores=_usable_cores(),
-        cache_bytes=_caches(_CACHE),
+        num_cores=_usable_cores(read_group_limits(root).cores),
+        cache_bytes=_caches(root / "sys/devices/system/cpu/cpu0/cache"),
         tiles_refused="amx_tile" in features and _refuses_tiles(),
     )
 
@@ -67,13 +67,11 @@ def _cpuinfo_value(lines: list[str], keys: tuple[str, ...]) -> str | None:
     return None
 
 
-def _usable_cores() -> int:
+def _usable_cores(quota: float | None) -> int:
+    """quota: cores' worth of time that the process may have; None for all."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota, _, period = _read(_CGROUP_QUOTA).partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def _refuses_tiles() -> bool:

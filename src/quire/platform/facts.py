@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from quire.platform import amd
+from quire.platform.cgroups import read_group_limits
 from quire.platform.cpu import CpuFacts, detect_cpu
 from quire.platform.gpu import detect_gpu
 from quire.platform.gpu_facts import GpuFacts
 
 __all__ = ["Platform", "detect_platform"]
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
-_CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
-_RECLAIMABLE = ("active_file", "inactive_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +22,9 @@ class Platform:
     """device: where tensors live and ops run ("cpu", "cuda").
 
     memory_bytes: host memory this process may use in all. free_bytes: what is left of it now.
-    gpu: the first one that this process may see, whether it is the device or not. gpu_problem: why
-    no engine can compute on a GPU here and what to do; None if one can.
+    swap_bytes: that it may use beside it; no plan counts on any. gpu: the first one that this
+    process may see, whether it is the device or not. gpu_problem: why no engine can compute on a
+    GPU here and what to do; None if one can.
     """
 
     device: str
@@ -33,49 +32,56 @@ class Platform:
     cpu: CpuFacts
     memory_bytes: int
     free_bytes: int
+    swap_bytes: int = 0
     gpu: GpuFacts | None = None
     gpu_problem: str | None = None
 
 
-def detect_platform(device: str = "cpu") -> Platform:
-    """Facts of this machine for a worker on `device`. Never imports torch."""
-    total, free = _memory()
-    found = detect_gpu()
+def detect_platform(device: str = "cpu", root: Path = Path("/")) -> Platform:
+    """Facts of this machine for a worker on `device`. Never imports torch. root: the folder in
+    which /proc and /sys lie."""
+    memory = _memory(root)
+    found = detect_gpu(search_amd=partial(amd.search_gpus, system=root / "sys"))
     return Platform(
         device=device,
         system=sys.platform,
-        cpu=detect_cpu(),
-        memory_bytes=total,
-        free_bytes=free,
+        cpu=detect_cpu(root),
+        memory_bytes=memory.total,
+        free_bytes=memory.free,
+        swap_bytes=memory.swap,
         gpu=found.gpu,
         gpu_problem=found.problem,
     )
 
 
-def _memory() -> tuple[int, int]:
-    """Total and available host memory in bytes; a container's limit counts where it is lower."""
+class _Memory(NamedTuple):
+    total: int
+    free: int
+    swap: int
+
+
+def _memory(root: Path) -> _Memory:
+    """Bytes of host memory; a container's limits count where they are lower."""
     kib = {
         key: int(value.split()[0])
-        for key, _, value in (line.partition(":") for line in _text(_MEMINFO).splitlines())
+        for key, _, value in (line.partition(":") for line in _lines(root / "proc/meminfo"))
         if value.split() and value.split()[0].isdigit()
     }
-    total, free = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024
-    limit, used = _text(_CGROUP_LIMIT), _text(_CGROUP_USED)
-    if limit.isdigit() and used.isdigit():
-        total = min(total, int(limit)) if total else int(limit)
-        free = min(free, max(0, int(limit) - int(used) + _cached_files()))
-    return total, free
+    total, free, swap = (
+        kib.get(name, 0) * 1024 for name in ("MemTotal", "MemAvailable", "SwapTotal")
+    )
+    limits = read_group_limits(root)
+    if limits.memory_bytes is not None:
+        total = min(total, limits.memory_bytes) if total else limits.memory_bytes
+    if limits.free_bytes is not None:
+        free = min(free, limits.free_bytes)
+    if limits.swap_bytes is not None:
+        swap = min(swap, limits.swap_bytes)
+    return _Memory(total, free, swap)
 
 
-def _cached_files() -> int:
-    """Bytes of the container's use that hold copies of files, such as weights that were read
-    before; the kernel gives them up when memory is needed."""
-    lines = (line.split() for line in _text(_CGROUP_STAT).splitlines())
-    return sum(int(line[1]) for line in lines if line[:1] and line[0] in _RECLAIMABLE)
-
-
-def _text(path: Path) -> str:
+def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return ""  # not Linux, or no such limit
+        return []  # not Linux, or hidden
