@@ -14,8 +14,7 @@ from quire.attention.kernels import KernelAttention
 from quire.attention.needs import AttentionNeeds
 from quire.attention.reference import ReferenceAttention
 from quire.errors import ConfigError
-from quire.ops.cpu_provider import CACHE_DTYPE_CODES
-from quire.ops.native import DTYPE_CODES
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES
 from quire.ops.operation import FOR_CPUS, FOR_GPUS, Provider
 from quire.ops.paged_attention import OP
 from quire.ops.team import ALONE, Team

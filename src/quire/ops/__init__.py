@@ -1,19 +1,22 @@
 """Operations: a folder each with contract, reference, inputs and providers; chosen at build."""
 
-from quire.ops.check import CheckReport, check_provider
-from quire.ops.linear import PackedMatrix
-from quire.ops.operation import Case, Op, Provider, Tolerance
-from quire.ops.registry import (
-    ALL_OPS,
-    REFERENCE,
-    OpSet,
-    build_op_set,
-    force_gpu_kernels,
-    force_invariance,
-    force_isa,
-    select,
-)
-from quire.ops.team import ALONE, Team
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.ops.check import CheckReport, check_provider
+    from quire.ops.linear import PackedMatrix
+    from quire.ops.operation import Case, Op, Provider, Tolerance
+    from quire.ops.registry import (
+        ALL_OPS,
+        REFERENCE,
+        OpSet,
+        build_op_set,
+        force_gpu_kernels,
+        force_invariance,
+        force_isa,
+        select,
+    )
+    from quire.ops.team import ALONE, Team
 
 __all__ = [
     "ALL_OPS",
@@ -34,3 +37,20 @@ __all__ = [
     "force_isa",
     "select",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("CheckReport", "check_provider"), "quire.ops.check"),
+    "PackedMatrix": "quire.ops.linear",
+    **dict.fromkeys(("Case", "Op", "Provider", "Tolerance"), "quire.ops.operation"),
+    **dict.fromkeys(("ALONE", "Team"), "quire.ops.team"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported on first use: whoever only compiles, loads or times kernels needs no
+    torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'quire.ops' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES.get(name, "quire.ops.registry")), name)

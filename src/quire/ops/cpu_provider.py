@@ -11,12 +11,14 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.compile import ISAS
-from quire.ops.native import DTYPE_CODES, NativeLibrary, load_native, native_unavailable
-from quire.ops.operation import Provider
+from quire.ops.native import NativeLibrary, load_native, native_unavailable
+from quire.ops.operation import FOR_CPUS, Provider
 from quire.ops.team import ALONE, Team
+from quire.platform import Platform
 
 __all__ = [
     "CACHE_DTYPE_CODES",
+    "DTYPE_CODES",
     "PANEL",
     "cpu_providers",
     "input_rows",
@@ -32,6 +34,11 @@ __all__ = [
 PANEL = 32
 """Output columns of the widest panel of csrc/panels.h; what is packed is a multiple of it."""
 
+# enum DType of csrc/simd.h
+DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
+    {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+)
+
 # dispatch_cache of csrc/int8_rows.h
 CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
 
@@ -41,7 +48,7 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
     return tuple(
         Provider(
             name=f"cpu_{isa.name}",
-            unavailable=partial(native_unavailable, isa.name),
+            unavailable=partial(_unavailable, isa.name),
             load=partial(_load, isa.name, bind),
         )
         for isa in ISAS
@@ -113,6 +120,10 @@ def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int,
     if scales is None:
         return block, token, 0, 0
     return block, token, scales.stride(0), scales.stride(1)
+
+
+def _unavailable(isa: str, platform: Platform) -> str | None:
+    return FOR_CPUS if platform.device != "cpu" else native_unavailable(isa, platform)
 
 
 def _load(

@@ -1,4 +1,4 @@
-"""Load the C++ kernels: one library per instruction set."""
+"""Load the C++ kernels: one library per instruction set. Never imports torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 
-import torch
-
 from quire.errors import EngineError
 from quire.ops.compile import ISAS, Isa, build_hash, library_path
-from quire.ops.operation import FOR_CPUS
 from quire.ops.replay import KernelCall, NotCapturableError, kernel_error
 from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
 __all__ = [
-    "DTYPE_CODES",
     "NativeLibrary",
     "load_native",
     "native_unavailable",
     "replay_function",
 ]
-
-# enum DType of csrc/simd.h
-DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
-    {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-)
 
 _log = logging.getLogger("quire.ops")
 
@@ -131,10 +122,8 @@ class NativeLibrary:
 
 
 def native_unavailable(isa: str, platform: Platform) -> str | None:
-    """Why the kernels of `isa` cannot run here, or None when they can."""
+    """Why the kernels of `isa` cannot run on the processor here, or None when they can."""
     entry = _isa(isa)
-    if platform.device != "cpu":
-        return FOR_CPUS
     if platform.cpu.architecture not in entry.architectures:
         return f"the processor is {platform.cpu.architecture}"
     missing = [name for name in entry.all_features if not platform.cpu.has(name)]

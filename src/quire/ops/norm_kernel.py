@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.ops.cpu_provider import paired_rows, pointer, strided_rows
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.cpu_provider import DTYPE_CODES, paired_rows, pointer, strided_rows
+from quire.ops.native import NativeLibrary
 
 __all__ = ["NormKernel"]
 

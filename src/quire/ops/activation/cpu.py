@@ -8,7 +8,8 @@ from types import MappingProxyType
 import torch
 
 from quire.ops.activation.contract import resolve_name
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.cpu_provider import DTYPE_CODES
+from quire.ops.native import NativeLibrary
 
 __all__ = ["bind", "bind_with_mul", "gate_code"]
 

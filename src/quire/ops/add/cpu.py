@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from quire.errors import EngineError
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.cpu_provider import DTYPE_CODES
+from quire.ops.native import NativeLibrary
 
 __all__ = ["bind"]
 

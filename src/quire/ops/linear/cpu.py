@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from quire.ops.activation.cpu import gate_code
-from quire.ops.cpu_provider import input_rows, packed_columns, row_ids
+from quire.ops.cpu_provider import DTYPE_CODES, input_rows, packed_columns, row_ids
 from quire.ops.linear.contract import PackedMatrix, check_arguments, refuse_rows
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.native import NativeLibrary
 from quire.ops.weight_arena import WeightArena
 
 __all__ = ["bind"]

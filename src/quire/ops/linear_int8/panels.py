@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from quire.ops.activation.cpu import gate_code
-from quire.ops.cpu_provider import PANEL, input_rows, row_ids
+from quire.ops.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids
 from quire.ops.linear.contract import refuse_rows
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.native import NativeLibrary
 
 __all__ = ["IntegerPanels", "pad_columns"]
 

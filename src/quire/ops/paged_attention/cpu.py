@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu_provider import CACHE_DTYPE_CODES, page_strides, pointer, token_rows
-from quire.ops.native import DTYPE_CODES, NativeLibrary
+from quire.ops.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES, page_strides, pointer, token_rows
+from quire.ops.native import NativeLibrary
 
 __all__ = ["bind"]
 
