@@ -92,7 +92,13 @@ class QuireEngine:
             self._clock.remove()
             raise
         self._client = self._llm.engine.client
-        about = {"version": quire.__version__, "kernels": widest_kernels()}
+        resolved = self._llm.engine.resolved.settings
+        about = {
+            "version": quire.__version__,
+            "kernels": widest_kernels(),
+            "linear_isa": resolved.linear_isa or widest_kernels(),
+            "attention_isa": resolved.attention_isa or widest_kernels(),
+        }
         self.settings = {**about, **chosen, "model": options.model.name}
         self._next_handle = 0
         self._counts = np.zeros(0, np.int64)

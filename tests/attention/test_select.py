@@ -101,6 +101,19 @@ def test_forcing_is_obeyed_or_refused() -> None:
         select_backend(BARE, NEEDS, "cpu_avx2")
 
 
+def test_a_preference_gives_way_to_what_can_serve() -> None:
+    """Turns red when kernels that were measured to be fast are not taken, or when a model that they
+    cannot serve does not start."""
+    slopes = replace(NEEDS, scores=frozenset({"alibi_slopes"}))
+    if BACKENDS["cpu_avx2"].refusal(PLATFORM, NEEDS) is None:
+        taken = select_backend(PLATFORM, NEEDS, preferred="cpu_avx2")
+        assert taken.backend.name == "cpu_avx2"
+        assert select_backend(PLATFORM, slopes, preferred="cpu_avx2").backend.name == "reference"
+        forced = select_backend(PLATFORM, NEEDS, "reference", preferred="cpu_avx2")
+        assert forced.backend.name == "reference"
+    assert select_backend(BARE, NEEDS, preferred="cpu_avx2").backend.name == "reference"
+
+
 def test_isa_names_are_backend_names() -> None:
     """Turns red when QUIRE_CPU_ISA moves the operations but not attention."""
     assert backend_of_isa(None) is None

@@ -14,7 +14,8 @@ from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
-from tests.config.specs import GIB, make_platform, make_spec
+from quire.platform import Platform
+from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
 
 
 def reason(plan: Resolved, name: str) -> str:
@@ -26,7 +27,8 @@ def test_nothing_is_left_open() -> None:
     open_values = {f.name for f in fields(plan.settings) if getattr(plan.settings, f.name) is None}
     unlimited = {name for name in open_values if name.endswith(("_threshold", "_prefills"))}
     # None is an answer in all of these
-    assert open_values == unlimited | {"attention_backend", "quantization"}
+    chosen_later = {"attention_backend", "attention_isa", "linear_isa"}
+    assert open_values == unlimited | chosen_later | {"quantization"}
     assert all(decision.reason for decision in plan.decisions)
 
 
@@ -92,10 +94,14 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
 
     def step_tokens(
-        dtype: str, quantization: str | None, *features: str, refused: bool = False
+        dtype: str,
+        quantization: str | None,
+        *features: str,
+        refused: bool = False,
+        linear_isa: str | None = None,
     ) -> int:
         spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
-        settings = EngineSettings(dtype=dtype, quantization=quantization)
+        settings = EngineSettings(dtype=dtype, quantization=quantization, linear_isa=linear_isa)
         platform = make_platform(features=features)
         platform = replace(platform, cpu=replace(platform.cpu, tiles_refused=refused))
         return resolve(settings, spec, None, platform).settings.max_num_batched_tokens
@@ -106,9 +112,32 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert step_tokens("bfloat16", None, *amx, refused=True) == 256
     assert step_tokens("float32", None, *amx) == 256
     assert step_tokens("float32", "int8", *amx) == 512
+    assert step_tokens("bfloat16", None, *amx, linear_isa="avx512_vnni") == 256
+    assert step_tokens("bfloat16", "int8", *amx, linear_isa="avx512_vnni") == 512
     for isa, tokens in (("amx", 512), ("avx512_bf16", 256), ("none", 256)):
         monkeypatch.setenv("QUIRE_CPU_ISA", isa)
         assert step_tokens("bfloat16", None, *amx) == tokens
+
+
+def test_kernels_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a core does not take the kernels that it was handed, or the plan does not say
+    which they are."""
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+
+    def isas(platform: Platform, **given: str) -> tuple[list[str | None], dict[str, str]]:
+        plan = resolve(EngineSettings(**given), make_spec(), None, platform)
+        told = {each.name: each.value for each in plan.decisions if each.name.endswith("_isa")}
+        return [plan.settings.linear_isa, plan.settings.attention_isa], told
+
+    cpu, both = make_platform(), {"linear_isa": "avx2", "attention_isa": "avx512"}
+    assert isas(cpu) == ([None, None], {"linear_isa": "auto", "attention_isa": "auto"})
+    assert isas(cpu, **both) == (["avx2", "avx512"], both)
+    backend = {**both, "attention_backend": "reference"}
+    assert isas(cpu, **backend) == (["avx2", None], {"linear_isa": "avx2"})
+    assert isas(make_gpu_platform(), **both) == ([None, None], {})
+    monkeypatch.setenv("QUIRE_CPU_ISA", "avx512")
+    forced = dict.fromkeys(both, "avx512")
+    assert isas(cpu, **both) == ([None, None], forced)
 
 
 def test_context_is_shortened_with_a_reason_when_it_does_not_fit() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
+from quire.engine.kernel_choice import Measure
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
@@ -30,6 +31,10 @@ NUM_FRESH_BEATS = 4
 RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
 
 
+def by_flags(*_: object) -> None:
+    """A measurement that finds nothing, so that a test costs none."""
+
+
 def run(work: Coroutine[Any, Any, None], limit_s: float = 240) -> None:
     """Run a test's coroutine; hanging is failing."""
     asyncio.run(asyncio.wait_for(work, limit_s))
@@ -43,9 +48,11 @@ async def hosted(
     stall_s: float = 60.0,
     policy: RestartPolicy = RESTART_AT_ONCE,
     wait: bool = True,
+    measure: Measure = by_flags,
     **client_options: Any,
 ) -> AsyncGenerator[EngineHost]:
-    """A fake core, or with `settings` a real one; ready, if waited for."""
+    """A fake core, or with `settings` a real one; ready, if waited for. measure: by which kernels
+    are chosen."""
     supervisor_options: dict[str, Any] = {}
     if settings is None:
         supervisor_options["command"] = (options or FakeCoreOptions()).command()
@@ -58,7 +65,7 @@ async def hosted(
     )
     make_client = partial(ProcessEngineClient, **client_options)
     async with host_engine(
-        settings or {}, make_supervisor=make_supervisor, make_client=make_client
+        settings or {}, measure=measure, make_supervisor=make_supervisor, make_client=make_client
     ) as host:
         if wait:
             await until_state(host.client, EngineState.READY)

@@ -18,6 +18,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.ops import REFERENCE, build_op_set
+from quire.ops.native import native_unavailable
 from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, write_checkpoint
@@ -237,6 +238,22 @@ def test_quantized_weights_keep_the_laws(make: Maker, quantization: str) -> None
     """Activations are rounded row by row, so a batch must not change what a row is rounded to."""
     whole = run(make(quantization=quantization, max_num_batched_tokens=512), workload())
     llm = make(quantization=quantization, max_num_batched_tokens=11, enable_prefix_caching=False)
+    assert_same(run(llm, workload()), whole)
+    assert_same(run_alone(llm, workload()), whole)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_products_of_another_instruction_set_keep_the_laws(
+    make: Maker, quantization: str | None
+) -> None:
+    """Kernels that were measured to be fast stand beside those of the processor's own set."""
+    if reason := native_unavailable("avx2", detect_platform()):
+        pytest.skip(reason)
+    settings = {"dtype": "bfloat16", "quantization": quantization, "linear_isa": "avx2"}
+    whole = run(make(**settings, attention_isa="avx2"), workload())
+    llm = make(
+        **settings, attention_isa="avx2", max_num_batched_tokens=11, enable_prefix_caching=False
+    )
     assert_same(run(llm, workload()), whole)
     assert_same(run_alone(llm, workload()), whole)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from quire.ops import (
     build_op_set,
     force_invariance,
     force_isa,
+    force_linear,
     select,
 )
 from quire.platform import detect_platform
@@ -67,7 +69,22 @@ def test_a_forced_isa_is_used_by_every_operation_that_has_it(isa: str) -> None:
 
 def test_no_wish_forces_nothing() -> None:
     """Turns red when an unset variable changes the choice."""
-    assert force_isa(None) == {}
+    assert force_isa(None) == force_linear(None) == {}
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_int8", "linear_int4"])
+def test_products_of_another_isa_move_nothing_else(name: str) -> None:
+    """Turns red when kernels that were measured to be fast for 16 bits slow down other operations,
+    or layers with a gate need a second call then."""
+    reason = ALL_OPS["linear"].provider("cpu_avx2").unavailable(PLATFORM)
+    if reason is not None:
+        pytest.skip(reason)
+    usual, ops = build_op_set(PLATFORM), build_op_set(PLATFORM, force_linear("avx2"))
+    assert ops.chosen == {**usual.chosen, "linear": "cpu_avx2"}
+    assert isinstance(fused := ops.gated_linear(name, "silu"), partial)
+    assert fused.keywords == {"gate": "silu"}
+    plain = build_op_set(PLATFORM, {**force_linear("avx2"), "activation_and_mul": REFERENCE})
+    assert not isinstance(plain.gated_linear(name, "silu"), partial)
 
 
 def test_refusals_name_the_value_and_the_way_out() -> None:

@@ -82,6 +82,7 @@ def make_settings(
         device_state=device_state,
         forced_ops={},
         attention_backend=None,
+        preferred_attention=None,
         num_threads=1,
         max_captured_rows=0,
         torch_compile=False,

@@ -103,9 +103,15 @@ def backend_of_isa(isa: str | None) -> str | None:
 
 
 def select_backend(
-    platform: Platform, needs: AttentionNeeds, forced: str | None = None, team: Team = ALONE
+    platform: Platform,
+    needs: AttentionNeeds,
+    forced: str | None = None,
+    team: Team = ALONE,
+    *,
+    preferred: str | None = None,
 ) -> BackendChoice:
-    """The best backend that can serve `needs` here, or the forced one; `team` computes.
+    """The best backend that can serve `needs` here, or the forced one; `team` computes. preferred:
+    the best, if it can serve.
 
     Raises ConfigError when the forced backend does not exist or cannot serve.
     """
@@ -114,7 +120,8 @@ def select_backend(
             f"No such attention backend: {forced!r}. Use one of: {', '.join(BACKENDS)}."
         )
     refused: dict[str, list[str]] = {}
-    for name in (forced,) if forced else BACKENDS:
+    first = () if preferred is None else (preferred,)
+    for name in (forced,) if forced else dict.fromkeys((*first, *BACKENDS)):
         refusal = BACKENDS[name].refusal(platform, needs)
         if refusal is None:
             why = "asked for" if forced else "; ".join(["best that serves here", *_told(refused)])

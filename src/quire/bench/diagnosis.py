@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 
 from quire.bench.machine import Machine, describe_machine
 from quire.config import env
+from quire.config.resolve import Decision
+from quire.config.settings import EngineSettings
+from quire.engine.kernel_choice import choose_kernels
 from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_gpu_kernels, force_isa
 from quire.ops.compile import ISAS
 from quire.ops.native import native_unavailable
@@ -20,6 +23,7 @@ from quire.platform import Platform, detect_platform
 __all__ = ["Diagnosis", "OpDiagnosis", "ProviderDiagnosis", "diagnose", "render_diagnosis"]
 
 COMPILERS = ("c++", "g++", "clang++")
+_OPERATIONS = {"linear_isa": "linear", "attention_isa": "paged_attention"}
 _DEVICE_NAMES = {"cpu": "the CPU", "cuda": "the GPU"}
 MAX_FAILURES = 3
 """Sentences shown per provider; the JSON has them all."""
@@ -50,12 +54,13 @@ class OpDiagnosis:
 class Diagnosis:
     """gpu_problem: why no engine can compute on a GPU and what to do, None if one can. compiler:
     its first line of --version, or None. kernels: by instruction set, None if they are loaded, else
-    why not."""
+    why not. products: which of them an engine would choose for products of 16 bits, and why."""
 
     machine: Machine
     gpu_problem: str | None
     compiler: str | None
     kernels: dict[str, str | None]
+    products: tuple[Decision, ...]
     ops: tuple[OpDiagnosis, ...]
 
     @property
@@ -75,12 +80,16 @@ def diagnose(platform: Platform | None = None, seed: int = 0) -> Diagnosis:
     """
     env.check_kernels()
     platform = platform or detect_platform()
+    products = choose_kernels(EngineSettings(device="cpu"), platform).decisions
     return Diagnosis(
         machine=describe_machine(platform),
         gpu_problem=platform.gpu_problem,
         compiler=_find_compiler(),
         kernels={isa.name: native_unavailable(isa.name, platform) for isa in ISAS},
-        ops=tuple(each for on in _devices(platform) for each in _diagnose_device(on, seed)),
+        products=products,
+        ops=tuple(
+            each for on in _devices(platform) for each in _diagnose_device(on, products, seed)
+        ),
     )
 
 
@@ -100,6 +109,7 @@ def render_diagnosis(found: Diagnosis) -> str:
     lines.append(f"compiler     {found.compiler or 'none'}")
     for isa, reason in found.kernels.items():
         lines.append(f"kernels      {isa}: {reason or 'loaded'}")
+    lines += [f"{each.name:<13} {each.value}: {each.reason}" for each in found.products]
     width = max(len(op.name) for op in found.ops)
     device = None
     for op in found.ops:
@@ -131,10 +141,15 @@ def _verdicts(op: OpDiagnosis) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _diagnose_device(platform: Platform, seed: int) -> Iterator[OpDiagnosis]:
-    """Every operation on the platform's device."""
+def _diagnose_device(
+    platform: Platform, products: Sequence[Decision], seed: int
+) -> Iterator[OpDiagnosis]:
+    """Every operation on the platform's device. products: chosen for CPUs."""
     on_cpu = platform.device == "cpu"
-    forced = force_isa(env.cpu_isa()) if on_cpu else force_gpu_kernels(env.gpu_kernels())
+    forced = force_gpu_kernels(env.gpu_kernels())
+    if on_cpu:
+        chosen_isas = {_OPERATIONS[each.name]: f"cpu_{each.value}" for each in products}
+        forced = {**force_isa(env.cpu_isa()), **chosen_isas}
     chosen = build_op_set(platform, forced).chosen
     for name, op in ALL_OPS.items():
         yield _diagnose_op(op, chosen[name], platform, seed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from quire.cli.flags.engine import add_engine_flags, read_settings
 from quire.cli.parser import CommandParser
 from quire.config.render_plan import render_plan
 from quire.config.startup import StartupPlan, plan_startup
+from quire.engine.kernel_choice import choose_kernels
 from quire.platform import detect_platform
 
 __all__ = ["add_arguments", "run"]
@@ -23,7 +24,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan. ConfigError, and so status 2, if the model cannot run here as asked."""
-    plan = plan_startup(read_settings(options), detect_platform())
+    platform = detect_platform()
+    kernels = choose_kernels(read_settings(options), platform)
+    plan = plan_startup(kernels.settings, platform)
+    plan = replace(plan, resolved=kernels.explained(plan.resolved))
     print(json.dumps(_as_json(plan), indent=2) if options.json else render_plan(plan.resolved))
     return 0
 

@@ -133,6 +133,8 @@ def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Plat
     """Whether the kernels of AMX take the model's matrices (`quire.ops`)."""
     if settings.quantization is None and spec.dtype != "bfloat16":
         return False
+    if settings.quantization is None and settings.linear_isa not in (None, "amx"):
+        return False
     if env.cpu_isa() not in (None, "amx") or platform.cpu.tiles_refused:
         return False
     return platform.cpu.has("amx_tile", "amx_bf16", "amx_int8")

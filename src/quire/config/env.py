@@ -26,6 +26,7 @@ from quire.errors import ConfigError
 __all__ = [
     "CPU_ISAS",
     "GPU_KERNELS",
+    "KERNEL_ISAS",
     "OWN_VARIABLES",
     "cache_folder",
     "check_kernels",
@@ -52,7 +53,9 @@ FOREIGN_VARIABLES = {"--api-key": ("VLLM_API_KEY",)}
 
 GPU_KERNELS = ("triton", "none")
 
-CPU_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
+KERNEL_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
+
+CPU_ISAS = (*KERNEL_ISAS, "none")
 
 _PREFIX = "QUIRE_"
 OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS", "QUIRE_HYPOTHESIS_SCALE")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
 from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
@@ -46,7 +47,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """`EngineSettings` with nothing left open. attention_backend None: the best that serves.
+    """`EngineSettings` with nothing left open. attention_backend None: the best that serves;
+    linear_isa, attention_isa None: by processor flags, or not on a CPU.
     quantization None: matrices stay in dtype."""
 
     device: str
@@ -70,6 +72,8 @@ class ResolvedSettings:
     max_long_partial_prefills: int | None
     seed: int
     attention_backend: str | None
+    linear_isa: str | None
+    attention_isa: str | None
     enforce_eager: bool
     batch_invariant: bool
     torch_compile: bool
@@ -146,6 +150,7 @@ def resolve(
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
+    isas, isa_decisions = _choose_isas(settings, device)
     decisions = (
         Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
@@ -163,6 +168,7 @@ def resolve(
         Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
         Decision("preemption", recovery, recovery_reason),
         Decision("num_threads", str(threads), threads_reason),
+        *isa_decisions,
     )
     resolved = ResolvedSettings(
         device=device,
@@ -186,6 +192,8 @@ def resolve(
         max_long_partial_prefills=settings.max_long_partial_prefills,
         seed=settings.seed,
         attention_backend=settings.attention_backend,
+        linear_isa=isas["linear_isa"],
+        attention_isa=isas["attention_isa"],
         enforce_eager=settings.enforce_eager,
         batch_invariant=settings.batch_invariant,
         torch_compile=settings.torch_compile,
@@ -304,6 +312,27 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     if platform.device != "cpu":
         return platform.cpu.num_cores, "one per usable core; they load weights only"
     return platform.cpu.num_cores, "one per usable core"
+
+
+def _choose_isas(
+    settings: EngineSettings, device: str
+) -> tuple[dict[str, str | None], tuple[Decision, ...]]:
+    """linear_isa and attention_isa, and why. Nothing is measured here: `engine/kernel_choice.py`
+    has done that for whoever starts an engine."""
+    asked = {"linear_isa": settings.linear_isa, "attention_isa": settings.attention_isa}
+    nothing = dict.fromkeys(asked)
+    if device != "cpu":
+        return nothing, ()
+    forced = env.cpu_isa()
+    if forced is not None:
+        words = "by QUIRE_CPU_ISA, as all kernels"
+        return nothing, tuple(Decision(name, forced, words) for name in asked)
+    if settings.attention_backend is not None:
+        del asked["attention_isa"]
+    return nothing | asked, tuple(
+        _decided(name, isa or "auto", isa is not None, "by processor flags")
+        for name, isa in asked.items()
+    )
 
 
 def _choose_threshold(settings: EngineSettings, context: int) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
+from quire.config.env import KERNEL_ISAS
 from quire.config.kv_layout import KV_DTYPES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.scheduling import SCHEDULING_POLICIES, is_policy_name
@@ -205,6 +206,15 @@ class EngineSettings:
     )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
+    linear_isa: str | None = _setting(
+        None,
+        "on a CPU, instruction set of matrix products; if unset that of the processor, unless "
+        "another one was measured to be much faster for 16 bits",
+        choices=KERNEL_ISAS,
+    )
+    attention_isa: str | None = _setting(
+        None, "the same of attention, if no attention_backend is given", choices=KERNEL_ISAS
+    )
     enforce_eager: bool = _setting(
         False, "capture no steps: each kernel is called from Python, as a debugger wants it"
     )

@@ -15,7 +15,14 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
 
-__all__ = ["FoundModel", "StartupPlan", "check_early", "find_model", "plan_startup"]
+__all__ = [
+    "FoundModel",
+    "StartupPlan",
+    "check_early",
+    "find_model",
+    "plan_startup",
+    "with_threads",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,14 @@ def check_early(settings: EngineSettings) -> None:
         env.num_threads()
 
 
+def with_threads(settings: EngineSettings, platform: Platform) -> EngineSettings:
+    """The settings, with `num_threads` by OMP_NUM_THREADS where only that is given. It is often set
+    for a whole machine, of which a container has a few cores. Raises ConfigError if it is none."""
+    if settings.num_threads is not None or (wanted := env.num_threads()) is None:
+        return settings
+    return replace(settings, num_threads=min(wanted, platform.cpu.num_cores))
+
+
 def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     """Find the model, read what it says about itself and resolve the settings.
 
@@ -63,9 +78,7 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     """
     env.check_kernels()
     found = find_model(settings)
-    if settings.num_threads is None and (wanted := env.num_threads()) is not None:
-        # Often set for a whole machine, of which a container has a few cores.
-        settings = replace(settings, num_threads=min(wanted, platform.cpu.num_cores))
+    settings = with_threads(settings, platform)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     resolved = resolve(settings, found.spec, checkpoint, platform)
     return StartupPlan(found.folder, settings, resolved)

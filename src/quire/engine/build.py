@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,13 +15,15 @@ from quire.config.measured import render_measured, replan
 from quire.config.memory.fixed_bytes import MAX_GRAPH_ROWS
 from quire.config.memory.plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
-from quire.config.resolve import Resolved
+from quire.config.resolve import Resolved, ResolvedSettings
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.model_front import load_model_front
 from quire.kv_cache import BlockHasher, KVManager
+from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
@@ -58,12 +60,16 @@ class BuiltCore:
     recovery_costs: RecoveryCosts | None
 
 
-def build_engine(settings: EngineSettings) -> Engine:
+def build_engine(settings: EngineSettings, measure: Measure = time_kernels) -> Engine:
     """Plan, say what was decided, load, and wire. `settings.model` must be set.
 
-    Raises ConfigError if the engine cannot start as asked; nothing is left behind then.
+    measure: by which kernels are chosen (`choose_kernels`). Raises ConfigError if the engine cannot
+    start as asked; nothing is left behind then.
     """
-    plan = plan_startup(settings, detect_platform())
+    platform = detect_platform()
+    kernels = choose_kernels(settings, platform, measure)
+    plan = plan_startup(kernels.settings, platform)
+    plan = replace(plan, resolved=kernels.explained(plan.resolved))
     front = load_model_front(settings, plan.folder, plan.resolved.spec)
     started = time.monotonic()
     built = _load_core(plan)
@@ -84,7 +90,8 @@ def build_engine(settings: EngineSettings) -> Engine:
 def build_core(
     settings: EngineSettings, on_phase: Callable[[str], None], on_plan: PlanObserver
 ) -> BuiltCore:
-    """The core alone, for a process whose requests are rendered elsewhere. Errors as above.
+    """The core alone, for a process whose requests are rendered elsewhere. Errors as above. Its
+    kernels are those of the settings, or by processor flags: it measures none.
 
     on_phase: told the name of each phase of the start when it begins.
     """
@@ -106,12 +113,13 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     env.order_gpus()
     if plan.resolved.settings.torch_compile:
         env.keep_compiled()
+    from quire.attention import backend_of_isa
     from quire.executor.in_process import InProcessExecutor
     from quire.ops import force_invariance
     from quire.worker import Worker, WorkerSettings
 
     resolved, chosen = plan.resolved, plan.resolved.settings
-    forced_ops, forced_attention = _forced_kernels(chosen.device)
+    forced_ops, forced_attention = _forced_kernels(chosen)
     if chosen.batch_invariant:
         forced_ops = force_invariance(resolved.platform, forced_ops)
         if chosen.device != "cpu":
@@ -136,6 +144,7 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         device_state=chosen.device != "cpu",
         forced_ops=forced_ops,
         attention_backend=chosen.attention_backend or forced_attention,
+        preferred_attention=backend_of_isa(chosen.attention_isa),
         num_threads=chosen.num_threads,
         max_captured_rows=0 if chosen.enforce_eager else rows,
         torch_compile=chosen.torch_compile,
@@ -172,14 +181,16 @@ def _recovery_costs(executor: InProcessExecutor, preemption_mode: str) -> Recove
     return executor.measure_recovery() if preemption_mode == "auto" else None
 
 
-def _forced_kernels(device: str) -> tuple[dict[str, str], str | None]:
+def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | None]:
     """Providers by operation, and the attention backend, that a variable of the environment forces
-    on this device."""
+    on the device; else the product that was chosen for a CPU."""
     from quire.attention import backend_of_isa
-    from quire.ops import REFERENCE, force_gpu_kernels, force_isa
+    from quire.ops import REFERENCE, force_gpu_kernels, force_isa, force_linear
 
-    if device == "cpu":
+    if chosen.device == "cpu":
         isa = env.cpu_isa()
+        if isa is None:
+            return force_linear(chosen.linear_isa), None
         return force_isa(isa), backend_of_isa(isa)
     wish = env.gpu_kernels()
     return force_gpu_kernels(wish), REFERENCE if wish == "none" else wish

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         force_gpu_kernels,
         force_invariance,
         force_isa,
+        force_linear,
         select,
     )
     from quire.ops.team import ALONE, Team
@@ -35,6 +36,7 @@ __all__ = [
     "force_gpu_kernels",
     "force_invariance",
     "force_isa",
+    "force_linear",
     "select",
 ]
 

@@ -22,6 +22,7 @@ __all__ = [
     "PANEL",
     "cpu_providers",
     "input_rows",
+    "is_cpu_kernel",
     "packed_columns",
     "page_strides",
     "paired_rows",
@@ -33,6 +34,8 @@ __all__ = [
 
 PANEL = 32
 """Output columns of the widest panel of csrc/panels.h; what is packed is a multiple of it."""
+
+_PREFIX = "cpu_"
 
 # enum DType of csrc/simd.h
 DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
@@ -47,12 +50,17 @@ def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[
     """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library."""
     return tuple(
         Provider(
-            name=f"cpu_{isa.name}",
+            name=_PREFIX + isa.name,
             unavailable=partial(_unavailable, isa.name),
             load=partial(_load, isa.name, bind),
         )
         for isa in ISAS
     )
+
+
+def is_cpu_kernel(provider: str) -> bool:
+    """Whether `cpu_providers` made the provider of this name."""
+    return provider.startswith(_PREFIX)
 
 
 def packed_columns(outputs: int, gate: str | None) -> int:

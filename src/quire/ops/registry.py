@@ -19,6 +19,7 @@ from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
 from quire.ops.append_tokens import OP as APPEND_TOKENS
 from quire.ops.apply_updates import OP as APPLY_UPDATES
 from quire.ops.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.cpu_provider import is_cpu_kernel
 from quire.ops.decode_inputs import OP as DECODE_INPUTS
 from quire.ops.draw import OP as DRAW
 from quire.ops.edit_logits import OP as EDIT_LOGITS
@@ -47,6 +48,7 @@ __all__ = [
     "force_gpu_kernels",
     "force_invariance",
     "force_isa",
+    "force_linear",
     "select",
 ]
 
@@ -116,13 +118,15 @@ class OpSet:
 
     def gated_linear(self, name: str, gate: str | None) -> Callable[..., PackedMatrix]:
         """`linear`, `linear_int8` or `linear_int4` for layers with this gate, or None: by itself
-        where `activation_and_mul` has the same provider, else with a call of that."""
+        where `activation_and_mul` has the same provider, or both are C++ kernels of whichever
+        instruction set; else with a call of that."""
         pack, chosen = getattr(self, name), self.chosen[name]
         if gate is None:
             return pack
         provider = ALL_OPS[name].provider(chosen)
         takes_gate = provider is None or "gate" not in provider.lacks
-        if takes_gate and chosen == self.chosen[ACTIVATION_AND_MUL.name]:
+        providers = {chosen, self.chosen[ACTIVATION_AND_MUL.name]}
+        if takes_gate and (len(providers) == 1 or all(map(is_cpu_kernel, providers))):
             return partial(pack, gate=gate)
         return lambda *args, **kwargs: GatedMatrix(
             pack(*args, **kwargs), self.activation_and_mul, gate
@@ -147,7 +151,7 @@ def select(
             )
         reason = provider.unavailable(platform)
         if reason is not None:
-            variable = "QUIRE_CPU_ISA" if forced.startswith("cpu_") else "QUIRE_GPU_KERNELS"
+            variable = "QUIRE_CPU_ISA" if is_cpu_kernel(forced) else "QUIRE_GPU_KERNELS"
             raise ConfigError(
                 f"Kernels {forced!r} cannot run here ({op.name}): {reason}. "
                 f"Give {variable} another value, or unset it."
@@ -204,6 +208,12 @@ def force_isa(isa: str | None) -> dict[str, str]:
         return dict.fromkeys(ALL_OPS, REFERENCE)
     name = f"cpu_{isa}"
     return {op.name: name for op in ALL_OPS.values() if op.provider(name) is not None}
+
+
+def force_linear(isa: str | None) -> dict[str, str]:
+    """`forced` of `build_op_set` that keeps products of plain matrices on one instruction set; None
+    for no wish. Those of quantized ones have the same bits on all."""
+    return {} if isa is None else {LINEAR.name: f"cpu_{isa}"}
 
 
 def force_invariance(platform: Platform, forced: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,13 @@ def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
     needs = AttentionNeeds(
         dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
     )
-    choice = select_backend(settings.platform, needs, settings.attention_backend, team)
+    choice = select_backend(
+        settings.platform,
+        needs,
+        settings.attention_backend,
+        team,
+        preferred=settings.preferred_attention,
+    )
     if settings.device_state:
         choice = replace(choice, backend=SplittableAttention(choice.backend))
     formats = QuantizedFormats(settings.quantization, ops)

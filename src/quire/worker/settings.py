@@ -15,7 +15,8 @@ __all__ = ["WorkerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker needs to know. forced_ops: op name → provider. num_threads: that compute.
+    """What a worker needs to know. forced_ops: op name → provider. preferred_attention: the backend
+    to take if it serves and none is forced. num_threads: that compute.
     max_model_len: the longest that `Worker.allocate` may be asked for. device_state: rows live on
     the device and steps are launched ahead; else on the host. max_captured_rows: of decode steps
     that are captured, 0 for none. torch_compile: norms, activations and sums by torch's compiler.
@@ -38,6 +39,7 @@ class WorkerSettings:
     device_state: bool
     forced_ops: dict[str, str]
     attention_backend: str | None
+    preferred_attention: str | None
     num_threads: int
     max_captured_rows: int
     torch_compile: bool

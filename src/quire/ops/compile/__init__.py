@@ -9,6 +9,7 @@ from quire.ops.compile.build import (
     build_hash,
     compile_kernels,
     library_path,
+    maker,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "build_hash",
     "compile_kernels",
     "library_path",
+    "maker",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "build_hash",
     "compile_kernels",
     "library_path",
+    "maker",
 ]
 
 SOURCE_FOLDER = Path(__file__).parents[1] / "csrc"
@@ -212,12 +213,12 @@ class _Build:
         found: dict[Path, list[str]] = {}
         for unit in sorted(self.sources.glob("*.cpp")):
             is_info = unit.stem == _BUILD_INFO
-            maker = isa if is_info else _maker(isa, unit.stem)
-            target = self.scratch / f"{maker.name}_{unit.stem}.o"
+            made_by = isa if is_info else maker(isa, unit.stem)
+            target = self.scratch / f"{made_by.name}_{unit.stem}.o"
             flags = [*_FLAGS, *(_SANITIZE_FLAGS if self.sanitize else ())]
             if is_info:
                 flags.append(f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"')
-            given = [*flags, *maker.all_flags, "-c", "-o", str(target), str(unit)]
+            given = [*flags, *made_by.all_flags, "-c", "-o", str(target), str(unit)]
             found[target] = [self.compiler, *given]
         return found
 
@@ -233,9 +234,9 @@ def _longest_first(command: Sequence[str]) -> int:
     return -Path(command[-1]).stat().st_size
 
 
-def _maker(isa: Isa, unit: str) -> Isa:
-    """The set whose object of a source file serves `isa`."""
-    return isa if isa.extends is None or unit in isa.units else _maker(isa.extends, unit)
+def maker(isa: Isa, unit: str) -> Isa:
+    """The set whose object of a source file, named without its ending, serves `isa`."""
+    return isa if isa.extends is None or unit in isa.units else maker(isa.extends, unit)
 
 
 def _call(command: list[str]) -> None:
