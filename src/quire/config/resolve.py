@@ -329,8 +329,9 @@ def _choose_isas(
         return nothing, tuple(Decision(name, forced, words) for name in asked)
     if settings.attention_backend is not None:
         del asked["attention_isa"]
+    handed = "as asked, or as the owner of the engine chose"
     return nothing | asked, tuple(
-        _decided(name, isa or "auto", isa is not None, "by processor flags")
+        Decision(name, isa or "auto", "by processor flags" if isa is None else handed)
         for name, isa in asked.items()
     )
 

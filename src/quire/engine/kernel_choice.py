@@ -53,8 +53,7 @@ depend on flags alone."""
 
 @dataclass(frozen=True, slots=True)
 class KernelChoices:
-    """settings: with the kernels that were chosen. decisions: what was chosen and why, for those
-    that were left open."""
+    """settings: with the kernels that were chosen. decisions: what was chosen and why."""
 
     settings: EngineSettings
     decisions: tuple[Decision, ...] = ()
@@ -87,6 +86,7 @@ def choose_kernels(
         asked = getattr(settings, name)
         if asked is not None:
             _check_asked(name, asked, platform)
+            decisions.append(Decision(name, asked, "as asked"))
             continue
         families = kernel_families(product, platform)
         if families:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
 
 __all__ = ["EngineHost", "host_engine"]
+
+
+_log = logging.getLogger("quire.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +68,6 @@ def _with_kernels(
     settings: Mapping[str, SettingValue], measure: Measure
 ) -> dict[str, SettingValue]:
     chosen = choose_kernels(EngineSettings.from_values(settings), detect_platform(), measure)
+    for each in chosen.decisions:
+        _log.info("%s %s: %s", each.name, each.value, each.reason)
     return {**settings, **{each.name: each.value for each in chosen.decisions}}
