@@ -1,4 +1,4 @@
-"""What a layer does to its scores besides scaling them."""
+"""What a layer does in attention besides scaling scores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from quire.ops.paged_attention.key_bias import KeyBias
 
 __all__ = ["PLAIN_SCORES", "ScoreOptions"]
 
@@ -17,6 +19,8 @@ class ScoreOptions:
     soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    key_bias: KeyBias | None = None
+    value_bias: torch.Tensor | None = None
 
     def given(self) -> dict[str, Any]:
         """Those that are not None, by name."""
@@ -27,6 +31,10 @@ class ScoreOptions:
             found["alibi_slopes"] = self.alibi_slopes
         if self.sinks is not None:
             found["sinks"] = self.sinks
+        if self.key_bias is not None:
+            found["key_bias"] = self.key_bias
+        if self.value_bias is not None:
+            found["value_bias"] = self.value_bias
         return found
 
 

@@ -37,7 +37,14 @@ _SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f
 _SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "paged_attention": (
-            (_POINTER,) * 9 + (_INT64,) * 6 + (_INT32,) * 5 + (_FLOAT,) + (_INT32,) * 3
+            (_POINTER,) * 9
+            + (_INT64,) * 6
+            + (_INT32,) * 5
+            + (_FLOAT,)
+            + (_INT32,) * 3
+            + (_POINTER,) * 4
+            + (_INT64,) * 3
+            + (_POINTER,)
         ),
         "rope_and_write_kv": (
             (_POINTER,)

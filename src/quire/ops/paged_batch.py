@@ -9,9 +9,10 @@ import torch
 
 from quire.ops.inputs import normal
 from quire.ops.kv_pages import empty_cache
+from quire.ops.paged_attention.key_bias import KeyBias, angle_table
 from quire.ops.rope_and_write_kv.write_kv import write_kv
 
-__all__ = ["PagedBatch", "paged_batch"]
+__all__ = ["PagedBatch", "paged_batch", "random_key_bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +72,19 @@ def paged_batch(
         seq_lens=torch.tensor([n for _, n in rows], dtype=torch.int32, device=device),
         k_scale=k_scale,
         v_scale=v_scale,
+    )
+
+
+def random_key_bias(
+    generator: torch.Generator, num_kv_heads: int, head_dim: int, length: int
+) -> KeyBias:
+    """A bias of every other pair of three quarters of the dims, for `length` positions."""
+    half = 3 * head_dim // 8
+    pairs = torch.arange(0, half, 2, dtype=torch.int32)
+    angles = normal(generator, length, half) * 3
+    return KeyBias(
+        pairs,
+        normal(generator, num_kv_heads, len(pairs), 2),
+        angle_table(angles.cos()),
+        angle_table(angles.sin()),
     )

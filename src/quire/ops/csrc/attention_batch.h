@@ -26,9 +26,16 @@ struct Batch {
   int num_rows, num_heads, num_kv_heads, head_dim, width, group;
   float scale;
   int64_t window;
+  KeyBias key_bias;         // that an int8 cache lacks; a count of 0 if none
+  const float* value_bias;  // [K, D], or null
   int most_rows = kMaxTileRows;  // of a tile with more than one token
   int num_states = 0;            // of the largest piece of work
 
+  // Of the query row at `begin` of its token.
+  int64_t kv_head(int64_t begin) const { return begin / head_dim / group; }
+  const float* value_bias_of(int64_t head) const {
+    return value_bias == nullptr ? nullptr : value_bias + head * head_dim;
+  }
   int tile_tokens() const { return std::max(1, most_rows / group); }
   int tile_rows() const { return tile_tokens() * group; }
   // 16 bits are enough for the queries.
@@ -99,12 +106,17 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   return s;
 }
 
+// A row of queries in float32, and the factors and scores of all.
+inline int64_t bias_size(const Batch& b) {
+  return b.key_bias.count == 0 ? 0 : b.width + b.tile_rows() * (2 * b.key_bias.count + kKeyBlock);
+}
+
 // Of a row of queries, or of K and V made wide, which integers do without.
 inline int64_t wide_row_size(const Batch& b) { return b.integers() ? 0 : b.width; }
 
 inline int64_t scratch_size(const Batch& b) {
   return int64_t{b.tile_rows()} * (wide_row_size(b) + kKeyBlock) + kKeyBlock * wide_row_size(b) +
-         scales_size(b) + integer_size(b);
+         scales_size(b) + integer_size(b) + bias_size(b);
 }
 
 inline Scratch carve(const Batch& b, float* at, const State& span) {
@@ -117,6 +129,10 @@ inline Scratch carve(const Batch& b, float* at, const State& span) {
   s.scales = reinterpret_cast<HeadScales*>(at);
   at += scales_size(b);
   s.integers = carve_integers(b, at);
+  s.key_bias = b.key_bias;
+  s.query = at;
+  s.bias_scores = s.query + b.width;
+  s.bias_factors = s.bias_scores + b.tile_rows() * kKeyBlock;
   return s;
 }
 

@@ -185,9 +185,11 @@ class Softening {
     float* const s = scores(i);
     const float* const k_scale = scales(i).k;
     const vf step = set1(scratch_.integers.q_step[first_ + i]), none = set1(kNegativeInfinity);
+    const float* const more = scratch_.lacking(first_ + i);
     vf top = none;
     for (int k = from_; k < to_; k += kLanes) {
-      const vf x = mul(mul(load(s + k), step), load(k_scale + k));
+      vf x = mul(mul(load(s + k), step), load(k_scale + k));
+      if (more != nullptr) x = add(x, load(more + k));
       store(s + k, x);
       top = max(seen<Masked>(keys_[i], k, x, none), top);
     }
@@ -268,6 +270,7 @@ class Softening {
 
 // The scores of all rows become weights.
 inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scratch) {
+  score_biases(tile, range, scratch);
   const int states = tile.num_states();
   for (int first = 0; first < states; first += kLanes)
     Softening(tile, range, first, std::min(kLanes, states - first), scratch).run();

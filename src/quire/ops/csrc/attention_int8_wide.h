@@ -146,13 +146,9 @@ inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scra
       weigh_wide<count>(tile, scratch.integers, row, first, last, d, acc, fresh,
                         [&](int r, int half, vf total) __attribute__((always_inline)) {
                           const int at = half * kLanes, dims = tile.head_dim - d - at;
-                          if (!finish) {
-                            store(acc + r * tile.width + at, total);
-                          } else if (dims >= kLanes) {
-                            store(out[r] + d + at, mul(total, inverse[r]));
-                          } else {
-                            store_part(out[r] + d + at, mul(total, inverse[r]), dims);
-                          }
+                          if (!finish) return store(acc + r * tile.width + at, total);
+                          store_result(total, inverse[r], scratch.out.bias, d + at, dims,
+                                       out[r]);
                         });
     }
   });

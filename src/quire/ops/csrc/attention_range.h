@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "attention_ahead.h"
+#include "attention_bias.h"
 #include "attention_keys.h"
 #include "attention_softmax.h"
 
@@ -48,8 +49,9 @@ constexpr int turned_depth(int head_dim) {
 
 // Where the outputs of a tile of one kv head go.
 struct Outputs {
-  bf16* first;     // null: nowhere yet
-  int64_t stride;  // elements per token
+  bf16* first;        // null: nowhere yet
+  int64_t stride;     // elements per token
+  const float* bias;  // [head_dim], of V; or null
 };
 
 struct Scratch {
@@ -59,7 +61,16 @@ struct Scratch {
   State span;
   HeadScales* scales;       // [kv_heads], of an int8 cache
   IntegerScratch integers;  // for tiles that compute with them
-  Outputs out = {};         // of many rows of integers, with the last key block
+  KeyBias key_bias;
+  float* query;         // [width], one at a time
+  float* bias_factors;  // [kv_heads, rows, 2 · key_bias.count]
+  float* bias_scores;   // [kv_heads, rows, kKeyBlock]
+  Outputs out = {};     // of many rows of integers, with the last key block
+
+  // Of a state, what its scores with a key block lack (score_biases); null if nothing.
+  const float* lacking(int state) const {
+    return key_bias.count == 0 ? nullptr : bias_scores + state * kKeyBlock;
+  }
 };
 
 struct Tile {
@@ -81,6 +92,17 @@ struct Tile {
     return window > 0 && from > 0 ? from : 0;
   }
 };
+
+// A vector of an output at out[d …], of which `dims` or all are left: total · inverse, and what the
+// cache lacks of V.
+template <class E>
+QUIRE_INLINE void store_result(vf total, vf inverse, const float* bias, int d, int dims, E* out) {
+  const bool whole = dims >= kLanes;
+  const vf x = bias == nullptr
+                   ? mul(total, inverse)
+                   : fma(total, inverse, whole ? load(bias + d) : load_part(bias + d, dims));
+  whole ? store(out + d, x) : store_part(out + d, x, dims);
+}
 
 // Part of one key block, in positions relative to its first key.
 struct Range {
@@ -136,14 +158,31 @@ QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* cons
   }
 }
 
+// Scores of all rows with the bias that the keys of a range lack.
+inline void score_biases(const Tile& tile, const Range& range, const Scratch& scratch) {
+  const KeyBias& bias = scratch.key_bias;
+  if (bias.count == 0) return;
+  constexpr int kRows = kLanes == 16 ? 4 : 2;  // that leave their sums in registers
+  for (int head = 0; head < tile.kv_heads; ++head)
+    each_rows<kRows>(tile.rows, [&](int row, auto rows) {
+      const int state = head * tile.rows + row;
+      bias.score<rows>(scratch.bias_factors + 2 * state * bias.count, range.block,
+                       range.low(tile, row), range.high(tile, row + rows - 1),
+                       scratch.bias_scores + state * kKeyBlock);
+    });
+}
+
 template <class E>
 inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                         Scratch& scratch) {
   const bool scaled = block.load_scales(tile.kv_heads, scratch.scales);
+  score_biases(tile, range, scratch);
   for (int head = 0; head < tile.kv_heads; ++head)
-    for (int row = 0; row < tile.rows; ++row)
-      soften(tile.width, scratch.scores, head * tile.rows + row, range.low(tile, row),
-             range.high(tile, row), scaled ? scratch.scales + head : nullptr, scratch.span);
+    for (int row = 0; row < tile.rows; ++row) {
+      const int state = head * tile.rows + row;
+      soften(tile.width, scratch.scores, state, range.low(tile, row), range.high(tile, row),
+             scaled ? scratch.scales + head : nullptr, scratch.lacking(state), scratch.span);
+    }
 }
 
 }  // namespace quire::attention

@@ -24,6 +24,23 @@ float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
 }
 
+// What scores take of the bias that K lacks.
+void weigh_key_bias(const Batch& b, const Work& work, const Scratch& scratch) {
+  if (b.key_bias.count == 0) return;
+  dispatch(b.q_dtype, [&](auto* tag) {
+    using Q = std::remove_pointer_t<decltype(tag)>;
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      const Q* from = static_cast<const Q*>(b.q) + token * b.q_stride + begin;
+      for (int d = 0; d < b.head_dim; d += kLanes) {
+        const int dims = b.head_dim - d;
+        store(scratch.query + d, dims >= kLanes ? load(from + d) : load_part(from + d, dims));
+      }
+      b.key_bias.weigh(scratch.query, b.kv_head(begin), b.scale * kLog2E,
+                       scratch.bias_factors + 2 * row * b.key_bias.count);
+    });
+  });
+}
+
 // Scaled, as floats or as integers.
 void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scratch& scratch) {
   if (tile.integers) {
@@ -53,9 +70,9 @@ void store_output(const Batch& b, const Work& work, const State& total) {
       Q* to = static_cast<Q*>(b.out) + token * b.out_stride + begin;
       const float* acc = total.acc + row * b.width;
       const vf inverse = set1(1.0f / total.sum[row]);
-      int d = 0;
-      for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(acc + d), inverse));
-      if (d < b.head_dim) store_part(to + d, mul(load(acc + d), inverse), b.head_dim - d);
+      const float* bias = b.value_bias_of(b.kv_head(begin));
+      for (int d = 0; d < b.head_dim; d += kLanes)
+        store_result(load(acc + d), inverse, bias, d, b.head_dim - d, to);
     });
   });
 }
@@ -79,6 +96,7 @@ class VectorPiece {
         keys_(make_keys<E>(b, work)),
         scratch_(carve(b, memory, span)) {
     load_queries(b, work, tile_, scratch_);
+    weigh_key_bias(b, work, scratch_);
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
@@ -96,7 +114,7 @@ class VectorPiece {
     const int64_t token = b_.query_start_loc[work_.row] + work_.token;
     scratch_.out = {static_cast<bf16*>(b_.out) + token * b_.out_stride +
                         int64_t{work_.kv_head} * b_.group * b_.head_dim,
-                    b_.out_stride};
+                    b_.out_stride, b_.value_bias_of(work_.kv_head)};
     return true;
   }
   void attend(int64_t span, bool continues, bool) {
@@ -296,7 +314,8 @@ bool run(const Batch& b, Team* team) {
 // q: [T, H, D] with a token stride; out: [T, H, D] contiguous; caches: [B, S, K, D] with block and
 // token strides, heads contiguous; strides in elements. k_scale, v_scale: of an int8 cache, float
 // [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
-// dtype, 2 when scratch memory is exhausted.
+// dtype, 2 when scratch memory is exhausted. What an int8 cache lacks: of K num_bias_pairs pairs of
+// dims (KeyBias), of V value_bias, [K, D] or null.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
@@ -304,6 +323,8 @@ QUIRE_API int quire_paged_attention(
     int64_t scale_block_stride, int64_t scale_token_stride, int64_t table_stride,
     int32_t block_size, int32_t num_rows, int32_t num_heads, int32_t num_kv_heads,
     int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
+    const int32_t* bias_pairs, const float* key_bias, const float* bias_cos, const float* bias_sin,
+    int64_t num_bias_pairs, int64_t bias_half, int64_t bias_stride, const float* value_bias,
     quire::Team* team) {
   using namespace quire;
   using namespace quire::attention;
@@ -333,7 +354,10 @@ QUIRE_API int quire_paged_attention(
                     width,
                     num_heads / num_kv_heads,
                     scale,
-                    window};
+                    window,
+                    KeyBias{bias_pairs, key_bias, bias_cos, bias_sin, num_bias_pairs, bias_half,
+                            bias_stride},
+                    value_bias};
   bool ok = true;
   const int unknown = dispatch_cache(cache_dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;

@@ -1,13 +1,15 @@
 """Attention of a flat batch over the paged cache.
 
 `paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, window=None,
-k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None, sinks=None)`
+k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None, sinks=None,
+key_bias=None, value_bias=None)`
 → [T, H, D] in q's dtype, newly allocated.
 
 q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one
 dtype and strides, tokens contiguous; H is a multiple of K and query head h reads kv head
 h // (H / K). k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`quire.ops.rope_and_write_kv`):
-its numbers are element · scale. block_table: int32 [R, M]; entry i of row r is the block of its
+its numbers are element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias`
+of K, float32 [K, D] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is the block of its
 tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries query_start_loc[r] …
 query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens (int32 [R]). window:
 tokens that a query sees, itself included. A query at position p sees keys max(0, p - window + 1)
@@ -50,6 +52,7 @@ _WEIGHTS_ROUNDED = {
 _ORDER = rounding("online softmax sums in another order than the reference", float32=2e-5)
 # csrc/attention_amx.h, csrc/attention_bf16.h
 _BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
+_NOT_IN_TRITON = frozenset({"key_bias", "value_bias"})
 _WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
 _NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
 
@@ -67,6 +70,8 @@ OP = Op(
             )
             for provider in cpu_providers(bind)
         ),
-        triton_provider("quire.ops.paged_attention.triton:paged_attention", _WEIGHTS_ROUNDED),
+        triton_provider(
+            "quire.ops.paged_attention.triton:paged_attention", _WEIGHTS_ROUNDED, _NOT_IN_TRITON
+        ),
     ),
 )

@@ -8,6 +8,7 @@ import torch
 
 from quire.ops.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES, page_strides, pointer, token_rows
 from quire.ops.native import NativeLibrary
+from quire.ops.paged_attention.key_bias import KeyBias
 
 __all__ = ["bind"]
 
@@ -28,6 +29,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
         max_query_len: int | None = None,  # noqa: ARG001  the contract's
+        key_bias: KeyBias | None = None,
+        value_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = token_rows(q)
         _, num_heads, head_dim = q.shape
@@ -56,7 +59,17 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             window or 0,
             DTYPE_CODES[q.dtype],
             CACHE_DTYPE_CODES[k_cache.dtype],
+            *_key_bias(key_bias),
+            pointer(value_bias),
         )
         return out
 
     return paged_attention
+
+
+def _key_bias(bias: KeyBias | None) -> tuple[int | None, ...]:
+    """As `struct KeyBias` of csrc/attention_bias.h has it."""
+    if bias is None:
+        return (None,) * 4 + (0,) * 3
+    tensors = (bias.pairs, bias.values, bias.cos, bias.sin)
+    return (*map(pointer, tensors), len(bias.pairs), *bias.cos.shape)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from quire.ops.inputs import DTYPES
+from quire.ops.inputs import DTYPES, normal
 from quire.ops.operation import Case
-from quire.ops.paged_batch import paged_batch
+from quire.ops.paged_batch import paged_batch, random_key_bias
 
 __all__ = ["make_inputs"]
 
@@ -30,12 +30,23 @@ _SHAPES = (
     (_MIXED, 4, 2, 72, 20, 50),
     (_DECODE, 2, 2, 96, 8, 1),
 )
+_LONGEST = max(length for rows in (_DECODE, _PREFILL, _MIXED) for _, length in rows)
 # The same with what else scores may be, in some of the dtypes.
 _SCORED = (
     (torch.float32, torch.float32, (_PADDED, 4, 2, 40, 16, None), ("alibi_slopes", "sinks")),
     (torch.float16, torch.float16, (_MIXED, 6, 2, 64, 16, None), ("soft_cap", "alibi_slopes")),
     (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "sinks")),
     (torch.bfloat16, torch.bfloat16, (_DECODE, 4, 1, 64, 16, 300), ("soft_cap", "sinks")),
+    (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "key_bias")),
+    *(
+        (dtype, torch.int8, shape, ("key_bias", "value_bias"))
+        for dtype in (torch.float32, torch.bfloat16)
+        for shape in (
+            (_DECODE, 14, 2, 64, 16, None),
+            (_PREFILL, 7, 1, 72, 16, None),
+            (_MIXED, 6, 2, 128, 16, 50),
+        )
+    ),
 )
 
 
@@ -45,11 +56,13 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
         for shape in _SHAPES:
             yield _case(generator, dtype, cache_dtype, *shape)
     for dtype, cache_dtype, shape, names in _SCORED:
-        heads = shape[1]
+        _, heads, kv_heads, head_dim, _, _ = shape
         every = {
             "soft_cap": 2.0,  # near the scores, so that it bends them
             "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
             "sinks": torch.randn(heads, generator=generator),
+            "key_bias": random_key_bias(generator, kv_heads, head_dim, _LONGEST),
+            "value_bias": normal(generator, kv_heads, head_dim),
         }
         yield _case(generator, dtype, cache_dtype, *shape, {name: every[name] for name in names})
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.ops.paged_attention.key_bias import KeyBias
+
 __all__ = ["paged_attention"]
 
 
@@ -24,6 +26,8 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    key_bias: KeyBias | None = None,
+    value_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.paged_attention`).
 
@@ -45,10 +49,17 @@ def paged_attention(
         visible = distance >= 0
         if window is not None:
             visible &= distance < window
+        exists = visible.any(0)
+        keys = _gather(k_cache, k_scale, tables[row], key, exists)
+        values = _gather(v_cache, v_scale, tables[row], key, exists)
+        if key_bias is not None:
+            keys = keys + key_bias.at(key.where(exists, 0), q.shape[-1])
+        if value_bias is not None:
+            values = values + value_bias
         out[start:stop] = _attend(
             q[start:stop],
-            _gather(k_cache, k_scale, tables[row], key, visible.any(0)),
-            _gather(v_cache, v_scale, tables[row], key, visible.any(0)),
+            keys,
+            values,
             visible,
             distance,
             scale,
