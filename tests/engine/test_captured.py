@@ -23,7 +23,7 @@ from quire.ops.capture import CapturedCalls
 from quire.runner.captured import CapturedSteps
 from quire.runner.replay_failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
-from tests.models.families import CASES, Case, write_checkpoint
+from tests.models.families import CASES, Case, set_biases, write_checkpoint
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
@@ -77,6 +77,7 @@ def engines() -> Iterator[list[LLM]]:
     [
         ("llama", {}),
         ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "int8", "depth": 1}),
+        ("qwen2-tied", {"kv_cache_dtype": "int8"}),
         ("mistral-window", {"depth": 3}),
         ("qwen3", {"dtype": "float16", "num_threads": 1}),
         ("qwen2-tied", {"quantization": "int8"}),
@@ -92,6 +93,9 @@ def test_captured_is_eager(
     """Turns red when a replay reads what belonged to other rows, to a shorter block table or to
     another number of rows, or leaves an operation out."""
     write_checkpoint(BY_NAME[name], tmp_path)
+    if more.get("kv_cache_dtype") == "int8":
+        for part in "kv":
+            set_biases(tmp_path, part, lambda bias: bias * 50)  # so that attention adds them
     settings = {**SETTINGS, **more}
     engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
     eager, captured = engines

@@ -23,7 +23,9 @@ def make(dtype: torch.dtype = torch.float32) -> LayerFactory:
 
 def test_merged_linear() -> None:
     """Catches q, k and v in the wrong order or place."""
-    layer = make().qkv_linear(5, (4, 2, 3), bias=True)
+    factory = make()
+    attention = factory.attention(0, (4, 2, 3))
+    layer = factory.qkv_linear(5, attention, factory.rms_norm(5, 1e-6), bias=True)
     assert layer.weights.shapes() == {
         "q.weight": (12, 5),
         "k.weight": (6, 5),

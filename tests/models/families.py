@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 LENGTHS = (23, 1, 37, 9)
 """Tokens of the sequences that go through a model together, in blocks of 4."""
@@ -245,6 +247,19 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     return model
+
+
+def set_biases(folder: Path, part: str, biases: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the biases of "k" or "v" in a checkpoint. biases: from the old ones, [K·D]."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if name.endswith(f".{part}_proj.bias"):
+            tensors[name] = biases(tensor)
+        elif name.endswith(".attn.c_attn.bias"):  # GPT-2
+            parts = dict(zip("qkv", tensor.chunk(3), strict=True))
+            tensors[name] = torch.cat(tuple((parts | {part: biases(parts[part])}).values()))
+    save_file(tensors, file, {"format": "pt"})
 
 
 def random_sequences(lengths: tuple[int, ...] = LENGTHS) -> dict[int, list[int]]:

@@ -42,13 +42,22 @@ class PagedModel:
         implementation: str,
         max_positions: int = 96,
         quantization: str | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
-        """implementation: "reference" (plain torch only) or "best" (what this machine has)."""
+        """implementation: "reference" (plain torch only) or "best" (what this machine has).
+        kv_dtype: of the cache; that of the model if None."""
         self.spec = read_model_spec(folder)
-        dtype: torch.dtype = getattr(torch, self.spec.dtype)
-        self._backend = _new_backend(self.spec, implementation)
+        dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
+        self._backend = _new_backend(self.spec, implementation, dtype)
         formats = QuantizedFormats(quantization, new_ops(implementation))
-        factory = new_factory(self.spec, implementation, self._backend, max_positions, formats)
+        factory = new_factory(
+            self.spec,
+            implementation,
+            self._backend,
+            max_positions,
+            formats,
+            quantized_cache=dtype == torch.int8,
+        )
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
         self._pool = _new_pool(self.spec, dtype)
         self._groups = group_layers(self.spec.windows)
@@ -124,7 +133,10 @@ class PagedModel:
                     dead = self._tables[seq][index][:unseen]
                     for layer in group.layers:
                         cache = self._pool.layers[layer]
-                        cache.k[dead] = cache.v[dead] = float("nan")
+                        k, v = cache.k, cache.v
+                        if cache.k_scale is not None and cache.v_scale is not None:
+                            k, v = cache.k_scale, cache.v_scale
+                        k[dead] = v[dead] = float("nan")
 
 
 def new_factory(
@@ -133,6 +145,8 @@ def new_factory(
     backend: AttentionBackend | None = None,
     max_positions: int = 64,
     formats: MatrixFormats | None = None,
+    *,
+    quantized_cache: bool = False,
 ) -> LayerFactory:
     """What makes the layers of `spec` on this machine's CPU."""
     return LayerFactory(
@@ -142,6 +156,7 @@ def new_factory(
         torch.device("cpu"),
         max_positions,
         formats,
+        quantized_cache=quantized_cache,
     )
 
 
@@ -151,10 +166,17 @@ def new_ops(implementation: str) -> OpSet:
     return build_op_set(detect_platform(), force_isa(isa))
 
 
-def _new_backend(spec: ModelSpec, implementation: str) -> AttentionBackend:
+def _new_backend(
+    spec: ModelSpec, implementation: str, kv_dtype: torch.dtype | None = None
+) -> AttentionBackend:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     needs = AttentionNeeds(
-        dtype, dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
+        dtype,
+        kv_dtype or dtype,
+        spec.head_dim,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.score_options,
     )
     forced = "reference" if implementation == "reference" else None
     return select_backend(detect_platform(), needs, forced).backend

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tests.models.families import CASES, random_sequences, write_checkpoint
+from tests.models.families import CASES, random_sequences, set_biases, write_checkpoint
 from tests.models.harness import PagedModel
 
 from quire.bundled import bundled_model_path
@@ -37,11 +38,14 @@ def test_logits_alone_in_a_batch_and_in_chunks(
     skip_without_kernels()
     case = BY_NAME[name]
     write_checkpoint(case, tmp_path)
-    sequences = random_sequences(case.lengths)
+    assert_same_bits(
+        lambda: PagedModel(tmp_path, "best", case.max_positions, quantization),
+        random_sequences(case.lengths),
+    )
 
-    def new_model() -> PagedModel:
-        return PagedModel(tmp_path, "best", case.max_positions, quantization)
 
+def assert_same_bits(new_model: Callable[[], PagedModel], sequences: dict[int, list[int]]) -> None:
+    """Sequences have the same logits in a batch, alone, and token by token."""
     batched = new_model().step(sequences)
     for seq, tokens in sequences.items():
         alone = new_model()
@@ -49,6 +53,17 @@ def test_logits_alone_in_a_batch_and_in_chunks(
         chunked = new_model()
         pieces = [chunked.step({seq: [token]})[seq] for token in tokens]
         assert torch.equal(torch.cat(pieces), batched[seq])
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "gpt2"])
+def test_biases_outside_an_int8_cache(name: str, tmp_path: Path) -> None:
+    """The same where attention adds them."""
+    skip_without_kernels()
+    case = BY_NAME[name]
+    write_checkpoint(case, tmp_path, torch.bfloat16)
+    for part in "kv":
+        set_biases(tmp_path, part, lambda bias: bias * 50)
+    assert_same_bits(lambda: PagedModel(tmp_path, "best", 64, kv_dtype="int8"), random_sequences())
 
 
 @pytest.mark.parametrize("quantization", INT4_FORMATS)

@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.families import CASES, random_sequences, write_checkpoint
-from tests.models.harness import PagedModel, new_factory
+from tests.models.harness import PagedModel, new_factory, new_ops
 
 from quire.config import ModelSpec, read_checkpoint, read_model_spec
+from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
 from quire.models import ARCHITECTURES, CausalLM, find_model, load_model
+from quire.quantization import QuantizedFormats
 
 Tensors = dict[str, torch.Tensor]
 CASE_BY_NAME = {case.name: case for case in CASES}
@@ -174,6 +176,95 @@ def test_refusals(
     folder = rewrite(originals("llama"), tmp_path, change, **config)
     with pytest.raises(ConfigError, match=message):
         load(folder)
+
+
+EVERY_KIND = ("llama-bias", "llama-tied", "qwen3", "gemma2", "opt-350m", "gpt2", "mpt")
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_any_tensor_that_is_not_finite_is_named(
+    originals: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """Catches NaN or infinity in a matrix, bias, norm or embedding that is met in the answers."""
+    source = originals(name)
+    tensors = load_file(source / "model.safetensors")
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    spec = read_model_spec(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    for number, broken in enumerate(tensors):
+        poisoned = tensors[broken].clone()
+        place = int(torch.randint(poisoned.numel(), (), generator=generator))
+        poisoned.view(-1)[place] = (float("nan"), float("inf"), -float("inf"))[number % 3]
+        save_file(tensors | {broken: poisoned}, tmp_path / "model.safetensors")
+        with pytest.raises(ConfigError) as caught:
+            load_model(spec, tmp_path, new_factory(spec), progress=False)
+        message = str(caught.value)
+        assert f"{tmp_path / 'model.safetensors'}: tensor {broken!r} holds" in message
+        assert f"1 of its {poisoned.numel()} numbers are not finite" in message
+        assert "fetch the checkpoint again" in message
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stored"),
+    [
+        *((None, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)),
+        *((name, torch.bfloat16) for name in QUANTIZATIONS),
+    ],
+)
+def test_infinite_weights_are_found_in_every_format(
+    originals: Callable[[str], Path], tmp_path: Path, quantization: str | None, stored: torch.dtype
+) -> None:
+    """Catches a quantizer that turns them into numbers that look like others."""
+    for place in (0, 517, -1):
+
+        def poison(tensors: Tensors, place: int = place) -> Tensors:
+            changed = {name: tensor.to(stored) for name, tensor in tensors.items()}
+            changed[O_PROJ].view(-1)[place] = -float("inf")
+            return changed
+
+        folder = rewrite(originals("llama"), tmp_path, poison)
+        spec = read_model_spec(folder)
+        factory = new_factory(spec, formats=QuantizedFormats(quantization, new_ops("reference")))
+        with pytest.raises(ConfigError, match=f"'{O_PROJ}' holds -inf at"):
+            load_model(spec, folder, factory, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "value", "message"),
+    [
+        (torch.float32, "float16", 7e4, "holds 70000, .* in float16; .*'bfloat16' or 'float32'"),
+        (torch.bfloat16, "float16", -7e4, "holds -70144, .* in float16"),
+        (torch.float32, "bfloat16", 3.4e38, "holds .* in bfloat16; give dtype='float32'"),
+        (torch.float64, "float32", 1e300, r"holds 1e\+300, .* in float32; use another checkpoint"),
+    ],
+)
+def test_weights_beyond_the_dtype(
+    originals: Callable[[str], Path],
+    tmp_path: Path,
+    stored: torch.dtype,
+    dtype: str,
+    value: float,
+    message: str,
+) -> None:
+    """Catches weights that become infinite when they are converted; what fits still loads."""
+    norm = "model.norm.weight"
+
+    def large(tensors: Tensors) -> Tensors:
+        return tensors | {norm: torch.full_like(tensors[norm], value, dtype=stored)}
+
+    folder = rewrite(originals("llama"), tmp_path, large, dtype=dtype)
+    with pytest.raises(ConfigError, match=f"tensor '{norm}' {message}"):
+        load(folder)
+    rewrite(
+        originals("llama"), tmp_path, lambda t: t | {norm: t[norm].clamp(-1, 1) * 6e4}, dtype=dtype
+    )
+    load(folder)
+
+
+def test_buffers_may_be_infinite(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Catches masks of old GPT-2 files, which nobody reads, being refused."""
+    mask = {"transformer.h.0.attn.masked_bias": torch.tensor([-float("inf")])}
+    load(rewrite(originals("gpt2"), tmp_path, lambda tensors: tensors | mask))
 
 
 def test_truncated_file(originals: Callable[[str], Path], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.check import compare
-from quire.ops.paged_batch import PagedBatch, paged_batch
+from quire.ops.paged_batch import PagedBatch, paged_batch, random_key_bias
 from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
@@ -142,6 +142,55 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         **scales(batch),
     )
     assert torch.equal(last, whole[-1:])
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "dtype"),
+    [
+        (6, 2, 72, torch.bfloat16),
+        (7, 1, 64, torch.bfloat16),
+        (20, 1, 32, torch.bfloat16),
+        (20, 1, 40, torch.float32),
+        (3, 3, 64, torch.float32),
+    ],
+)
+def test_added_biases_have_the_same_bits_alone_and_in_any_chunk(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Turns red when what a key lacks is summed by the rows of a tile, or by its block."""
+    generator, length = torch.Generator().manual_seed(0), 600
+    batch = paged_batch(
+        generator,
+        [(5, 300), (length, length)],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=dtype,
+        cache_dtype=torch.int8,
+    )
+    options = {
+        **scales(batch),
+        "key_bias": random_key_bias(generator, num_kv_heads, head_dim, length),
+        "value_bias": torch.randn(num_kv_heads, head_dim, generator=generator),
+    }
+    for provider in OP.providers:
+        if "key_bias" in provider.lacks or provider.unavailable(PLATFORM) is not None:
+            continue
+        kernel = provider.load(TEAMS[2])
+        whole = kernel(*arguments(batch), 0.1, **options)
+        for low, high in ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (599, 600)):
+            alone = kernel(
+                batch.q[5 + low : 5 + high],
+                batch.k_cache,
+                batch.v_cache,
+                batch.block_table[1:],
+                torch.tensor([0, high - low], dtype=torch.int32),
+                torch.tensor([high], dtype=torch.int32),
+                0.1,
+                **options,
+            )
+            assert torch.equal(alone, whole[5 + low : 5 + high]), f"{provider.name}: {low}, {high}"
 
 
 @pytest.mark.parametrize("provider", OP.providers, ids=lambda provider: provider.name)

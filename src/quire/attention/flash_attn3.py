@@ -29,6 +29,7 @@ class FlashAttention3:
 
     name = "fa3"
     is_capturable = True
+    adds_biases = False
 
     def __init__(self, flash_attn_with_kvcache: Callable[..., torch.Tensor]) -> None:
         self._attend = flash_attn_with_kvcache

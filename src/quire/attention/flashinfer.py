@@ -45,6 +45,7 @@ class FlashInfer:
 
     name = "flashinfer"
     is_capturable = False
+    adds_biases = False
 
     def __init__(self, new_wrapper: Callable[[torch.Tensor], Any]) -> None:
         self._new_wrapper = new_wrapper

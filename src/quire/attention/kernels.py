@@ -28,9 +28,12 @@ class KernelAttention:
         name: str,
         paged_attention: Callable[..., torch.Tensor],
         device_type: str | None = None,
+        *,
+        adds_biases: bool = False,
     ) -> None:
         """device_type: where metadata must lie; None where the kernels' launcher checks that."""
         self.name = name
+        self.adds_biases = adds_biases
         self._paged_attention = paged_attention
         self._device_type = device_type
 

@@ -17,6 +17,7 @@ class ReferenceAttention:
 
     name = "reference"
     is_capturable = True
+    adds_biases = True
 
     def plan(
         self,

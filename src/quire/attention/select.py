@@ -75,7 +75,12 @@ class _Kernels:
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:
-        return KernelAttention(self.provider.name, self.provider.load(team), self.device_type)
+        return KernelAttention(
+            self.provider.name,
+            self.provider.load(team),
+            self.device_type,
+            adds_biases=self.provider.lacks.isdisjoint(("key_bias", "value_bias")),
+        )
 
 
 def _kernels(provider: Provider) -> _Kernels:

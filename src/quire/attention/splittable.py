@@ -34,6 +34,7 @@ class SplittableAttention:
     def __init__(self, inner: AttentionBackend) -> None:
         self.name = inner.name
         self.is_capturable = inner.is_capturable
+        self.adds_biases = inner.adds_biases
         self._inner = inner
         self._answer: Callable[[AttentionCall], torch.Tensor] | None = None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions, StepInputs
+from quire.attention import AttentionBackend, StepInputs
+from quire.layers.cache_bias import CacheBiases
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import OpSet
@@ -16,7 +17,7 @@ class Attention:
     """Norms and rotates the heads where the model does, writes K/V, attends to the cache.
 
     layer: model layer index, which picks the plane and the group of the KV pool. scale: on q·k.
-    scores: what else is done to q·k.
+    biases: what else is done to q·k, and what the cache lacks.
     q_norm, k_norm: norms over a head (Qwen3), or None. rotary: None with learned positions.
     """
 
@@ -28,16 +29,17 @@ class Attention:
         heads: tuple[int, int, int],
         scale: float,
         rotary: RotaryEmbedding | None,
+        biases: CacheBiases,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
-        scores: ScoreOptions = PLAIN_SCORES,
     ) -> None:
         """heads: number of query heads, of kv heads, and head_dim."""
         self._rope_and_write_kv = ops.rope_and_write_kv
         self._backend = backend
         self._layer = layer
+        self.heads = heads
         self._num_heads, _, self._head_dim = heads
-        self._scale, self._scores = scale, scores
+        self._scale, self.biases = scale, biases
         self._cos, self._sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
         self.q_norm, self.k_norm = q_norm, k_norm
 
@@ -63,4 +65,4 @@ class Attention:
             0.0 if self.q_norm is None else self.q_norm.eps,
         )
         q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
-        return self._backend.run(q, cache, self._scale, step, group, self._scores).flatten(1)
+        return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)

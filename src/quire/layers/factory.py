@@ -13,6 +13,7 @@ import torch
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
 from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.layers.attention import Attention
+from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
@@ -21,14 +22,15 @@ from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet
-from quire.quantization import MatrixFormats, QuantizedFormats
+from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
 
 __all__ = ["LayerFactory"]
 
 
 class LayerFactory:
     """max_positions: positions that a sequence may reach, the length of the rope tables. formats:
-    in which matrices are kept; in `dtype` if None."""
+    in which matrices are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits,
+    without the biases that attention can add."""
 
     def __init__(
         self,
@@ -38,12 +40,15 @@ class LayerFactory:
         device: torch.device,
         max_positions: int,
         formats: MatrixFormats | None = None,
+        *,
+        quantized_cache: bool = False,
     ) -> None:
         self._ops = ops
         self._backend = attention
         self._dtype, self._device = dtype, device
         self._max_positions = max_positions
         self._formats = formats or QuantizedFormats(None, ops)
+        self._quantized_cache = quantized_cache
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def linear(
@@ -74,13 +79,41 @@ class LayerFactory:
         )
 
     def qkv_linear(
-        self, in_features: int, heads: tuple[int, int, int], *, bias: bool
+        self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm, *, bias: bool
     ) -> MergedLinear:
-        """Parts "q", "k", "v". heads: number of query heads, of kv heads, and head_dim."""
-        num_heads, num_kv_heads, head_dim = heads
+        """Parts "q", "k", "v", for `attention`; norm: of the input."""
+        num_heads, num_kv_heads, head_dim = attention.heads
         kv_size = num_kv_heads * head_dim
         parts = {"q": num_heads * head_dim, "k": kv_size, "v": kv_size}
-        return self.merged_linear(in_features, parts, bias=bias)
+        return MergedLinear(
+            self._qkv_format(in_features, attention, norm),
+            in_features,
+            parts,
+            self._dtype,
+            self._device,
+            bias=bias,
+        )
+
+    def fused_qkv_linear(self, in_features: int, attention: Attention, norm: LayerNorm) -> Linear:
+        """The same as one tensor on disk, stored transposed, and with a bias (GPT-2's c_attn)."""
+        num_heads, num_kv_heads, head_dim = attention.heads
+        return Linear(
+            self._qkv_format(in_features, attention, norm),
+            in_features,
+            (num_heads + 2 * num_kv_heads) * head_dim,
+            self._dtype,
+            self._device,
+            bias=True,
+            transposed=True,
+        )
+
+    def _qkv_format(
+        self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm
+    ) -> WeightFormat:
+        num_heads, num_kv_heads, head_dim = attention.heads
+        outputs = (num_heads + 2 * num_kv_heads) * head_dim
+        chosen = self._formats.choose(MatrixShape(outputs, in_features))
+        return WithoutBiases(chosen, attention.biases, norm) if self._quantized_cache else chosen
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
         return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
@@ -130,6 +163,14 @@ class LayerFactory:
     ) -> Attention:
         """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms."""
         head_dim = heads[2]
+        rotary = None if rope is None else self._rotary(rope)
+        biases = CacheBiases(
+            heads,
+            rotary,
+            scores,
+            keys_normed=qk_norm_eps is not None,
+            added=self._backend.adds_biases,
+        )
         norms = (
             ()
             if qk_norm_eps is None
@@ -144,9 +185,9 @@ class LayerFactory:
             layer,
             heads,
             head_dim**-0.5 if scale is None else scale,
-            None if rope is None else self._rotary(rope),
+            rotary,
+            biases,
             *norms,
-            scores=scores,
         )
 
     def wanted_tokens(self, *, is_last: bool) -> WantedTokens:

@@ -8,6 +8,7 @@ or the length of a sequence, so that K written once stays right.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 
@@ -19,6 +20,7 @@ from quire.config.model_spec import (
     RopeSpec,
     YarnScaling,
 )
+from quire.ops.paged_attention.key_bias import angle_table
 
 __all__ = ["RotaryEmbedding", "rope_tables"]
 
@@ -32,6 +34,11 @@ class RotaryEmbedding:
     def __init__(self, rope: RopeSpec, max_positions: int, device: torch.device) -> None:
         cos, sin = rope_tables(rope, max_positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
+
+    @cached_property
+    def by_pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin as `KeyBias` has them; kept only where a layer asks."""
+        return angle_table(self.cos), angle_table(self.sin)
 
 
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,12 +45,13 @@ class DenseWeights:
     """Weights kept as they come, in the dtype of their storage.
 
     storage: by part, the tensor to copy into; a view if the part is a slice of a merged weight or
-    is stored transposed. offset: what is added to each element.
+    is stored transposed. offset: what is added to each element. is_loaded: whether all parts are.
     """
 
     def __init__(self, storage: Mapping[str, torch.Tensor], offset: float = 0.0) -> None:
         self._storage = storage
         self._offset = offset
+        self.is_loaded = False
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {part: tuple(tensor.shape) for part, tensor in self._storage.items()}
@@ -59,7 +60,7 @@ class DenseWeights:
         self._storage[part].copy_(tensor.float() + self._offset if self._offset else tensor)
 
     def finish(self) -> None:
-        """Nothing to pack."""
+        self.is_loaded = True
 
 
 class PackedWeights:

@@ -49,7 +49,6 @@ class Gemma2Block:
         self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm = (
             make.rms_norm(size, spec.norm_eps, offset=1.0) for _ in range(4)
         )
-        self.qkv = make.qkv_linear(size, heads, bias=traits.bias)
         self.attention = make.attention(
             layer,
             heads,
@@ -57,6 +56,7 @@ class Gemma2Block:
             rope=spec.ropes[layer],
             scores=ScoreOptions(soft_cap=traits.score_cap),
         )
+        self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.bias)
         self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)

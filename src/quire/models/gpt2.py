@@ -40,8 +40,8 @@ class GPT2Block:
         size, eps = spec.hidden_size, spec.norm_eps
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention_norm = make.layer_norm(size, eps)
-        self.qkv = make.linear(size, 3 * size, bias=True, transposed=True)
         self.attention = make.attention(layer, heads, scale=scale)
+        self.qkv = make.fused_qkv_linear(size, self.attention, self.attention_norm)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(size, size, bias=True, transposed=True)
         self.mlp_norm = make.layer_norm(size, eps)

@@ -48,10 +48,10 @@ class LlamaBlock:
         size, eps = spec.hidden_size, spec.norm_eps
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention_norm = make.rms_norm(size, eps)
-        self.qkv = make.qkv_linear(size, heads, bias=traits.qkv_bias)
         self.attention = make.attention(
             layer, heads, rope=spec.ropes[layer], qk_norm_eps=eps if traits.qk_norm else None
         )
+        self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.qkv_bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
         self.mlp_norm = make.rms_norm(size, eps)

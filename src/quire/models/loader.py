@@ -1,7 +1,8 @@
 """From a checkpoint folder to a model in memory, tensor by tensor.
 
 All names and shapes are checked against the files' headers before the first byte of a weight is
-read, so a wrong checkpoint fails at once and not after minutes.
+read, so a wrong checkpoint fails at once and not after minutes. Numbers are checked as each tensor
+is read: one that is not finite would make every answer NaN.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def load_model(
     load_format: "auto" and "safetensors" read the folder's files; "dummy" fills with random
     numbers from `seed` and reads no weight file. progress: tell on stderr how far it has come.
     Raises ConfigError: unknown architecture or format, broken or missing file, tensors that are
-    missing, unexpected or of a wrong shape.
+    missing, unexpected, of a wrong shape, or not finite in the model's dtype.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format={load_format!r}: use auto, safetensors or dummy")
@@ -63,7 +64,8 @@ def load_model(
     if spec.tie_word_embeddings and _has_own_head(tensors, model.weight_map):
         model = create(replace(spec, tie_word_embeddings=False), factory)
     plan = _match(tensors, model, folder)
-    _fill((target for _, target in plan), _read(plan, checkpoint.files, progress))
+    weights = _read(plan, checkpoint.files, getattr(torch, spec.dtype), progress)
+    _fill((target for _, target in plan), weights)
     return model
 
 
@@ -143,7 +145,10 @@ def _listed(names: Sequence[str], noun: str) -> str:
 
 
 def _read(
-    plan: Iterable[tuple[TensorInfo, WeightTarget]], files: Sequence[Path], progress: bool
+    plan: Iterable[tuple[TensorInfo, WeightTarget]],
+    files: Sequence[Path],
+    dtype: torch.dtype,
+    progress: bool,
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
@@ -152,7 +157,35 @@ def _read(
     for file in track(files, PROGRESS_LABEL, shown=progress):
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
-                yield target, opened.get_tensor(tensor.name)
+                weight = opened.get_tensor(tensor.name)
+                _refuse_not_finite(weight, tensor, dtype)
+                yield target, weight
+
+
+def _refuse_not_finite(weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dtype) -> None:
+    """Raises ConfigError unless every number of `weight` is finite on disk and in `dtype`. One pass
+    over memory, as fast as the copy that follows."""
+    extremes = torch.stack(weight.aminmax())  # NaN if any number is
+    if extremes.to(dtype).isfinite().all():
+        return
+    broken = ~weight.isfinite()
+    if broken.any():
+        place = [int(i) for i in broken.nonzero()[0]]
+        raise ConfigError(
+            f"{tensor.file}: tensor {tensor.name!r} holds {weight[tuple(place)].item()} at "
+            f"{place}, and {int(broken.sum())} of its {weight.numel()} numbers are not finite; the "
+            "file is damaged, or the model was saved broken: fetch the checkpoint again, or use "
+            "another one"
+        )
+    largest = extremes[extremes.abs().argmax()]
+    wider = [
+        name for name in ("bfloat16", "float32") if largest.to(getattr(torch, name)).isfinite()
+    ]
+    advice = f"give dtype={' or '.join(map(repr, wider))}" if wider else "use another checkpoint"
+    raise ConfigError(
+        f"{tensor.file}: tensor {tensor.name!r} holds {largest.item():g}, which is infinite in "
+        f"{str(dtype).removeprefix('torch.')}; {advice}"
+    )
 
 
 def _fill(

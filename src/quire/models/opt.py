@@ -52,8 +52,8 @@ class OPTBlock:
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._norm_before = traits.norm_before
         self.attention_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
-        self.qkv = make.qkv_linear(size, heads, bias=bias)
         self.attention = make.attention(layer, heads)
+        self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.linear(size, size, bias=bias)
         self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)

@@ -83,7 +83,15 @@ def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
     if settings.device_state:
         choice = replace(choice, backend=SplittableAttention(choice.backend))
     formats = QuantizedFormats(settings.quantization, ops)
-    factory = LayerFactory(ops, choice.backend, dtype, device, settings.max_model_len, formats)
+    factory = LayerFactory(
+        ops,
+        choice.backend,
+        dtype,
+        device,
+        settings.max_model_len,
+        formats,
+        quantized_cache=kv_dtype == torch.int8,
+    )
     with torch.inference_mode():
         model = load_model(
             spec,

@@ -5,17 +5,17 @@ k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None
 key_bias=None, value_bias=None)`
 → [T, H, D] in q's dtype, newly allocated.
 
-q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one
-dtype and strides, tokens contiguous; H is a multiple of K and query head h reads kv head
-h // (H / K). k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`quire.ops.rope_and_write_kv`):
-its numbers are element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias`
-of K, float32 [K, D] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is the block of its
-tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries query_start_loc[r] …
-query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens (int32 [R]). window:
-tokens that a query sees, itself included. A query at position p sees keys max(0, p - window + 1)
-… p and nothing else is read: memory beyond may hold NaN. A row without queries may have any length.
-max_query_len: what the host knows of the rows' queries without asking the device; 1 promises that
-no row has more, and then nothing is read on the host.
+q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one dtype
+and strides, tokens contiguous; H is a multiple of K and query head h reads kv head h // (H / K).
+k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`quire.ops.rope_and_write_kv`): its numbers
+are element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias` of K,
+float32 [K, D] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is
+the block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
+query_start_loc[r] … query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens
+(int32 [R]). window: tokens that a query sees, itself included. A query at position p sees keys
+max(0, p - window + 1) … p and nothing else is read: memory beyond may hold NaN. A row without
+queries may have any length. max_query_len: what the host knows of the rows' queries without asking
+the device; 1 promises that no row has more, and then nothing is read on the host.
 
 The score of head h for the query at p and the key at k is s = scale · q·k; then, where given,
 soft_cap · tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118, section 2), plus alibi_slopes[h] · (k - p)
