@@ -132,10 +132,15 @@ def variants(ops: OpSet) -> Iterator[Variant]:
 
 
 class Reader:
-    """The bundled model in one variant, reading a window as one sequence."""
+    """A model in one variant, reading a window as one sequence. kv_dtype: of its cache."""
 
     def __init__(
-        self, spec: ModelSpec, folder: Path, factory: LayerFactory, backend: AttentionBackend
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        factory: LayerFactory,
+        backend: AttentionBackend,
+        kv_dtype: str,
     ) -> None:
         self._model: CausalLM = load_model(spec, folder, factory, progress=False)
         self._backend = backend
@@ -145,9 +150,9 @@ class Reader:
             BLOCK_SIZE,
             spec.num_kv_heads,
             spec.head_dim,
-            KV_DTYPES[spec.dtype][0],
+            *KV_DTYPES[kv_dtype],
         )
-        dtype: torch.dtype = getattr(torch, spec.dtype)
+        dtype: torch.dtype = getattr(torch, kv_dtype)
         self._kv = KVPool.allocate(layout, blocks, dtype, torch.device("cpu"))
 
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:
@@ -238,6 +243,7 @@ def main() -> None:
             folder,
             LayerFactory(ops, backend, dtype, torch.device("cpu"), WINDOW, each),
             backend,
+            spec.dtype,
         )
         for each in variants(ops)
     }
