@@ -35,7 +35,7 @@ for threads in 1 2; do
 done
 $python benchmarks/quantization_formats_cpu.py --output $results/quantization_formats_cpu.json
 $python benchmarks/quantization_quality.py --output $results/quantization_quality.json
-$python benchmarks/kv_cache_quality.py --output $results/kv_cache_quality.json
+$python benchmarks/kv_cache_quality.py --max-bytes 2000 --output $results/kv_cache_quality.json
 peers=()
 if [[ -n "${PEERS_PYTHON:-}" ]]; then
   converted=$(mktemp -d)
