@@ -33,7 +33,7 @@ SUB_ROOMS = {
         "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "routes",
         "app", "processes",
     ),
-    "engine": ("core", "clients", "model_front", "build", "supervision"),
+    "engine": ("core", "clients", "model_front", "kernel_choice", "build", "supervision"),
 }  # fmt: skip
 """Of packages that have some, lower ones first."""
 MAX_FILES = 20

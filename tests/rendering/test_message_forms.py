@@ -304,7 +304,7 @@ def test_content_form_of_each_role() -> None:
     parts = [message(role, TWO_PARTS) for role in ("system", "user", "assistant", "tool")]
     shown = "<<SYS>>uno\ndue<</SYS>>[INST]unodue[/INST]unodue[RESULT]uno\ndue[/RESULT]"
     assert template.render(parts, add_generation_prompt=False) == shown
-    with pytest.raises(RequestError, match=r"Message 0 .*'image'.*takes text only"):
+    with pytest.raises(RequestError, match=r"messages\[0\].*'image'.*takes text only"):
         template.render([message("system", [{"type": "image"}])])
 
 

@@ -117,7 +117,8 @@ def ready(tokenizer: Tokenizer | None) -> Ready:
     size = 500 if tokenizer is None else tokenizer.vocab_size + 3
     renderer = Renderer(tokenizer, CHAT_TEMPLATE, size)
     model = ServedModel(("m",), "m", 1, ModelFront(renderer, frozenset(), {}), 0)
-    return Ready(cast("Any", None), model, EngineCapacity(4096, 8, 256, 16, 512, 8192))
+    capacity = EngineCapacity(4096, 8, 256, 16, 512, 8192, (None,), uses_priority=False)
+    return Ready(cast("Any", None), model, capacity)
 
 
 def job(tokenizer: Tokenizer | None, output: Sequence[int], cuts: Sequence[int]) -> ScriptedJob:
@@ -138,6 +139,9 @@ class Sink:
 
     def __init__(self) -> None:
         self.data = b""
+
+    async def start(self) -> None:
+        return
 
     def write(self, data: bytes) -> None:
         self.data += data

@@ -53,6 +53,7 @@ _ONE, _SMALL = 0x3F80, 0x3C00  # 1 and 2**-7 in bfloat16
 
 # Attention as in a model of the shape of Qwen3-0.6B.
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK = 16, 8, 128, 16
+_NO_BIASES = (*(None,) * 4, *(0,) * 3, None)  # of K and of V, as csrc/paged_attention.cpp has them
 _FEW_ROWS_SEE, _MANY_ROWS_SEE = 1024, 256
 
 Call = Callable[[], object]
@@ -181,6 +182,7 @@ def _attention_calls(
             0,
             _BFLOAT16,
             _INT8 if is_int8 else _BFLOAT16,
+            *_NO_BIASES,
         )
 
     return _with_both_rows(libraries, call)

@@ -50,9 +50,24 @@ def checked_messages(messages: object, *, text_only: bool = False) -> list[Messa
     return cast("list[Message]", data)
 
 
-def plain_messages(messages: object) -> list[Message]:
-    """As `checked_messages`, reasoning under all of its names. None values stay."""
-    return [_with_reasoning_names(message) for message in checked_messages(messages)]
+def plain_messages(messages: Sequence[Any]) -> list[Message]:
+    """Copies of `messages` as plain data, reasoning under all of its names. None values stay.
+
+    For any role and content: what clients may send, `check_messages` says. RequestError when there
+    are none or one is no object with a role.
+    """
+    if isinstance(messages, str | Mapping) or not messages:
+        check_messages(plain_data(messages))
+    found: list[Message] = []
+    for index, value in enumerate(messages):
+        data = plain_data(value)
+        if not isinstance(data, dict) or not isinstance(cast("Message", data).get("role"), str):
+            raise RequestError(
+                f"messages[{index}] is {_short(value)}. "
+                'Each message must be an object with a string "role".'
+            )
+        found.append(_with_reasoning_names(cast("Message", data)))
+    return found
 
 
 def fit_messages(
@@ -112,7 +127,7 @@ def _normal_part(part: Any) -> Any:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    if fields.get("type", "text") in TEXT_PART_TYPES:
+    if fields and fields.get("type", "text") in TEXT_PART_TYPES:
         return {**fields, "type": "text"}
     if fields.get("type") == "refusal" and isinstance(fields.get("refusal"), str):
         return {"type": "text", "text": fields["refusal"]}
