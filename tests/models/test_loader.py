@@ -346,7 +346,7 @@ def test_third_party_architecture(
         "[quire.models]\nMyForCausalLM = quire.models.llama:LlamaModel\n"
     )
     (package / "quire_plugin_of_a_test.py").write_text(
-        "from quire.config import families\nread = families._read_llama\n"
+        "from quire.config.families.llama import read_llama\n\nread = read_llama\n"
     )
     monkeypatch.syspath_prepend(package)
     source, folder = originals("llama"), tmp_path / "model"

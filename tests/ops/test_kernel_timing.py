@@ -63,7 +63,7 @@ def test_the_least_seconds_of_rounds_but_the_first(
     """Turns red when page faults count as the slowness of the kernels that come first, or kernels
     do not take turns."""
     clock = Clock(monkeypatch)
-    seconds = {"a": [0.0001, 0.001], "b": [0.0002, 0.0003]}
+    seconds = {"a": [0.00001, 0.0001], "b": [0.00002, 0.00003]}
     calls = pretend(monkeypatch, clock, seconds)
     found = time_kernels(product, tuple(seconds), 2, PLATFORM)
     assert found == {isa: pytest.approx(tuple(times)) for isa, times in seconds.items()}
