@@ -169,7 +169,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             capacity_tokens=built.resolved.memory.capacity_tokens,
             windows=tuple(group.window for group in built.resolved.layout.groups),
             uses_priority=built.core.uses_priority,
-            description=built.providers,
+            description=built.report.kernels,
         ),
     )
 
