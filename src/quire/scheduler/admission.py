@@ -1,158 +1,84 @@
-"""Proves that a request can be served before it is queued."""
+"""Lets waiting groups in, in the policy's order, as far as tokens and blocks go."""
 
 from __future__ import annotations
 
-from quire.config.kv_layout import KVLayout
-from quire.errors import RequestError
-from quire.protocol.request import EngineRequest
-from quire.scheduler.sequence import is_stop
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.request import FinishReason
+from quire.scheduler.allocation import Allocation
+from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.state import SchedulerState
+from quire.scheduler.token_budget import TokenBudget
 
 __all__ = ["Admission"]
 
+Slots = npt.NDArray[np.int64]
+
 
 class Admission:
-    """Worst cases against the pool, so that the oldest group can always finish.
-
-    A request whose samples fit the pool together runs as one group and branches after its prompt;
-    otherwise its samples run as groups of their own, over the cached prefix.
-    """
+    """Between those that wait and those that run; drops who can no longer be served in time."""
 
     def __init__(
         self,
-        layout: KVLayout,
-        num_blocks: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        budget: TokenBudget,
+        allocation: Allocation,
     ) -> None:
-        self._layout = layout
-        self._num_blocks = num_blocks
-        self._max_num_seqs = max_num_seqs
-        self._max_step_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
+        self._state = state
+        self._lifecycle = lifecycle
+        self._budget = budget
+        self._allocation = allocation
 
-    def max_total_tokens(self, request: EngineRequest) -> int:
-        """Prompt plus output tokens at most. RequestError if the engine can never hold them, in as
-        many sequences as must run together."""
-        num_together = self._num_together(request)
-        num_prompt = len(request.prompt_token_ids)
-        if num_prompt == 0:
-            raise RequestError("the prompt is empty (0 tokens): give at least one token")
-        if num_prompt >= self._max_model_len:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, but the context holds {self._max_model_len} "
-                f"with at least one output token: shorten the prompt to "
-                f"{self._max_model_len - 1} tokens or raise max_model_len"
-            )
-        wanted = request.params.max_tokens
-        if request.is_open:
-            self._check_open(request)
-            num_prompt = self._longest_prompt(request)
-        total = self._max_model_len
-        if wanted is None:
-            total = min(total, self._largest_fit(num_together) + 1)
-        elif num_prompt + wanted < total:
-            total = num_prompt + wanted
-        if total <= num_prompt or num_together * self._worst_case(total) > self._num_blocks:
-            beams, width = "", ""
-            if num_together > 1:
-                beams, width = f" in each of its {num_together} beams", "lower the beam width, "
-            raise RequestError(
-                f"the request may need K/V for {max(total, num_prompt + 1) - 1} tokens "
-                f"({num_prompt} of the prompt){beams}, but all {self._num_blocks} blocks together "
-                f"hold {self._largest_fit(num_together)}{beams}: {width}lower max_tokens, shorten "
-                "the prompt or give the cache more memory"
-            )
-        _check_resumable(request, total)
-        return total
+    def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
+        """Admit waiting groups in order until one does not fit; it holds back all after it. They
+        compute with tokens that are left, or that running prompts after them had been given.
 
-    def _num_together(self, request: EngineRequest) -> int:
-        """Sequences that have to hold their K/V at the same time. Beams do; samples need not."""
-        if request.beams is None:
-            return 1
-        if request.beams.width > self._max_num_seqs:
-            raise RequestError(
-                f"the beam width is {request.beams.width}, but the engine computes "
-                f"{self._max_num_seqs} sequences at a time: lower it or raise max_num_seqs"
-            )
-        return request.beams.width
+        slots, tokens: what running sequences compute, [R]; what all compute then.
+        """
+        if not len(self._state.waiting):
+            return slots, tokens
+        if self._state.num_free_slots <= 0 and not self._lifecycle.park_one():
+            return slots, tokens
+        step = self._budget.open(slots, tokens)
+        while group := self._state.waiting.first(step.may_start, self._state.prefixes.num_uncached):
+            if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
+                self._drop(group)
+                continue
+            if any(sequence.num_pending for sequence in group.sequences):
+                break
+            if self._allocation.has_nothing_to_compute(group):
+                self._state.roster.park(group)
+                continue
+            budget = step.offered_to(group)
+            chunks = self._allocation.place(group, budget)
+            is_short = budget > 0 and not chunks
+            if is_short and self._lifecycle.free_idle(
+                is_last_resort=not self._state.roster.running
+            ):
+                continue
+            if not chunks:
+                break
+            self._state.roster.run(group)
+            step.admit(chunks)
+        return step.chosen()
 
-    def _check_open(self, request: EngineRequest) -> None:
-        limit, known = request.max_prompt_tokens, len(request.prompt_token_ids)
-        is_simple = request.params.n == 1 and request.beams is None
-        if not is_simple or len(request.output_token_ids):
-            raise RequestError("a request whose prompt arrives in pieces has one new sequence, n=1")
-        if limit is not None and not known <= limit < self._max_model_len:
-            raise RequestError(
-                f"max_prompt_tokens is {limit}: give at least the {known} that are there and less "
-                f"than the context of {self._max_model_len}"
-            )
+    def drop_late(self, now: float) -> None:
+        """End the waiting groups whose first token can no longer come before their deadline."""
+        for group in self._state.deadlines.pop_late(now, self._prefill_speed(now)):
+            self._drop(group)
 
-    def _longest_prompt(self, request: EngineRequest) -> int:
-        """Tokens that an open prompt may have in the end."""
-        if request.max_prompt_tokens is not None:
-            return request.max_prompt_tokens
-        room = min(self._max_model_len, self._largest_fit(1) + 1)
-        return max(room - (request.params.max_tokens or 1), len(request.prompt_token_ids))
+    def _prefill_speed(self, now: float) -> float:
+        """By which requests are dropped; 0.0, which drops nobody before time, while nothing runs:
+        a wrong estimate must not keep away those who would correct it."""
+        return self._state.speed.tokens_per_s(now) if self._state.roster.running else 0.0
 
-    def max_total_of_prompt(self, request: EngineRequest, num_prompt: int) -> int:
-        """Prompt plus output tokens at most if an open prompt ends with `num_prompt` tokens.
-        RequestError if it is not open or has become too long."""
-        if not request.is_open:
-            raise RequestError("the prompt of this request has ended: it cannot be extended")
-        longest = self._longest_prompt(request)
-        if num_prompt > longest:
-            raise RequestError(
-                f"the prompt would have {num_prompt} tokens, but may have {longest}: end the "
-                "request with what it has, or abort it"
-            )
-        max_total = self.max_total_tokens(request)
-        wanted = request.params.max_tokens
-        return max_total if wanted is None else min(max_total, num_prompt + wanted)
-
-    def split(self, request: EngineRequest, max_total_tokens: int) -> list[tuple[int, ...]]:
-        """Sample indices, by group."""
-        n = request.params.n
-        samples = range(request.first_sample, request.first_sample + n)
-        if request.beams is not None:
-            return [tuple(samples)]
-        fits = n * self._worst_case(max_total_tokens) <= self._num_blocks
-        if n <= self._max_num_seqs and fits:
-            return [tuple(samples)]
-        return [(sample,) for sample in samples]
-
-    def _worst_case(self, total: int) -> int:
-        """Blocks of one sequence; the last token's K/V are never needed."""
-        return self._layout.blocks_for(total - 1, self._max_step_tokens)
-
-    def _largest_fit(self, num_together: int) -> int:
-        """The most tokens whose K/V fit the pool so many times, by bisection: `blocks_for` is
-        monotonic."""
-        share = self._num_blocks // num_together
-        low, high = 0, self._max_model_len
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._layout.blocks_for(middle, self._max_step_tokens) <= share:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-def _check_resumable(request: EngineRequest, max_total: int) -> None:
-    """A request that comes with output has something left to generate. RequestError if not."""
-    output = request.output_token_ids
-    if request.beams is not None and (len(output) or request.first_sample):
-        raise RequestError("a beam search starts with its prompt: it cannot resume with output")
-    if len(output) and request.params.n > 1:
-        raise RequestError(f"a request that resumes has one sequence, not n = {request.params.n}")
-    if len(request.prompt_token_ids) + len(output) >= max_total:
-        raise RequestError(
-            f"the request comes with {len(output)} output tokens and may have "
-            f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
+    def _drop(self, group: SequenceGroup) -> None:
+        message = (
+            f"the first token cannot come within {group.request.scheduling.deadline_s:g} s of "
+            "the request's arrival (deadline_s), so its prompt was not computed: send it "
+            "again when the engine has less to do, or allow more time"
         )
-    if len(output) and is_stop(request, int(output[-1]), len(output)):
-        raise RequestError(
-            f"the request comes with output that ends in its stop token {int(output[-1])}: "
-            "nothing is left to generate"
-        )
+        self._lifecycle.fail(group, message, FinishReason.DEADLINE)
