@@ -48,7 +48,13 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
     tokens = rng.choice((8, 16, 30, 60, 200))
     num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
     num_host_blocks = rng.choice((0, 2, num_blocks // 2, 4 * num_blocks))
-    return replace(setup, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    return replace(
+        setup,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        ticket_steps=rng.choice(((0,), (0,), (0, 2, 1), (4, 0, 1))),
+        losses=rng.choice((0.0, 0.0, 0.1, 0.6)),
+    )
 
 
 def random_prompt(rng: random.Random, setup: Setup) -> list[int]:

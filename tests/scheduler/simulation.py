@@ -37,7 +37,6 @@ from quire.scheduler import (
     Scheduler,
     make_policy,
 )
-from quire.scheduler.sequence import GroupState
 from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30
@@ -62,6 +61,10 @@ class Setup:
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
+    ticket_steps: tuple[int, ...] = (0,)
+    """What copies from the host take after the step that starts them, ticket by ticket in turn."""
+    losses: float = 0.0
+    """Of the blocks that are copied from the host, those whose copies fail."""
 
 
 @dataclass
@@ -151,7 +154,10 @@ class Simulation:
             num_host_blocks=setup.num_host_blocks,
             poison=setup.poison,
             readers_fail=setup.readers_fail,
+            ticket_steps=lambda ticket: setup.ticket_steps[ticket % len(setup.ticket_steps)],
+            lose=lambda blocks: blocks[self._rng.random(len(blocks)) < setup.losses],
         )
+        self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
         self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
@@ -291,7 +297,9 @@ class Simulation:
         if len(self.in_flight) >= self.setup.depth:
             return False
         scheduler, table = self.scheduler, self.scheduler.state.table
-        oldest = scheduler.state.roster.running[0] if scheduler.state.roster.running else None
+        roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps
+        holders = [*roster.running, *(group for group in roster.blocked if group.is_coming_in)]
+        oldest = min(holders, key=lambda group: group.key, default=None)
         todo = table.todo()
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
@@ -301,15 +309,14 @@ class Simulation:
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
-            is_running = oldest.state is GroupState.RUNNING or oldest.request.is_open
-            assert is_running, "the oldest group was preempted"
+            assert oldest.has_slots or oldest.request.is_open, "the oldest group was preempted"
         if plan is None:
-            is_done = not scheduler.state.roster.groups or scheduler.waits_for_input
+            is_done = not roster.groups or scheduler.waits_for_input
             is_done |= scheduler.state.outputs.has_any  # what aborts gave leaves first
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
-        if len(decoding) <= self.setup.max_num_batched_tokens:
+        if len(decoding) <= self.setup.max_num_batched_tokens and not swaps.num_orphaned:
             for (slot, generation), computed in decoding.items():
                 if table.generation[slot] == generation:
                     assert table.num_computed[slot] == computed + 1, "a decode was starved"
@@ -338,10 +345,8 @@ class Simulation:
         """The device gives up: what is in flight never happens, and what runs fails."""
         self.in_flight.clear()
         self.executor.drop_queued()
-        running = {id(group) for group in self.scheduler.state.roster.running}
-        self.lost |= {
-            h for h, group in self.scheduler.state.roster.groups.items() if id(group) in running
-        }
+        groups = self.scheduler.state.roster.groups
+        self.lost |= {h for h, g in groups.items() if g.has_slots and not g.is_coming_in}
         self._take(self.scheduler.fail_running("the device is gone"))
         self.check()
 
@@ -354,6 +359,7 @@ class Simulation:
             for client in self.clients.values()
             if client.finish is None
         )
+        work *= 1 + max(self.setup.ticket_steps)
         bound = self.num_steps + 50 + 2 * self.setup.depth * work
         while self.scheduler.has_unfinished or self.in_flight:
             while self.plan():
@@ -385,7 +391,9 @@ class Simulation:
             assert row.num_computed_tokens < len(row.token_ids)
             self.standing[row.slot] = 0
         self.standing[plan.delta_slot] = plan.delta_tokens
-        assert 0 < self.standing.sum() <= self.setup.max_num_batched_tokens
+        assert self.standing.sum() <= self.setup.max_num_batched_tokens
+        swaps = self.scheduler.state.kv.swaps
+        assert self.standing.any() or swaps.are_under_way, "a step for nothing"
         self._check_prefill_limits()
         for fork in plan.forks:
             self.standing[fork.dst] = self.standing[fork.src]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.kv_cache.block_tables import BlockTables
+from quire.kv_cache.block_tables import BlockTables, first_block_needed
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
@@ -134,7 +134,6 @@ class KVManager:
         updates = self._updates.drain()
         for block in updates.copy_src:
             self.pool.release(block)
-        self.host.let_go()
         return updates
 
     def forget_updates(self, slots: Collection[int]) -> None:
@@ -182,6 +181,21 @@ class KVManager:
     def _release_backwards(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
             self.pool.release(block)
+
+    def num_intact(self, slot: int, num_tokens: int, lost: Collection[int]) -> int:
+        """How many of a slot's first tokens it still has if the blocks `lost` hold nothing: 0 if a
+        window would reach blocks before those that it has."""
+        kept = num_tokens
+        for table, first in zip(self._tables.by_group, self._tables.first, strict=True):
+            start, end = int(first[slot]), self._tables.blocks_for(num_tokens)
+            for index, block in enumerate(table[slot, start:end].tolist(), start):
+                if block in lost:
+                    kept = min(kept, index * self.block_size)
+                    break
+        for window, first in zip(self._tables.windows, self._tables.first, strict=True):
+            if first[slot] > first_block_needed(window, kept, self.block_size):
+                return 0
+        return kept
 
     def tables(self, slot: int) -> tuple[IntArray, ...]:
         """Copies of a slot's block tables, one per group; released entries are 0."""
@@ -270,5 +284,6 @@ class KVManager:
         references.update(self._tables.entries())
         for held in self._held:
             references.update(held.all_blocks())
+        references.update(self.swaps.held_blocks())
         self.pool.check_invariants(references)
         self.host.check_invariants()

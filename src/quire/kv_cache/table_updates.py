@@ -23,6 +23,7 @@ class TableUpdates:
     swap_out_dst: list[int] = field(default_factory=list[int])
     swap_in_src: list[int] = field(default_factory=list[int])
     swap_in_dst: list[int] = field(default_factory=list[int])
+    swap_in_ticket: list[int] = field(default_factory=list[int])
 
 
 class UpdateLog:
@@ -70,9 +71,11 @@ class UpdateLog:
         if not unused.isdisjoint(pending.swap_out_dst):
             _filter_pairs(pending.swap_out_src, pending.swap_out_dst, lambda b: b not in unused)
 
-    def swap_in(self, host: int, block: int) -> None:
+    def swap_in(self, ticket: int, host: int, block: int) -> None:
+        """Copy a host block to a device block, as part of the work under `ticket`."""
         self.pending.swap_in_src.append(host)
         self.pending.swap_in_dst.append(block)
+        self.pending.swap_in_ticket.append(ticket)
 
 
 def _filter_pairs(

@@ -4,6 +4,11 @@ A plan is a difference. The data side keeps one row per live sequence in a slot,
 in this order: leave → swap out → copy blocks → swap in → enter → extend → fork at the start, append
 → table updates → deltas → forward → fork → sample. All block copies read their sources before any
 destination is written, and no block is both source and destination of copies in one plan.
+
+Work that may take longer than its step runs under a ticket, a number that is never used again. A
+plan starts it; the result of that step or of any later one says that it is done or that it failed.
+Until then its blocks belong to it, and no row reads them. While tickets are out and no row can go
+on, plans that compute nothing are given, one at a time, and their results bring the news.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ __all__ = [
     "RowFailure",
     "StepPlan",
     "StepResult",
+    "TicketFailure",
     "TokenCandidates",
     "TokenLogprobs",
     "no_ints",
@@ -112,6 +118,7 @@ class StepPlan:
     swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
     copy_src, copy_dst: block ids, [number of copies].
     swap_in_src, swap_in_dst: host and device block ids, [number of copies in].
+    swap_in_ticket: the ticket of each of these copies; the copies of one ticket start together.
     enter: rows that come in.
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
@@ -132,6 +139,7 @@ class StepPlan:
     copy_dst: IntArray = field(default_factory=no_ints)
     swap_in_src: IntArray = field(default_factory=no_ints)
     swap_in_dst: IntArray = field(default_factory=no_ints)
+    swap_in_ticket: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
     extend: tuple[ExtendPrompt, ...] = ()
     start_fork_src: IntArray = field(default_factory=no_ints)
@@ -145,6 +153,13 @@ class StepPlan:
     delta_slot: IntArray = field(default_factory=no_ints)
     delta_tokens: IntArray = field(default_factory=no_ints)
     forks: tuple[ForkRow, ...] = ()
+
+    @property
+    def started(self) -> tuple[int, ...]:
+        """Tickets that start with this plan, in order."""
+        if not len(self.swap_in_ticket):
+            return ()
+        return tuple(sorted(set(self.swap_in_ticket.tolist())))
 
     @property
     def keeps_rows(self) -> bool:
@@ -209,6 +224,18 @@ class RowFailure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class TicketFailure:
+    """Work under a ticket that failed; its other blocks are as if it were done.
+
+    blocks: int32, device blocks whose K/V did not arrive.
+    """
+
+    ticket: int
+    blocks: IntArray
+    message: str
+
+
 def _nothing() -> Mapping[int, Any]:
     return _NOTHING
 
@@ -223,6 +250,7 @@ class StepResult:
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
     failed: rows that produced nothing valid; their requests fail, nobody else's.
+    done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
     seconds: that the step computed, 0.0 if nobody measured it.
     """
 
@@ -234,3 +262,5 @@ class StepResult:
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=_nothing)
     failed: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
+    done: tuple[int, ...] = ()
+    failed_tickets: tuple[TicketFailure, ...] = ()

@@ -13,7 +13,7 @@ from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import StepResult
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.sequence import GroupState, Sequence, is_stop
+from quire.scheduler.sequence import Sequence, is_stop
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["ResultIntake"]
@@ -170,7 +170,7 @@ class ResultIntake:
             and sequence.names[bad_block : bad_block + 1] == [name]
         }
         for group in readers.values():
-            if group.state is GroupState.RUNNING:
+            if group.has_slots:
                 self._lifecycle.preempt(group, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:
