@@ -125,8 +125,8 @@ def test_a_pin_ends_by_time_or_by_word() -> None:
     simulation.plan()
     assert simulation.scheduler.stats().num_used_blocks == 0
     simulation, handle = pinned()
-    assert simulation.scheduler.unpin(handle)
-    assert not simulation.scheduler.unpin(handle)
+    assert simulation.scheduler.state.pins.release(handle)
+    assert not simulation.scheduler.state.pins.release(handle)
     assert simulation.scheduler.stats().num_used_blocks == 0
 
 

@@ -165,7 +165,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             block_size=chosen.block_size,
             num_blocks=chosen.num_kv_blocks,
             capacity_tokens=built.resolved.memory.capacity_tokens,
-            description=built.providers,
+            description=built.report.kernels,
         ),
     )
 

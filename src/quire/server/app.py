@@ -17,6 +17,7 @@ from starlette.responses import Response
 import quire
 from quire.errors import QuireError
 from quire.server.backend import Backend
+from quire.server.control_routes import control_router
 from quire.server.errors import CLIENT_LEFT, RefusedError, error_reply
 from quire.server.front_board import FrontBoard
 from quire.server.gate import Gate
@@ -60,6 +61,8 @@ def create_app(
     )
     openai = openai_router(services)
     others = text_router(services), ops_router(services), prefix_router(services)
+    if settings.enable_engine_control:
+        others = (*others, control_router(services))
     for router in (openai, *others):
         app.include_router(router)
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
