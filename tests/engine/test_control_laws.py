@@ -141,11 +141,27 @@ def test_a_sleeping_engine_refuses_and_wakes(depth):
 
 
 @pytest.mark.parametrize("level", [0, 3, -1])
-def test_a_level_that_is_none_changes_nothing(level):
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_a_level_that_is_none_changes_nothing(level, mode: PauseMode):
+    """Turns red when admission stays closed, or requests end for nothing."""
     engine = started(2)
     with pytest.raises(RequestError, match=f"sleep level is {level}"):
-        control(engine, Sleep(level))
+        control(engine, Sleep(level, mode))
+    (late,) = engine.add([7, 8, 9])
     engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens([7, 8, 9], 8, 0)
+    check_all(engine)
+
+
+@DEPTHS
+def test_who_stops_waiting_for_a_pause_goes_on(depth):
+    """As Ctrl-C does."""
+    engine = started(depth)
+    assert not engine.core.is_ready_for(Pause("wait"))
+    engine.core.stop_waiting()
+    (late,) = engine.add([7, 8, 9])
+    engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens([7, 8, 9], 8, 0)
     check_all(engine)
 
 

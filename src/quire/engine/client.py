@@ -68,8 +68,12 @@ class InProcessClient:
         self._core.abort(list(handles))
 
     def control(self, op: ControlOp) -> Report:
-        while not self._core.is_ready_for(op):
-            self._held.append(self._core.step(time.monotonic()))
+        try:
+            while not self._core.is_ready_for(op):
+                self._held.append(self._core.step(time.monotonic()))
+        except BaseException:
+            self._core.stop_waiting()
+            raise
         return self._core.control(op, time.monotonic())
 
     @property

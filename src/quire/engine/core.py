@@ -82,6 +82,10 @@ class EngineCore:
         self._scheduler.hold_admission(is_held=True)
         return not self._scheduler.has_admitted
 
+    def stop_waiting(self) -> None:
+        """The operation that `is_ready_for` was asked about follows now, or never."""
+        self._scheduler.hold_admission(is_held=False)
+
     def control(self, op: ControlOp, now: float) -> Report:
         """Carry out an operation, after the steps in flight if it needs that; what they gave comes
         with the next `step`. Raises what the operation says of itself."""
@@ -95,6 +99,7 @@ class EngineCore:
         if isinstance(op, Unpin):
             return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
         self._settle()
+        self.stop_waiting()
         if isinstance(op, ResetPrefixCache):
             scheduler.reset_prefix_cache(reset_running=op.reset_running)
         elif isinstance(op, Pause):
@@ -140,7 +145,6 @@ class EngineCore:
 
     def _set_paused(self, *, is_paused: bool) -> None:
         self._is_paused = is_paused
-        self._scheduler.hold_admission(is_held=False)
         self._report = replace(self._report, is_paused=is_paused)
 
     def _sleep(self, op: Sleep) -> Report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections import deque
 
 from quire.engine.client_table import ClientTable, ConnectedClient, split_by_client
 from quire.engine.core import EngineCore
@@ -83,7 +82,7 @@ class CoreLoop:
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
         self._clients = ClientTable()
         self._is_stopped = False
-        self._operations: deque[tuple[int, Control]] = deque()  # asked for by which client
+        self._operations: list[tuple[int, Control]] = []  # asked for by which client
         self._version = 0
         self._counts = dict.fromkeys(
             ("generation_tokens_total", "requests_total", "refused_total", "aborted_total"), 0
@@ -119,9 +118,13 @@ class CoreLoop:
     # --- operations -----------------------------------------------------------------------------
 
     def _control(self) -> None:
-        """Carry out the operations that were asked for, in order, up to one that has to wait."""
-        while self._operations and self._core.is_ready_for(self._operations[0][1].op):
-            client_id, message = self._operations.popleft()
+        """Carry out the operations that were asked for, in order; one that has to wait for requests
+        to end lets those after it go first."""
+        operations, self._operations = self._operations, []
+        for client_id, message in operations:
+            if not self._core.is_ready_for(message.op):
+                self._operations.append((client_id, message))
+                continue
             report, reason = None, ""
             try:
                 report = self._core.control(message.op, time.monotonic())
