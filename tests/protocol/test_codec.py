@@ -122,7 +122,7 @@ OUTPUTS = st.integers(0, 6).flatmap(
         EngineOutput,
         handles=hnp.arrays(np.int64, size, elements=st.integers(0, 2**60)),
         token_ids=hnp.arrays(np.int32, size, elements=st.integers(0, 2**31 - 1)),
-        logprobs=st.dictionaries(st.integers(0, 9), LOGPROBS, max_size=2),
+        logprobs=st.dictionaries(st.integers(0, 9), st.lists(LOGPROBS, max_size=2), max_size=2),
         prompt_logprobs=st.dictionaries(
             st.integers(0, 9),
             st.builds(PromptLogprobs, st.integers(1, 9), st.tuples(LOGPROBS)),

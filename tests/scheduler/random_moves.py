@@ -48,7 +48,10 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
     tokens = rng.choice((8, 16, 30, 60, 200))
     num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
     num_host_blocks = rng.choice((0, 2, num_blocks // 2, 4 * num_blocks))
-    return replace(setup, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    max_drafts = rng.choice((0, 0, 1, 3, 6))
+    return replace(
+        setup, num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_drafts=max_drafts
+    )
 
 
 def random_prompt(rng: random.Random, setup: Setup) -> list[int]:

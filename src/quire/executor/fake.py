@@ -15,12 +15,15 @@ import numpy.typing as npt
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
+    IntArray,
     RowFailure,
+    RowTokens,
     StepPlan,
     StepResult,
     TokenCandidates,
     TokenLogprobs,
 )
+from quire.runner.drafts import counts_of, draw_in_turns
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
@@ -170,11 +173,15 @@ class FakeExecutor:
         hidden, failures = self._forward(rows)
         self._rows.commit_computed(rows)
         asked = [slot for slot in hidden if self._streams[slot].num_candidates]
-        candidates = {slot: self._candidates_of(slot, hidden.pop(slot)) for slot in asked}
-        slots, tokens = self._sample(plan, hidden, failures)
-        self._rows.append(slots, tokens)
+        candidates = {slot: self._candidates_of(slot, hidden.pop(slot)[0]) for slot in asked}
+        drawn = self._sample(plan, hidden, failures)
         return StepResult(
-            plan.step_id, slots.astype(np.int32), tokens, candidates, failed=tuple(failures)
+            plan.step_id,
+            drawn.slots.astype(np.int32),
+            drawn.token_ids,
+            candidates,
+            failed=tuple(failures),
+            counts=counts_of(drawn),
         )
 
     def _copy_blocks(self, plan: StepPlan) -> None:
@@ -188,8 +195,8 @@ class FakeExecutor:
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]
 
-    def _forward(self, rows: ScheduledRows) -> tuple[dict[int, int], list[RowFailure]]:
-        """What layer 2 reads at the last token of each row that samples."""
+    def _forward(self, rows: ScheduledRows) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        """What layer 2 reads at the last token of each row that samples, and at its drafts."""
         spans = [
             (int(slot), int(start), int(start + count))
             for slot, start, count in zip(
@@ -215,8 +222,13 @@ class FakeExecutor:
         failures.sort(key=lambda failure: failure.slot)
         failed = {failure.slot for failure in failures}
         hidden = {
-            slot: self._model.read(self._contents(1, slot, end), end - 1)
-            for (slot, _, end), samples in zip(spans, rows.samples, strict=True)
+            slot: [
+                self._model.read(self._contents(1, slot, end), position)
+                for position in range(end - 1 - drafts, end)
+            ]
+            for (slot, _, end), samples, drafts in zip(
+                spans, rows.samples, rows.num_drafts.tolist(), strict=True
+            )
             if samples and slot not in failed
         }
         return hidden, failures
@@ -245,8 +257,8 @@ class FakeExecutor:
         return False
 
     def _sample(
-        self, plan: StepPlan, hidden: dict[int, int], failures: list[RowFailure]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        self, plan: StepPlan, hidden: dict[int, list[int]], failures: list[RowFailure]
+    ) -> RowTokens:
         sources = {slot: slot for slot in hidden}
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
@@ -257,13 +269,17 @@ class FakeExecutor:
             else:
                 failures.append(RowFailure(fork.dst, f"its source, slot {fork.src}, failed"))
         slots = np.array(sorted(sources), np.int64)
-        tokens = [
-            self._model.draw(
-                hidden[sources[slot]], self._streams[slot].seed, self._sample_index[slot]
-            )
-            for slot in slots.tolist()
-        ]
-        return slots, np.array(tokens, np.int32)
+
+        def draw(index: npt.NDArray[np.int64], turn: int) -> IntArray:
+            tokens = [
+                self._model.draw(
+                    hidden[sources[slot]][turn], self._streams[slot].seed, self._sample_index[slot]
+                )
+                for slot in slots[index].tolist()
+            ]
+            return np.array(tokens, np.int32)
+
+        return draw_in_turns(self._rows, slots, draw)
 
     def _candidates_of(self, slot: int, hidden: int) -> TokenCandidates:
         row, scores = self._streams[slot], self._model.scores(hidden)

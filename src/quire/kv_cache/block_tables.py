@@ -84,6 +84,16 @@ class BlockTables:
         self.first[group][slot] = max(start, end)
         return blocks
 
+    def cut(self, slot: int, num_blocks: int) -> list[list[int]]:
+        """Empty the entries from index `num_blocks` on; the blocks that they held, per group."""
+        blocks: list[list[int]] = []
+        for table, first in zip(self.by_group, self.first, strict=True):
+            start, end = max(num_blocks, int(first[slot])), int(self.num_blocks[slot])
+            blocks.append(table[slot, start:end].tolist())
+            table[slot, start:end] = 0
+        self.num_blocks[slot] = num_blocks
+        return blocks
+
     def clear(self, slot: int) -> list[list[int]]:
         """Empty a slot's tables; the blocks that they held, per group."""
         held = [self.held(slot, group) for group in range(self.num_groups)]

@@ -127,6 +127,14 @@ class KVManager:
             self._updates.entries(group, [slot], [index], [block])
         self._shares_tail[slot] = False
 
+    def give_back(self, slots: Slots, ends: Slots) -> None:
+        """Take back the blocks of `slots` [R] that lie wholly beyond their first `ends` [R] tokens:
+        those of drafts that were not accepted."""
+        kept = -(-ends // self.block_size)
+        for i in (self._tables.num_blocks[slots] > kept).nonzero()[0].tolist():
+            for blocks in self._tables.cut(int(slots[i]), int(kept[i])):
+                self._release_backwards(blocks)
+
     # --- what changed --------------------------------------------------------------------------
 
     def drain(self) -> TableUpdates:

@@ -112,8 +112,9 @@ class EngineOutput:
     """What one step gave to the clients.
 
     handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
-    logprobs, prompt_logprobs: by handle, for sequences that asked; prompt logprobs arrive in
-        pieces, and a piece may come again after a preemption.
+        A sequence that grew by several tokens is there several times, in their order.
+    logprobs: by handle, one per token, for sequences that asked. prompt_logprobs: likewise by
+        handle; they arrive in pieces, and a piece may come again after a preemption.
     num_cached_tokens: by handle, once, when its first step is planned: of sample 0, and of every
         sample that does not branch off from another one.
     finished: sequences that ended with this step (their last token is in `token_ids`, or they are
@@ -122,7 +123,7 @@ class EngineOutput:
 
     handles: npt.NDArray[np.int64]
     token_ids: IntArray
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     finished: tuple[SequenceFinish, ...] = ()

@@ -2,8 +2,9 @@
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
 in this order: leave → swap out → copy blocks → swap in → enter → extend → fork at the start, append
-→ table updates → deltas → forward → fork → sample. All block copies read their sources before any
-destination is written, and no block is both source and destination of copies in one plan.
+→ table updates → deltas, drafts → forward → fork → sample and verify. All block copies read their
+sources before any destination is written, and no block is both source and destination of copies in
+one plan.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ __all__ = [
     "EnterRow",
     "ExtendPrompt",
     "ForkRow",
+    "NOTHING_DRAWN",
     "IntArray",
     "PromptLogprobs",
     "RowFailure",
+    "RowTokens",
     "StepPlan",
     "StepResult",
     "TokenCandidates",
@@ -109,6 +112,12 @@ class StepPlan:
     kept until the next change; a step that changes nothing is an empty difference. A row whose
     computed count reaches its total count in this step samples its next token.
 
+    Drafts are guesses at the tokens that follow the row's last one. The step computes them after
+    the standing tokens and verifies them: it draws the token of each position in turn, and goes on
+    while the draw equals the draft. A row with D drafts gets 1 to 1 + D tokens, the same ones as
+    without drafts, and what it computed of the other drafts is dropped. The counts of the plan side
+    are upper bounds until it has the result; the row knows its own, and no plan names a position.
+
     leave: slots whose sequences are gone.
     swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
     copy_src, copy_dst: block ids, [number of copies].
@@ -122,6 +131,8 @@ class StepPlan:
     append_slot, append_token: [number of tokens], after these forks: the next token of the row is
         the one that the plan side chose.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
+    draft_slot, draft_token: [number of drafts], row after row in the order of their positions:
+        drafts of rows that sample in this step. They hold for this step alone.
     forks: rows that branch off after the forward.
     """
 
@@ -145,6 +156,8 @@ class StepPlan:
     table_block: IntArray = field(default_factory=no_ints)
     delta_slot: IntArray = field(default_factory=no_ints)
     delta_tokens: IntArray = field(default_factory=no_ints)
+    draft_slot: IntArray = field(default_factory=no_ints)
+    draft_token: IntArray = field(default_factory=no_ints)
     forks: tuple[ForkRow, ...] = ()
 
     @property
@@ -161,6 +174,7 @@ class StepPlan:
             or len(self.start_fork_src)
             or len(self.append_slot)
             or len(self.delta_slot)
+            or len(self.draft_slot)
         )
 
 
@@ -217,6 +231,37 @@ class RowFailure:
         return cls(slot, str(error), isinstance(error, RequestError))
 
 
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """Tokens that rows have drawn: counts int64 [R] for slots int64 [R], in token_ids int32 row
+    after row."""
+
+    slots: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    token_ids: IntArray
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Index of the first token of each row: [R]."""
+        return np.cumsum(self.counts) - self.counts
+
+    def of_row(self, index: int) -> list[int]:
+        """Token ids of one row."""
+        start = int(self.starts[index])
+        return self.token_ids[start : start + int(self.counts[index])].tolist()
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> RowTokens:
+        """The rows where `rows` [R] is true."""
+        if rows.all():
+            return self
+        token_ids = self.token_ids[np.repeat(rows, self.counts)]
+        return RowTokens(self.slots[rows], self.counts[rows], token_ids)
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+NOTHING_DRAWN = RowTokens(_NO_ROWS, _NO_ROWS, EMPTY_INTS)
+
+
 def _nothing() -> Mapping[int, Any]:
     return _NOTHING
 
@@ -225,9 +270,11 @@ def _nothing() -> Mapping[int, Any]:
 class StepResult:
     """What one step computed.
 
-    slots, token_ids: int32 [N], the rows that sampled and what they drew; forked rows included.
+    slots: int32 [N], the rows that sampled, forked ones included. token_ids: int32 [sum of counts],
+        what they drew, row after row. counts: int32 [N], how many tokens each of them got; None is
+        one for each.
     candidates: by slot, of the rows that give candidates instead of drawing.
-    logprobs: by slot, for rows that asked.
+    logprobs: by slot, one per token, for rows that asked.
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
     failed: rows that produced nothing valid; their requests fail, nobody else's.
@@ -238,7 +285,16 @@ class StepResult:
     slots: IntArray
     token_ids: IntArray
     candidates: Mapping[int, TokenCandidates] = field(default_factory=_nothing)
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=_nothing)
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=_nothing)
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=_nothing)
     failed: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
+    counts: IntArray | None = None
+
+    @property
+    def drawn(self) -> RowTokens:
+        """What the rows have drawn, with the count of each."""
+        slots = self.slots.astype(np.int64)
+        if self.counts is None:
+            return RowTokens(slots, np.ones(len(slots), np.int64), self.token_ids)
+        return RowTokens(slots, self.counts.astype(np.int64), self.token_ids)

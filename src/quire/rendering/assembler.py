@@ -98,10 +98,13 @@ class OutputAssembler:
             if handle in self._sequences:
                 self._add_prompt_logprobs(self._sequences[handle], piece)
         handles, tokens = output.handles.tolist(), output.token_ids.tolist()
-        for handle, token in zip(handles, tokens, strict=True):
+        logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
+        last = {handle: i for i, handle in enumerate(handles) if handle in stops}
+        for i, (handle, token) in enumerate(zip(handles, tokens, strict=True)):
             sequence = self._sequences.get(handle)
             if sequence is not None:
-                self._append(sequence, token, output.logprobs.get(handle), handle in stops)
+                entry = next(logprobs[handle], None) if handle in logprobs else None
+                self._append(sequence, token, entry, last.get(handle) == i)
                 update.requests[sequence.request.output.request_id] = sequence.request.output
                 if sequence.renderer.stopped is not None:
                     self._end_by_string(handle, sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.protocol.step import RowFailure, StepPlan
@@ -62,7 +63,7 @@ class DeviceRunner:
         with self._queue.computing():
             host = HostPart(failed=self._apply(plan))
             rows = in_order_of_writing(self._rows.scheduled(), plan)
-            if not self._draws.serves(rows.slots[rows.samples]).all():
+            if not self._draws_on_device(rows.slots[rows.samples]).all():
                 self._settle(wait=True)
                 rows = in_order_of_writing(self._rows.scheduled(), plan)
             before = self._in_flight[-1] if self._in_flight else None
@@ -104,7 +105,7 @@ class DeviceRunner:
         forward = self._forward.compute(rows)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
-        sampled = {slot: i for i, slot in enumerate(forward.slots)}
+        sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
         drawn = self._sample(forward, sampled, step, host)
         self._state.note_computed(np.setdiff1d(rows.slots, drawn))
@@ -138,7 +139,7 @@ class DeviceRunner:
         pieces: list[DrawnPiece] = []
         if len(slots):
             logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
-            on_device = self._draws.serves(slots)
+            on_device = self._draws_on_device(slots)
             if not on_device.all():
                 self._draw_on_host(logits, slots[~on_device], index[~on_device], host)
                 slots, index = slots[on_device], index[on_device]
@@ -160,15 +161,21 @@ class DeviceRunner:
         )
         return np.concatenate([np.zeros(0, np.int64), *(piece.slots for piece in pieces)])
 
+    def _draws_on_device(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Of each row, whether the device draws its token. Drafts are verified by the host."""
+        return self._draws.serves(slots) & (self._rows.num_drafts[slots] == 0)
+
     def _draw_on_host(
         self, logits: torch.Tensor, slots: Slots, index: Slots, host: HostPart
     ) -> None:
         """All results before this step's are known."""
-        values = logits[self._queue.upload(index)].float().cpu()
-        sample = self._host_draws.sample(values, slots, np.arange(len(slots)))
-        self._rows.append(sample.slots, sample.token_ids)
-        self._state.note_drawn(sample.slots)
-        host.slots, host.token_ids = sample.slots, sample.token_ids
+        counts = 1 + self._rows.num_drafts[slots]
+        firsts = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(index - firsts, counts)
+        values = logits[self._queue.upload(places)].float().cpu()
+        sample = self._host_draws.sample(values, slots, firsts)
+        self._state.note_drawn(sample.drawn)
+        host.drawn = sample.drawn
         host.candidates, host.logprobs = sample.candidates, sample.logprobs
         host.failed += sample.failed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from quire.protocol.step import StepPlan
+from quire.protocol.step import RowTokens, StepPlan
 from quire.runner.decode_inputs import RowTensors
 from quire.runner.device_arena import ColumnSpec, DeviceArena, Words
 from quire.runner.device_queue import DeviceQueue
@@ -89,6 +89,9 @@ class DeviceState:
             self._copy_tokens(list(pairs))
             for slot in forked:
                 self._note_table(slot)
+        for slot in np.unique(plan.draft_slot).tolist():
+            start = int(self._rows.num_tokens[slot])
+            self._note_tokens(slot, start, start + int(self._rows.num_drafts[slot]))
         appended = plan.append_slot.astype(np.int64)
         if len(appended):
             at = self._rows.num_tokens[appended] - 1
@@ -99,10 +102,13 @@ class DeviceState:
             slots, places = plan.table_slot[of_group], plan.table_index[of_group]
             self._note(name, slots.astype(np.int64), self._rows.tables[group], places)
 
-    def note_drawn(self, slots: Slots) -> None:
-        """The host has drawn the last token of each of these rows [N]; the next step reads it."""
-        self._drawn.append((slots, self._rows.num_tokens[slots] - 1))
-        self._stale[slots] = True
+    def note_drawn(self, drawn: RowTokens) -> None:
+        """The host has drawn the last tokens of these rows; the next step reads them."""
+        slots, counts = np.repeat(drawn.slots, drawn.counts), drawn.counts
+        ends = self._rows.num_tokens[slots]
+        places = np.arange(len(slots)) - np.repeat(np.cumsum(counts), counts)
+        self._drawn.append((slots, ends + places))
+        self._stale[drawn.slots] = True
 
     def note_computed(self, slots: Slots) -> None:
         """The mirror has counted what these rows computed; the device has not."""

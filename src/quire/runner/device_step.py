@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.step import (
+    NOTHING_DRAWN,
     PromptLogprobs,
     RowFailure,
+    RowTokens,
     StepResult,
     TokenCandidates,
     TokenLogprobs,
 )
 from quire.runner.device_queue import Receipt
+from quire.runner.drafts import counts_of
 from quire.runner.forward import NOT_FINITE
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import NO_TOKEN, DeviceLogprobs
@@ -31,10 +34,11 @@ Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...
 class HostPart:
     """What the host knew of a step when it was launched; as in `StepResult`."""
 
-    slots: Slots = field(default_factory=lambda: np.zeros(0, np.int64))
-    token_ids: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    drawn: RowTokens = NOTHING_DRAWN
     candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(
+        default_factory=dict[int, tuple[TokenLogprobs, ...]]
+    )
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
 
@@ -150,7 +154,7 @@ class DeviceStep:
         arrays = [] if self._receipt is None else self._receipt.wait()
         self._receipt = None
         host, failed = self._host, list(self._host.failed)
-        slots, token_ids = [host.slots], [host.token_ids]
+        slots, token_ids, counts = [host.drawn.slots], [host.drawn.token_ids], [host.drawn.counts]
         live_tokens: list[npt.NDArray[np.int32]] = []
         for rows, tokens in zip(self._drawn, arrays, strict=False):
             is_live = ~self._tenancy.has_failed(rows.slots, rows.numbers)
@@ -158,6 +162,7 @@ class DeviceStep:
             live_tokens.append(np.where(is_drawn, tokens, NO_TOKEN))
             slots.append(rows.slots[is_drawn])
             token_ids.append(tokens[is_drawn])
+            counts.append(np.ones(len(slots[-1]), np.int64))
             broken = is_live & ~is_drawn
             failed += self._failures(tokens[broken], rows.slots[broken], rows.positions[broken])
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
@@ -168,10 +173,12 @@ class DeviceStep:
             broken = ~is_sound & ~self._tenancy.has_failed(rows.slots, rows.numbers)
             failed += [RowFailure(slot, NOT_FINITE) for slot in rows.slots[broken].tolist()]
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
+        drawn = RowTokens(np.concatenate(slots), np.concatenate(counts), np.concatenate(token_ids))
         return StepResult(
             step_id=self._step_id,
-            slots=np.concatenate(slots).astype(np.int32),
-            token_ids=np.concatenate(token_ids).astype(np.int32),
+            slots=drawn.slots.astype(np.int32),
+            token_ids=drawn.token_ids.astype(np.int32),
+            counts=counts_of(drawn),
             candidates=host.candidates,
             logprobs=logprobs,
             prompt_logprobs=host.prompt_logprobs,
@@ -180,14 +187,15 @@ class DeviceStep:
 
     def _read_logprobs(
         self, live_tokens: Sequence[npt.NDArray[np.int32]], arrays: Sequence[np.ndarray]
-    ) -> dict[int, TokenLogprobs]:
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
         """By slot. live_tokens: of each piece; NO_TOKEN where a row has failed."""
-        found: dict[int, TokenLogprobs] = {}
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
         start = 0
         for tokens, logprobs in zip(live_tokens, self._logprobs, strict=False):
             if logprobs is not None:
                 stop = start + len(logprobs.tensors)
-                found |= logprobs.by_slot(tokens, arrays[start:stop])
+                by_slot = logprobs.by_slot(tokens, arrays[start:stop])
+                found |= {slot: (entry,) for slot, entry in by_slot.items()}
                 start = stop
         return found
 

@@ -27,11 +27,14 @@ NOT_FINITE = "the model computed numbers that are not finite: check its dtype an
 class Forward:
     """What a forward of some rows gave.
 
-    slots: rows that sample [N]; logits [N, V] in pieces. unfinished: slots [U] in the middle of a
+    slots: rows that sample [N]; logits [L, V] in pieces. first_logits: [N], where in them those of
+    each row begin: one for its next token, and one for the token after each of its drafts.
+    unfinished: slots [U] in the middle of a
     prompt, with whether the hidden state of each is finite, bool [U] on the device.
     """
 
     slots: list[int] = field(default_factory=list[int])
+    first_logits: list[int] = field(default_factory=list[int])
     logits: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
@@ -40,7 +43,9 @@ class Forward:
     )
 
     def extend(self, other: Forward) -> None:
+        num_logits = sum(len(piece) for piece in self.logits)
         self.slots += other.slots
+        self.first_logits += [num_logits + first for first in other.first_logits]
         self.logits += other.logits
         self.prompt_logprobs.update(other.prompt_logprobs)
         self.failed += other.failed
@@ -97,29 +102,36 @@ class ForwardPass:
         except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
             if len(rows.slots) == 1:
                 slot = int(rows.slots[0])
+                if rows.num_drafts[0]:  # a guess must not cost the request
+                    return self.compute(self._rows.without_drafts(rows))
                 message = f"the model could not compute this request ({error}): send it again"
                 return Forward(failed=[RowFailure(slot, message)])
         middle = len(rows.slots) // 2
-        result = self.compute(_select(rows, slice(0, middle)))
-        result.extend(self.compute(_select(rows, slice(middle, None))))
+        result = self.compute(rows.select(slice(0, middle)))
+        result.extend(self.compute(rows.select(slice(middle, None))))
         return result
 
     def _compute(self, rows: ScheduledRows) -> Forward:
         inputs = self._build(rows)
         asking = self._asking_for_prompt_logprobs(rows)
-        step = inputs.step if asking else replace(inputs.step, wanted_tokens=inputs.last_token)
+        counts = 1 + rows.num_drafts  # of tokens whose hidden states are read
+        wanted = self._upload(_last_tokens(rows)) if rows.num_drafts.any() else inputs.last_token
+        step = inputs.step if asking else replace(inputs.step, wanted_tokens=wanted)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
-        last = hidden[inputs.last_token] if asking else hidden
-        sampled = np.flatnonzero(rows.samples)
-        result = Forward(slots=rows.slots[sampled].tolist())
-        if len(sampled) == len(rows.slots):
+        last = hidden[wanted] if asking else hidden
+        sampled = counts[rows.samples]
+        result = Forward(rows.slots[rows.samples].tolist(), (np.cumsum(sampled) - sampled).tolist())
+        if rows.samples.all():
             result.logits.append(self._model.logits(last))
         else:
+            samples = np.repeat(rows.samples, counts)
             if len(sampled):
-                result.logits.append(self._model.logits(last[self._upload(sampled)]))
-            others = np.flatnonzero(~rows.samples)
-            is_finite = torch.isfinite(last[self._upload(others)]).all(dim=1)
-            result.unfinished.append((rows.slots[others], is_finite))
+                result.logits.append(
+                    self._model.logits(last[self._upload(np.flatnonzero(samples))])
+                )
+            others = self._upload(np.flatnonzero(~samples))
+            is_finite = torch.isfinite(last[others]).all(dim=1)
+            result.unfinished.append((rows.slots[~rows.samples], is_finite))
         for each in asking:
             found = self._prompt_logprobs_of(hidden, each)
             result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
@@ -133,6 +145,7 @@ class ForwardPass:
         first = 0
         for i, slot in enumerate(rows.slots.tolist()):
             start, count = int(rows.num_computed[i]), int(rows.num_tokens[i])
+            # What follows a prompt are the row's outputs or drafts.
             end = min(start + count, int(self._rows.num_prompt[slot]) - 1)
             k = self._num_prompt_logprobs.get(slot)
             if k is not None and end > start:
@@ -154,14 +167,12 @@ class ForwardPass:
         return tuple(entries)
 
 
-def _select(rows: ScheduledRows, part: slice | npt.NDArray[np.int64]) -> ScheduledRows:
-    return replace(
-        rows,
-        slots=rows.slots[part],
-        num_computed=rows.num_computed[part],
-        num_tokens=rows.num_tokens[part],
-        samples=rows.samples[part],
-    )
+def _last_tokens(rows: ScheduledRows) -> npt.NDArray[np.int64]:
+    """Where in the batch the last certain token of each row stands, and its drafts after it."""
+    counts = 1 + rows.num_drafts
+    ends = np.cumsum(rows.num_tokens)
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)
+    return places + np.repeat(ends, counts)
 
 
 def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
@@ -171,4 +182,4 @@ def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
         return rows
     rank = {row.slot: i for i, row in enumerate(plan.enter)}
     ranks = np.array([rank.get(slot, -1) for slot in rows.slots.tolist()])
-    return _select(rows, np.argsort(ranks, kind="stable"))
+    return rows.select(np.argsort(ranks, kind="stable"))

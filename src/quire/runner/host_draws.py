@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from quire.protocol.step import IntArray, RowFailure, TokenCandidates, TokenLogprobs
+from quire.protocol.step import (
+    NOTHING_DRAWN,
+    IntArray,
+    RowFailure,
+    RowTokens,
+    TokenCandidates,
+    TokenLogprobs,
+)
+from quire.runner.drafts import draw_in_turns
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import (
     NO_TOKEN,
@@ -23,13 +31,14 @@ __all__ = ["HostDraws", "HostSample"]
 
 @dataclass(slots=True)
 class HostSample:
-    """slots, token_ids [N]: of the rows that have drawn. candidates, logprobs: by slot. failed:
-    rows that have neither token nor candidates."""
+    """drawn: what rows have drawn and taken. candidates, logprobs: by slot. failed: rows that have
+    neither tokens nor candidates."""
 
-    slots: Slots
-    token_ids: IntArray
+    drawn: RowTokens
     candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(
+        default_factory=dict[int, tuple[TokenLogprobs, ...]]
+    )
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
 
 
@@ -43,9 +52,10 @@ class HostDraws:
         self._sampler = Sampler(sampling, draw)
 
     def sample(self, logits: torch.Tensor, slots: Slots, index: Slots) -> HostSample:
-        """Draw for `slots` [N] from rows `index` [N] of logits [R, V], and find the candidates of
-        those that do not draw. Rows that fail are marked so."""
-        result = HostSample(slots, np.zeros(0, np.int32))
+        """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and for what follows their
+        drafts from the rows after these. Find the candidates of rows that do not draw, and mark
+        those that fail."""
+        result = HostSample(NOTHING_DRAWN)
         draws = self._sampling.num_candidates[slots] == 0
         if not draws.all():
             found = find_candidates(
@@ -54,13 +64,15 @@ class HostDraws:
             result.candidates = found.candidates
             result.failed += found.failed
             slots, index = slots[draws], index[draws]
-        if not np.array_equal(index, np.arange(len(logits))):
-            logits = logits[torch.from_numpy(index)]
-        output = self._draw(logits, slots)
-        drawn = output.token_ids != NO_TOKEN
-        result.slots, result.token_ids = slots[drawn], output.token_ids[drawn]
-        result.logprobs = output.logprobs
-        result.failed += output.failed
+
+        def draw(which: Slots, turn: int) -> IntArray:
+            output = self._draw(_taken(logits, index[which] + turn), slots[which])
+            for slot, entry in output.logprobs.items():
+                result.logprobs[slot] = (*result.logprobs.get(slot, ()), entry)
+            result.failed += output.failed
+            return output.token_ids
+
+        result.drawn = draw_in_turns(self._rows, slots, draw)
         self._rows.failed[[failure.slot for failure in result.failed]] = True
         return result
 
@@ -82,3 +94,9 @@ class HostDraws:
             {**first.logprobs, **second.logprobs},
             (*first.failed, *second.failed),
         )
+
+
+def _taken(logits: torch.Tensor, index: Slots) -> torch.Tensor:
+    """Rows `index` [N] of logits [L, V]."""
+    is_whole = np.array_equal(index, np.arange(len(logits)))
+    return logits if is_whole else logits[torch.from_numpy(index)]

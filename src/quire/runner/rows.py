@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRows:
-    """Rows that compute in a step. slots, num_computed (before the step), num_tokens: int64 [R].
+    """Rows that compute in a step. slots, num_computed (before the step), num_tokens, num_drafts
+    (the last ones of these tokens, to be verified): int64 [R].
 
     samples: bool [R], rows whose computed count reaches their total with this step.
     """
@@ -25,7 +27,12 @@ class ScheduledRows:
     slots: Slots
     num_computed: Slots
     num_tokens: Slots
+    num_drafts: Slots
     samples: npt.NDArray[np.bool_]
+
+    def select(self, part: slice | npt.NDArray[np.integer[Any]]) -> ScheduledRows:
+        """Some of the rows."""
+        return ScheduledRows(*(getattr(self, each.name)[part] for each in fields(self)))
 
 
 class RowTable:
@@ -34,7 +41,8 @@ class RowTable:
     that draws itself, so a step can be run again.
 
     token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
-    num_tokens, num_computed, num_prompt, standing (tokens per step): int64 [slots].
+    num_tokens, num_computed, num_prompt, standing (tokens per step), num_drafts: int64 [slots]. The
+    drafts of a step lie behind the row's tokens.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class RowTable:
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
+        self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
 
     def apply(self, plan: StepPlan) -> None:
@@ -62,6 +71,18 @@ class RowTable:
         self.append(plan.append_slot.astype(np.int64), plan.append_token)
         self.update_tables(plan)
         self.standing[plan.delta_slot] = plan.delta_tokens
+        self._take_drafts(plan)
+
+    def _take_drafts(self, plan: StepPlan) -> None:
+        self.num_drafts[:] = 0
+        if not len(plan.draft_slot):
+            return
+        slots = plan.draft_slot.astype(np.int64)
+        np.add.at(self.num_drafts, slots, 1)
+        firsts = np.r_[True, slots[1:] != slots[:-1]].nonzero()[0]  # where a row's drafts begin
+        counts = np.diff(np.r_[firsts, len(slots)])
+        places = np.arange(len(slots)) - np.repeat(firsts, counts)
+        self.token_ids[slots, self.num_tokens[slots] + places] = plan.draft_token
 
     def update_tables(self, plan: StepPlan) -> None:
         """Take over what a plan changes in the block tables of rows that stay."""
@@ -93,7 +114,11 @@ class RowTable:
     def scheduled(self) -> ScheduledRows:
         """The rows that compute in this step; rows that failed before wait for their leave."""
         slots = np.flatnonzero((self.standing > 0) & ~self.failed)
-        computed, tokens = self.num_computed[slots], self.standing[slots]
+        computed, tokens, drafts = (
+            self.num_computed[slots],
+            self.standing[slots],
+            self.num_drafts[slots],
+        )
         end = computed + tokens
         if (end > self.num_tokens[slots]).any():
             bad = int(slots[np.argmax(end > self.num_tokens[slots])])
@@ -101,7 +126,10 @@ class RowTable:
                 f"the plan computes up to token {int(self.num_computed[bad] + self.standing[bad])} "
                 f"of slot {bad}, which has {int(self.num_tokens[bad])}"
             )
-        return ScheduledRows(slots, computed, tokens, end == self.num_tokens[slots])
+        samples = end == self.num_tokens[slots]
+        if (drafts[~samples] > 0).any():
+            raise EngineError("the plan has drafts for a row that does not reach its last token")
+        return ScheduledRows(slots, computed, tokens + drafts, drafts, samples)
 
     def fork(self, src: int, dst: int) -> None:
         """`dst` becomes a copy of `src` as it is now."""
@@ -119,8 +147,23 @@ class RowTable:
             column[dst] = column[src]
 
     def commit_computed(self, rows: ScheduledRows) -> None:
-        """The K/V of these rows' tokens are in the cache."""
-        self.num_computed[rows.slots] += rows.num_tokens
+        """The K/V of these rows' tokens are in the cache, those of drafts as if all were right."""
+        certain = rows.num_tokens - rows.num_drafts
+        self.num_computed[rows.slots] += certain + self.num_drafts[rows.slots]
+
+    def rewind(self, slots: Slots, num_rejected: Slots) -> None:
+        """Rows `slots` [N] have computed so many drafts [N] that were not accepted."""
+        self.num_computed[slots] -= num_rejected
+
+    def without_drafts(self, scheduled: ScheduledRows) -> ScheduledRows:
+        """These rows as they are computed without their drafts."""
+        self.num_drafts[scheduled.slots] = 0
+        num_tokens = scheduled.num_tokens - scheduled.num_drafts
+        return replace(scheduled, num_tokens=num_tokens, num_drafts=scheduled.num_drafts * 0)
+
+    def accepts(self, slots: Slots, token_ids: IntArray) -> npt.NDArray[np.bool_]:
+        """Which rows [N] that have drafts left drew what the next one says; before `append`."""
+        return self.token_ids[slots, self.num_tokens[slots]] == token_ids
 
     def append(self, slots: Slots, token_ids: IntArray) -> None:
         """The next tokens of rows `slots` [N] are `token_ids` [N]."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.protocol.step import IntArray, RowFailure, StepPlan, StepResult
+from quire.protocol.step import NOTHING_DRAWN, IntArray, RowFailure, StepPlan, StepResult
 from quire.runner.captured import CapturedSteps, Replayed
 from quire.runner.changes import PlanChanges
+from quire.runner.drafts import counts_of
 from quire.runner.forward import NOT_FINITE, Forward, ForwardPass, in_order_of_writing
 from quire.runner.host_draws import HostDraws, HostSample
 from quire.runner.pending import DrawnStep, FinishedStep, PendingStep
@@ -66,14 +67,14 @@ class ModelRunner:
         forward.failed += refused + _broken(forward)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
-        sampled = {slot: i for i, slot in enumerate(forward.slots)}
+        sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._changes.fork(plan, sampled)
         sample = self._sample(forward, sampled)
-        self._rows.append(sample.slots, sample.token_ids)
         result = StepResult(
             step_id=plan.step_id,
-            slots=sample.slots.astype(np.int32),
-            token_ids=sample.token_ids,
+            slots=sample.drawn.slots.astype(np.int32),
+            token_ids=sample.drawn.token_ids,
+            counts=counts_of(sample.drawn),
             candidates=sample.candidates,
             logprobs=sample.logprobs,
             prompt_logprobs=forward.prompt_logprobs,
@@ -108,14 +109,15 @@ class ModelRunner:
         """sampled: slots, each with the index of its logits."""
         slots = np.fromiter(sampled, np.int64, len(sampled))
         if not len(slots):
-            return HostSample(slots, np.zeros(0, np.int32))
+            return HostSample(NOTHING_DRAWN)
         logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
         index = np.fromiter(sampled.values(), np.int64, len(sampled))
         return self._draws.sample(logits, slots, index)
 
 
 def _whole(rows: ScheduledRows, replayed: Replayed) -> Forward:
-    return Forward(slots=rows.slots.tolist(), logits=[replayed.logits])
+    slots = rows.slots.tolist()
+    return Forward(slots, list(range(len(slots))), [replayed.logits])
 
 
 def _broken(forward: Forward) -> list[RowFailure]:

@@ -20,7 +20,7 @@ class OutputCollector:
     def _clear(self) -> None:
         self._handles: list[npt.NDArray[np.int64]] = []
         self._tokens: list[npt.NDArray[np.int32]] = []
-        self._logprobs: dict[int, TokenLogprobs] = {}
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._cached: dict[int, int] = {}
         self._finished: list[SequenceFinish] = []
@@ -31,7 +31,8 @@ class OutputCollector:
             self._tokens.append(token_ids)
 
     def logprobs(self, handle: int, entry: TokenLogprobs) -> None:
-        self._logprobs[handle] = entry
+        """That of the sequence's next token of this step."""
+        self._logprobs.setdefault(handle, []).append(entry)
 
     def prompt_logprobs(self, handle: int, piece: PromptLogprobs) -> None:
         self._prompt_logprobs[handle] = piece

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from quire.kv_cache import KVManager, TableUpdates
 from quire.protocol.step import EMPTY_INTS, EnterRow, ExtendPrompt, ForkRow, IntArray, StepPlan
+from quire.scheduler.drafts import NO_DRAFTS, ChosenDrafts
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -63,8 +64,14 @@ class PlanBuilder:
         """Tokens [N] that the plan side has chosen for rows [N]."""
         self._chosen.update(zip(slots.tolist(), tokens.tolist(), strict=True))
 
-    def build(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> StepPlan:
-        """The plan in which `slots` compute `tokens` each and all other rows none."""
+    def build(
+        self,
+        slots: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        drafts: ChosenDrafts = NO_DRAFTS,
+    ) -> StepPlan:
+        """The plan in which `slots` compute `tokens` each, beside these drafts, and all other rows
+        none."""
         table = self._table
         wanted = np.zeros(len(table.standing), np.int64)
         wanted[slots] = tokens
@@ -94,6 +101,10 @@ class PlanBuilder:
             table_block=_ints(updates.block),
             delta_slot=changed.astype(np.int32),
             delta_tokens=wanted[changed].astype(np.int32),
+            draft_slot=np.repeat(drafts.slots, drafts.counts).astype(np.int32)
+            if len(drafts.slots)
+            else EMPTY_INTS,
+            draft_token=drafts.token_ids,
             forks=tuple(self._forks),
         )
         self._next_step_id += 1

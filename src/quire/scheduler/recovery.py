@@ -35,8 +35,8 @@ class Recovery:
             return
         slots = np.array([sequence.slot for sequence in group.sequences], np.int64)
         # The last token is always computed again: it draws, or gives a beam its candidates.
-        computed, total = self._table.num_computed[slots], self._table.num_total[slots]
-        num_tokens = np.minimum(computed, total - 1)
+        total = self._table.num_total[slots] - self._table.num_drafted[slots]
+        num_tokens = np.minimum(self._table.first_query(slots), total - 1)
         if not self._costs.prefers_swap(int(num_tokens.sum()), self._num_blocks(num_tokens)):
             return
         stored = self._kv.swaps.swap_out(slots, num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 from quire.errors import EngineError
 from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import StepResult
+from quire.protocol.step import RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams import BeamIntake
+from quire.scheduler.drafts import ChosenDrafts
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
@@ -30,7 +32,9 @@ class InFlight:
     """A step that was planned and whose result has not been applied.
 
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step. A sequence whose results are not wanted any more is struck off `sequences`.
+        the step, corrected by what earlier steps did not accept. A sequence whose results are not
+        wanted any more is struck off `sequences`.
+    drafts: by slot, how many of them the step verifies; None if none does.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
     """
@@ -41,6 +45,11 @@ class InFlight:
     sequences: list[Sequence | None]
     mark: int
     swapped_in: frozenset[int] = frozenset()
+    drafts: Slots | None = None
+
+    def num_drafts(self, slot: int) -> int:
+        """Drafts that this slot verifies."""
+        return 0 if self.drafts is None else int(self.drafts[slot])
 
 
 class ResultIntake:
@@ -65,10 +74,14 @@ class ResultIntake:
         self._beams = beams
         self._in_flight: deque[InFlight] = deque()
 
-    def expect(self, step_id: int, starts: Slots, mark: int) -> None:
+    def expect(self, step_id: int, starts: Slots, mark: int, drafts: ChosenDrafts) -> None:
         """A step was planned; its result comes after those of all steps before it. starts, mark:
         see `InFlight`."""
         table = self._table
+        counts = None
+        if len(drafts.slots):
+            counts = np.zeros(len(starts), np.int64)
+            counts[drafts.slots] = drafts.counts
         step = InFlight(
             step_id,
             table.generation.copy(),
@@ -76,6 +89,7 @@ class ResultIntake:
             table.sequences.copy(),
             mark,
             self._recovery.slots_swapped_in(),
+            counts,
         )
         self._in_flight.append(step)
 
@@ -87,19 +101,49 @@ class ResultIntake:
         if result.failed:
             self._fail_rows(step, result)
         self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.mark())
-        if result.logprobs or result.prompt_logprobs:
-            self._take_logprobs(step, result)
-        slots, tokens = result.slots.astype(np.int64), result.token_ids
-        alive = step.generation[slots] == self._table.generation[slots]
-        if not alive.all():
-            self._append_departed(step, result, ~alive)
-            slots, tokens = slots[alive], tokens[alive]
-        self._append(slots, tokens)
+        for slot, piece in result.prompt_logprobs.items():
+            if (handle := self._handle_of(step, slot)) is not None:
+                self._outputs.prompt_logprobs(handle, piece)
+        given = result.drawn
+        alive = step.generation[given.slots] == self._table.generation[given.slots]
+        self._append_departed(step, given.select(~alive), result.logprobs)
+        given = given.select(alive)
+        if step.drafts is not None:
+            self._rewind(given.slots, step.drafts[given.slots], given.counts)
+        self._append_in_turn(given, result.logprobs)
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
                 self._beams.take(self._table.at(slot), candidates)
 
+    def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
+        """Take back what the plan side counted of drafts that were not accepted."""
+        rows = drafted > 0
+        slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
+        self._table.rewind(slots, drafted, rejected)
+        self._kv.give_back(slots, self._table.num_computed[slots])
+        for step in self._in_flight:
+            step.starts[slots] -= rejected  # of the same sequences: they are alive
+
+    def _append_in_turn(
+        self, given: RowTokens, logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+    ) -> None:
+        """Append the first token of each row, then the second of those that go on, and so forth, so
+        that every rule sees one token at a time. What follows the end of a sequence is dropped."""
+        if not len(given.slots):
+            return
+        table, starts = self._table, given.starts
+        generation = table.generation[given.slots]
+        for turn in range(int(given.counts.max())):
+            rows = (given.counts > turn) & (table.generation[given.slots] == generation)
+            slots = given.slots[rows]
+            if logprobs:
+                for slot in slots.tolist():
+                    if slot in logprobs:
+                        self._outputs.logprobs(int(table.handle[slot]), logprobs[slot][turn])
+            self._append(slots, given.token_ids[starts[rows] + turn])
+
     def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
+        """Append a token to each of these distinct slots [R]."""
         table = self._table
         ends = table.num_known[slots]
         table.token_ids[slots, ends] = tokens
@@ -118,15 +162,6 @@ class ResultIntake:
         reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
         return SequenceFinish(sequence.handle, reason, stop_token_id)
 
-    def _take_logprobs(self, step: InFlight, result: StepResult) -> None:
-        """By slot to by handle, for the sequences that have not ended."""
-        for slot, entry in result.logprobs.items():
-            if (handle := self._handle_of(step, slot)) is not None:
-                self._outputs.logprobs(handle, entry)
-        for slot, piece in result.prompt_logprobs.items():
-            if (handle := self._handle_of(step, slot)) is not None:
-                self._outputs.prompt_logprobs(handle, piece)
-
     def _handle_of(self, step: InFlight, slot: int) -> int | None:
         """Whose row this slot was in that step, if it is live or was preempted meanwhile."""
         if step.generation[slot] == self._table.generation[slot]:
@@ -135,14 +170,25 @@ class ResultIntake:
         return sequence.handle if sequence is not None and sequence.num_pending else None
 
     def _append_departed(
-        self, step: InFlight, result: StepResult, gone: npt.NDArray[np.bool_]
+        self,
+        step: InFlight,
+        given: RowTokens,
+        logprobs: Mapping[int, tuple[TokenLogprobs, ...]],
     ) -> None:
         """Tokens of sequences that were preempted while their step was in flight still count."""
-        for i in np.flatnonzero(gone):
-            sequence = step.sequences[int(result.slots[i])]
-            if sequence is not None and sequence.num_pending:
-                sequence.num_pending -= 1
-                self._append_to(sequence, int(result.token_ids[i]))
+        slots: list[int] = given.slots.tolist()
+        for i, slot in enumerate(slots):
+            sequence = step.sequences[slot]
+            if sequence is None or not sequence.num_pending:
+                continue
+            sequence.num_pending -= 1 + step.num_drafts(slot)
+            entries = logprobs.get(slot, ())
+            for turn, token in enumerate(given.of_row(i)):
+                if sequence not in sequence.group.sequences:
+                    break  # the token before has ended it
+                if entries:
+                    self._outputs.logprobs(sequence.handle, entries[turn])
+                self._append_to(sequence, token)
 
     def _append_to(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids = np.append(sequence.token_ids, np.int32(token))

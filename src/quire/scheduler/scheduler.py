@@ -15,6 +15,7 @@ from quire.scheduler.arrivals import Arrivals
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.branching import branch_off
 from quire.scheduler.deadlines import Deadlines, PrefillSpeed
+from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.entrance import Entrance
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
@@ -58,8 +59,10 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         prefill_limits: PrefillLimits | None = None,
         recovery_costs: RecoveryCosts | None = None,
+        proposer: DraftProposer | None = None,
     ) -> None:
-        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`."""
+        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
+        proposer: of drafts, None to decode token by token."""
         self._kv = kv
         self._policy = policy
         self._counter = policy if isinstance(policy, CountsTokens) else None
@@ -69,6 +72,7 @@ class Scheduler:
         self._pins = PinnedPrefixes(kv)
         self._prefixes = PrefixCache(self._table, kv, hasher, self._pins, enable_prefix_caching)
         self._builder = PlanBuilder(self._table, kv)
+        self._drafts = Drafts(self._table, kv, proposer, max_num_batched_tokens)
         self._outputs = OutputCollector()
         self._recovery = Recovery(self._table, kv, recovery_costs)
         self._roster = Roster(
@@ -149,9 +153,10 @@ class Scheduler:
             return None
         self._count(slots, tokens, now)
         starts = self._table.num_computed.copy()
-        self._advance(slots, tokens)
-        plan = self._builder.build(slots, tokens)
-        self._intake.expect(plan.step_id, starts, mark)
+        drafts = self._drafts.choose(slots, tokens)
+        self._advance(slots, tokens, drafts)
+        plan = self._builder.build(slots, tokens, drafts)
+        self._intake.expect(plan.step_id, starts, mark, drafts)
         return plan
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
@@ -176,8 +181,8 @@ class Scheduler:
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""
-        starts = self._table.num_computed[slots]
-        if self._kv.grow(slots, starts, starts + tokens):
+        ends = self._table.num_computed[slots] + tokens
+        if self._kv.grow(slots, self._table.first_query(slots), ends):
             return slots, tokens, False
         chosen = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
         for group in list(self._roster.running):
@@ -190,17 +195,19 @@ class Scheduler:
 
     def _grow_group(self, group: SequenceGroup, chosen: dict[int, int]) -> bool:
         slots = np.array([s.slot for s in group.sequences if s.slot in chosen], np.int64)
-        starts = self._table.num_computed[slots]
         tokens = np.array([chosen[int(slot)] for slot in slots], np.int64)
-        return self._kv.grow(slots, starts, starts + tokens)
+        ends = self._table.num_computed[slots] + tokens
+        return self._kv.grow(slots, self._table.first_query(slots), ends)
 
-    def _advance(self, slots: Slots, tokens: Slots) -> None:
+    def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> None:
         """Count the step as done: upper bounds from now on. Samples branch off here."""
         table = self._table
         table.num_computed[slots] += tokens
         self._prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
+        if len(drafts.slots):
+            table.draft(drafts.slots, drafts.counts)
         for group in self._roster.branching:
             self._fork_unborn(group)
         self._roster.branching = [group for group in self._roster.branching if group.may_branch]

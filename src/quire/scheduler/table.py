@@ -20,9 +20,10 @@ class SequenceTable:
     """The running sequences.
 
     num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
-    num_computed: tokens whose K/V are in the cache once all planned steps have run. The values of
-    the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side was
-    told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
+    num_computed: tokens whose K/V are in the cache once all planned steps have run. With drafts in
+    flight both are upper bounds, and num_drafted says by how much they may be too large. The values
+    of the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side
+    was told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
     the plan side chooses it. num_held_back: 1 while the prompt is open, else 0: its last known
     token is not computed, since the row would then draw. generation: rises when a slot changes
     hands, so that late results find no stranger.
@@ -35,6 +36,7 @@ class SequenceTable:
         self.num_total = np.zeros(max_num_seqs, np.int64)
         self.num_known = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
+        self.num_drafted = np.zeros(max_num_seqs, np.int64)
         self.max_total = np.zeros(max_num_seqs, np.int64)
         self.min_total = np.zeros(max_num_seqs, np.int64)
         self.handle = np.zeros(max_num_seqs, np.int64)
@@ -62,6 +64,7 @@ class SequenceTable:
         self.num_prompt[slot] = len(group.request.prompt_token_ids)
         self.num_total[slot] = self.num_known[slot] = len(tokens)
         self.num_computed[slot] = num_computed
+        self.num_drafted[slot] = 0
         self.max_total[slot] = group.max_total_tokens
         self.min_total[slot] = self.num_prompt[slot] + group.request.params.min_tokens
         self.handle[slot] = sequence.handle
@@ -90,6 +93,21 @@ class SequenceTable:
         """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
         left = self.num_total - self.num_held_back - self.num_computed
         return np.where(self.live & (self.num_total < self.max_total), left, 0)
+
+    def first_query(self, slots: Slots) -> Slots:
+        """Lower bounds of the positions that these slots [R] compute next."""
+        return self.num_computed[slots] - self.num_drafted[slots]
+
+    def draft(self, slots: Slots, counts: Slots) -> None:
+        """A step verifies `counts` [R] drafts of `slots` [R]: it may accept all of them."""
+        for column in (self.num_computed, self.num_total, self.num_drafted):
+            column[slots] += counts
+
+    def rewind(self, slots: Slots, drafted: Slots, rejected: Slots) -> None:
+        """Of the `drafted` [R] tokens of `slots` [R], `rejected` were not accepted."""
+        self.num_drafted[slots] -= drafted
+        self.num_total[slots] -= rejected
+        self.num_computed[slots] -= rejected
 
     def _set_stops(self, slot: int, stops: frozenset[int]) -> None:
         ordered = sorted(stops)

@@ -104,12 +104,13 @@ class OpenRequests:
                 stream, _ = in_core[handle]
                 stream.take_prompt_logprobs(piece)
                 grown[stream] = None
-        logprobs = output.logprobs
+        logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             entry = in_core.get(handle)
             if entry is not None:
                 stream, index = entry
-                stream.take_token(index, token, logprobs.get(handle))
+                logprob = next(logprobs[handle], None) if handle in logprobs else None
+                stream.take_token(index, token, logprob)
                 grown[stream] = None
         for finish in output.finished:
             entry = in_core.get(finish.handle)

@@ -1,0 +1,48 @@
+"""Verification of drafts: what a row draws decides how many of its drafts it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.protocol.step import IntArray, RowTokens
+from quire.runner.rows import RowTable, Slots
+
+__all__ = ["counts_of", "draw_in_turns"]
+
+
+def draw_in_turns(
+    rows: RowTable, slots: Slots, draw: Callable[[Slots, int], IntArray]
+) -> RowTokens:
+    """Draw the next token of each row of `slots` [N], then the one after it where the draw equals
+    the row's draft, and so on. Rows take the tokens as they are drawn, so each draw sees a row as
+    if it had been decoded up to there; then they forget what they computed of other drafts.
+
+    draw: (indices into `slots` [M], turn) → their token ids int32 [M], negative in a row that
+        fails, which gives no tokens.
+    """
+    num_drafts = rows.num_drafts[slots]
+    drawn = np.zeros((len(slots), int(num_drafts.max(initial=0)) + 1), np.int32)
+    counts = np.zeros(len(slots), np.int64)
+    lives = np.ones(len(slots), np.bool_)
+    index, turn = np.arange(len(slots)), 0
+    while len(index):
+        token_ids = draw(index, turn)
+        has_token = token_ids >= 0
+        lives[index[~has_token]] = False
+        index, token_ids = index[has_token], token_ids[has_token]
+        is_accepted = (num_drafts[index] > turn) & rows.accepts(slots[index], token_ids)
+        rows.append(slots[index], token_ids)
+        drawn[index, turn] = token_ids
+        counts[index] += 1
+        index, turn = index[is_accepted], turn + 1
+    rows.rewind(slots[lives], (num_drafts + 1 - counts)[lives])
+    counts[~lives] = 0
+    token_ids = drawn[np.arange(drawn.shape[1]) < counts[:, None]]
+    return RowTokens(slots[lives], counts[lives], token_ids)
+
+
+def counts_of(drawn: RowTokens) -> IntArray | None:
+    """`StepResult.counts`: None where every row has one token."""
+    return None if len(drawn.token_ids) == len(drawn.slots) else drawn.counts.astype(np.int32)

@@ -1,0 +1,116 @@
+"""Drafts: guesses at the next tokens of sequences, verified beside a step's certain work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv_cache import KVManager
+from quire.protocol.step import IntArray, no_ints
+from quire.scheduler.sequence import Sequence
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "Drafts"]
+
+Slots = npt.NDArray[np.int64]
+
+
+def _no_slots() -> Slots:
+    return np.zeros(0, np.int64)
+
+
+class DraftProposer(Protocol):
+    """Guesses tokens from integers alone. A wrong guess costs time, never a wrong token."""
+
+    def propose(
+        self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
+    ) -> IntArray:
+        """Guess at most `max_drafts` tokens, int32 [D]; none to decode as usual.
+
+        known: int32 [N], the tokens whose values have arrived. num_in_flight: how many more the
+            steps in flight bring, at most. The drafts follow all of these.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDrafts:
+    """slots [R] with `counts` [R] drafts each, at least one; token_ids: int32 [sum of counts]."""
+
+    slots: Slots = field(default_factory=_no_slots)
+    counts: Slots = field(default_factory=_no_slots)
+    token_ids: IntArray = field(default_factory=no_ints)
+
+
+NO_DRAFTS = ChosenDrafts()
+
+
+class Drafts:
+    """Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits
+    for a guess."""
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        kv: KVManager,
+        proposer: DraftProposer | None,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._proposer = proposer
+        self._max_tokens = max_num_batched_tokens
+
+    def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
+        """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
+        for all of them."""
+        if self._proposer is None:
+            return NO_DRAFTS
+        left = self._max_tokens - int(tokens.sum())
+        found: dict[int, IntArray] = {}
+        for slot in slots[self._may_draft(slots, tokens)].tolist():
+            guess = self._propose(self._proposer, slot, left)
+            if len(guess):
+                found[slot] = guess
+                left -= len(guess)
+        if not found:
+            return NO_DRAFTS
+        chosen = ChosenDrafts(
+            np.fromiter(found, np.int64, len(found)),
+            np.array([len(guess) for guess in found.values()], np.int64),
+            np.concatenate(list(found.values())).astype(np.int32),
+        )
+        return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
+
+    def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
+        """Which rows reach their last token, draw the next, and have no others branch off."""
+        table = self._table
+        reaches = table.num_computed[slots] + tokens == table.num_total[slots]
+        alone = [not table.at(slot).group.may_branch for slot in slots.tolist()]
+        return reaches & (table.draws[slots] == 1) & np.array(alone, np.bool_)
+
+    def _propose(self, proposer: DraftProposer, slot: int, left: int) -> IntArray:
+        table = self._table
+        known = table.known_tokens(slot)
+        # The step draws one token more than it accepts drafts.
+        room = int(table.max_total[slot] - table.num_total[slot]) - 1
+        most = min(room, left)
+        if most <= 0:
+            return known[:0]
+        unknown = int(table.num_total[slot]) - len(known)
+        return proposer.propose(table.at(slot), known, unknown, most)[:most]
+
+    def _give_blocks(self, chosen: ChosenDrafts, slots: Slots, tokens: Slots) -> bool:
+        """Allocate for the drafts, if each sequence that computes could still grow by a block in
+        every group: a guess must not have anybody preempted."""
+        base = np.zeros(len(self._table.live), np.int64)
+        base[slots] = tokens
+        ends = self._table.num_computed[chosen.slots] + base[chosen.slots] + chosen.counts
+        room = self._kv.pool.num_available - len(slots) * self._kv.num_groups
+        most = int((-(-chosen.counts // self._kv.block_size)).sum()) * self._kv.num_groups
+        if most > room:
+            return False
+        return self._kv.grow(chosen.slots, self._table.first_query(chosen.slots), ends)
