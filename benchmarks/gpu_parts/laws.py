@@ -21,7 +21,7 @@ import torch
 from gpu_parts.part import Part
 from quire import LLM, SamplingParams
 from quire.ops.draw.noise import gumbel, token_bits
-from quire.runner.lazy_graphs import LazyGraphs
+from quire.runner.graphs.ladder import LazyGraphs
 
 __all__ = ["run"]
 

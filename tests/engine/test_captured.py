@@ -19,9 +19,8 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import EngineError
 from quire.models.llama import LlamaModel
-from quire.ops.capture import CapturedCalls
-from quire.runner.captured import CapturedSteps
-from quire.runner.replay_failures import MAX_FAILURES
+from quire.runner.graphs.decode import DecodeSteps
+from quire.runner.graphs.failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, Case, set_biases, write_checkpoint
 from tests.waiting import WAIT_S
@@ -46,8 +45,16 @@ def runner_of(llm: LLM) -> Any:
     return client._core._executor._worker._assembly.runner
 
 
-def captured_steps(llm: LLM) -> CapturedSteps:
-    return runner_of(llm)._captured
+def captured_steps(llm: LLM) -> DecodeSteps:
+    return runner_of(llm)._decode
+
+
+def recorded(llm: LLM) -> dict[tuple[str, int], Any]:
+    """Decode graphs, by their kind and number of rows."""
+    steps = captured_steps(llm)
+    assert steps.logits is not None
+    kinds = {"drawing": steps.drawing, "logits": steps.logits}
+    return {(kind, n): graph for kind, each in kinds.items() for n, graph in each.recorded.items()}
 
 
 def captured_forward(llm: LLM) -> Any:
@@ -101,11 +108,11 @@ def test_captured_is_eager(
     eager, captured = engines
     expected = generate(eager)
     assert_same(generate(captured), expected, exact=True)
-    assert len(captured_steps(captured)._steps) > 3
-    seen = dict(captured_steps(captured)._steps)
+    assert len(recorded(captured)) > 3
+    seen = recorded(captured)
     assert_same(generate(captured), expected, exact=True)
-    assert seen.items() <= captured_steps(captured)._steps.items()  # used again, not made anew
-    assert not captured_steps(eager)._steps
+    assert seen.items() <= recorded(captured).items()  # used again, not made anew
+    assert not recorded(eager)
     assert captured_forward(captured)._calls is not None
     assert captured_forward(eager)._calls is None
     if "num_kv_blocks" in more:
@@ -128,13 +135,13 @@ class TorchAtTheEnd:
 def counted_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each replay that draws."""
     counted: list[int] = []
-    replay_all = CapturedCalls.replay_all
+    replay = DecodeSteps._replay
 
-    def count(calls: CapturedCalls) -> torch.Tensor:
-        counted.append(1)
-        return replay_all(calls)
+    def count(steps: DecodeSteps, known: Any) -> None:
+        counted.extend([1] * (known in steps.drawing.recorded.values()))
+        replay(steps, known)
 
-    monkeypatch.setattr(CapturedCalls, "replay_all", count)
+    monkeypatch.setattr(DecodeSteps, "_replay", count)
     return counted
 
 
@@ -176,9 +183,9 @@ def test_steps_that_go_on_as_before_are_repeated(
     repeat, left_out = steps.repeat, set[str]()
 
     def fail_at_times() -> Any:
-        last = steps._last_drawn
+        last = steps._last
         if next(counted) % 3 == 2 and last is not None:
-            calls = last[0].calls
+            calls = last[0].graph.calls  # type: ignore[attr-defined]
             calls.run(len(calls) - 1)
             left_out.add(calls._names[-1][1])
             raise EngineError("a kernel failed")
@@ -235,7 +242,7 @@ def test_a_model_that_computes_in_torch_stays_eager(
     with caplog.at_level(logging.DEBUG, "quire.runner"):
         first, second = generate(engines[0]), generate(engines[0])
     assert_same(first, second, exact=True)
-    assert not captured_steps(engines[0])._steps
+    assert not recorded(engines[0])
     assert [r.getMessage() for r in caplog.records if "captured" in r.getMessage()] == [
         "decode steps of this model are not captured: it computes aten.add.Tensor in torch"
     ]
@@ -354,7 +361,7 @@ def test_a_failing_kernel_fails_its_row_alone(
     prompts: Sequence[list[int]] = workload(4)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
-    assert 4 in captured_steps(engines[0])._steps
+    assert ("drawing", 4) in recorded(engines[0])
     runner = runner_of(engines[0])
     rows, launch = runner._rows, runner.launch
 
@@ -369,7 +376,7 @@ def test_a_failing_kernel_fails_its_row_alone(
     outputs = engines[0].generate(prompts, greedy)
     assert [output.error is None for output in outputs] == [True, True, False, True]
     assert "failed with code 3" in (outputs[2].error or "")
-    assert captured_steps(engines[0])._failures.count == 1
+    assert captured_steps(engines[0]).failures.count == 1
     for index in (0, 1, 3):
         assert outputs[index].outputs[0].token_ids == expected[index]
 
@@ -392,7 +399,7 @@ def test_wide_steps_are_captured_with_the_same_bits(
         llm = LLM(model=str(tmp_path), **{**SETTINGS, **wide}, depth=1, enforce_eager=is_eager)
         engines.append(llm)
         outputs.append(llm.generate(prompts, greedy, use_tqdm=False))
-    assert num_rows in captured_steps(engines[1])._steps
+    assert ("drawing", num_rows) in recorded(engines[1])
     assert [each.outputs for each in outputs[0]] == [each.outputs for each in outputs[1]]
 
 
@@ -441,7 +448,7 @@ def test_the_arena_has_room_for_any_shape(
         engines.append(LLM(str(tmp_path), **{**SETTINGS, **few, "dtype": dtype}))
         generate(engines[-1])
         assert captured_forward(engines[-1])._calls is not None
-        assert num_rows in captured_steps(engines[-1])._steps
+        assert ("logits", num_rows) in recorded(engines[-1])
 
 
 def test_a_capture_does_not_load_the_compiler() -> None:

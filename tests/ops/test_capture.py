@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, REFERENCE, OpSet, Team, build_op_set
-from quire.ops.capture import CaptureArena, capture, capture_sizes
-from quire.ops.replay import NotCapturableError
+from quire.ops.capture import CaptureArena, capture_sizes, record_calls, replay_list
+from quire.ops.replay import NotCapturableError, ReplayList
 from quire.platform import detect_platform
 
 TEAM = Team(1)
@@ -20,6 +21,22 @@ OPS = build_op_set(detect_platform(), team=TEAM)
 needs_kernels = pytest.mark.skipif(
     OPS.chosen["linear"] == REFERENCE, reason="no C++ kernels on this machine"
 )
+
+
+@dataclass
+class Captured:
+    calls: ReplayList
+    result: torch.Tensor
+
+    def replay(self) -> torch.Tensor:
+        self.calls.run()
+        return self.result
+
+
+def capture(team: Team, arena: CaptureArena, compute: Callable[[], torch.Tensor]) -> Captured:
+    with record_calls(team, arena) as calls:
+        result = arena.borrowed(compute())
+    return Captured(replay_list(calls), result)
 
 
 class Block:
@@ -44,7 +61,7 @@ def test_a_replay_computes_from_what_the_inputs_hold_now() -> None:
     block, arena = Block(OPS), CaptureArena(1 << 16)
     captured = capture(TEAM, arena, block)
     assert len(captured.calls) == 3
-    assert torch.equal(captured.result, block())
+    assert torch.equal(captured.replay(), block())
     block.x.neg_().mul_(3.0)
     expected = block()
     assert not torch.equal(captured.result, expected)
@@ -52,31 +69,27 @@ def test_a_replay_computes_from_what_the_inputs_hold_now() -> None:
 
 
 @needs_kernels
-def test_what_follows_a_computation_is_replayed_on_demand() -> None:
-    """Turns red when it reads what the computation gave before, or overwrites it."""
+def test_what_is_captured_is_not_computed() -> None:
+    """Turns red when rows take a token twice: by the capture, and by its first replay."""
     block, arena = Block(OPS), CaptureArena(1 << 16)
-    weight = torch.full((96,), 2.0)
-    captured = capture(TEAM, arena, block, then=lambda y: OPS.rms_norm(y, weight, 1e-6))
-    assert captured.then_result is not None
-    assert (captured.num_calls, len(captured.calls)) == (3, 4)
-    for scale in (1.0, -3.0):
-        block.x.mul_(scale)
-        assert torch.equal(captured.replay(), block())
-        expected = OPS.rms_norm(block(), weight, 1e-6)
-        assert torch.equal(captured.replay_all(), expected)
-        assert torch.equal(captured.result, block())
+    residual = torch.zeros(3, 64)
+
+    def compute() -> torch.Tensor:
+        _, total = OPS.add_rms_norm(block.x, residual, block.weight, 1e-6)
+        return total
+
+    before = block.x.clone(), residual.clone()
+    captured = capture(TEAM, arena, compute)
+    assert torch.equal(block.x, before[0])
+    assert torch.equal(residual, before[1])
+    assert torch.equal(captured.replay(), block.x)
 
 
 @needs_kernels
-@pytest.mark.parametrize("then", [torch.exp, lambda y: torch.from_numpy(y.numpy().copy())])
-def test_what_follows_is_left_out_if_it_computes_elsewhere(
-    then: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def test_a_result_of_other_memory_is_refused() -> None:
     block = Block(OPS)
-    captured = capture(TEAM, CaptureArena(1 << 16), block, then=then)
-    assert captured.then_result is None
-    assert len(captured.calls) == captured.num_calls == 3
-    assert torch.equal(captured.replay(), block())
+    with pytest.raises(NotCapturableError):
+        capture(TEAM, CaptureArena(1 << 16), lambda: torch.from_numpy(block().numpy().copy()))
 
 
 @needs_kernels
@@ -211,7 +224,7 @@ def test_memory_that_was_given_back_is_there_again_for_a_replay() -> None:
     """Turns red when an engine that computes call by call keeps the memory of captured steps."""
     block, arena = Block(OPS), CaptureArena(1 << 16)
     captured = capture(TEAM, arena, block)
-    assert captured.result.any()
+    assert captured.replay().any()
     arena.give_back()
     assert not captured.result.any()
     assert torch.equal(captured.replay(), block())

@@ -71,6 +71,9 @@ class CallRecorder:
         self.num_graphs += 1
         return calls
 
+    def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def abandon(self) -> None:
         if self._calls is not None:
             self._stop()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from quire.runner.device_runner import DeviceRunner
+from quire.runner.launch import Runner
 from tests.runner.late_device import keep_rows_on_device
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -49,14 +49,14 @@ def llm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield engine
 
 
-def runner_of(llm: LLM) -> DeviceRunner:
+def runner_of(llm: LLM) -> Runner:
     client: Any = llm.engine.client
     return client._core._executor._worker._assembly.runner
 
 
 def break_model(llm: LLM, monkeypatch: pytest.MonkeyPatch, position: int, *, raises: bool) -> None:
     runner = runner_of(llm)
-    for owner in (runner._forward, runner._uniform):
+    for owner in (runner._forward, runner._decode):
         model = BrokenAt(owner._model, position=position, raises=raises)
         monkeypatch.setattr(owner, "_model", model)
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.attention.reference import ReferenceAttention
-from quire.runner.lazy_graphs import LazyGraphs, ladder
+from quire.runner.graphs.ladder import LazyGraphs, ladder
 from tests.engine.test_laws import assert_same, workload
 from tests.models.families import CASES, write_checkpoint
 from tests.runner.late_device import keep_rows_on_device
@@ -68,7 +68,7 @@ def runner_of(llm: LLM) -> Any:
 def graphs_of(llm: LLM) -> tuple[LazyGraphs[Any], LazyGraphs[Any]]:
     """Of steps in which every row decodes, and of others."""
     runner = runner_of(llm)
-    return runner._uniform.graphs, runner._forward._model.graphs
+    return runner._decode.drawing, runner._forward._model.graphs
 
 
 def generate(llm: LLM) -> list[RequestOutput]:
@@ -137,9 +137,9 @@ def test_a_failed_recording_ends_graphs_alone(tmp_path: Path, recorded: Recorded
     write_checkpoint(BY_NAME["llama"], tmp_path)
     expected = generate(recorded.start(tmp_path))
     llm = recorded.start(tmp_path)
-    uniform = runner_of(llm)._uniform
-    at_once(uniform.graphs)
-    compute, tried = uniform._compute, []
+    uniform = runner_of(llm)._decode
+    at_once(uniform.drawing)
+    compute, tried = uniform._compute_and_draw, []
 
     def breaks(size: int) -> Any:
         if recorded.recorders[-1]._calls is not None:
@@ -147,7 +147,7 @@ def test_a_failed_recording_ends_graphs_alone(tmp_path: Path, recorded: Recorded
             raise RuntimeError("not while it is recorded")
         return compute(size)
 
-    uniform._compute = breaks
+    uniform._compute_and_draw = breaks
     assert_same(generate(llm), expected, exact=True)
     assert len(tried) == 1
 

@@ -1,10 +1,10 @@
 """Capture what a computation asks of the kernels, to have it replayed without Python in between:
 what CUDA graphs are on a GPU.
 
-While a computation is captured, it runs, and the kernel calls of its team are recorded. They name
-addresses, so each must mean the same in a replay: inputs have to lie where they lay, and what the
-computation allocates comes from an arena whose bytes stay. A torch operation that computes would
-run now but not in a replay; it is refused.
+While a computation is captured, nothing is computed, and the kernel calls of its team are recorded.
+They name addresses, so each must mean the same in a replay: inputs have to lie where they lay, and
+what the computation allocates comes from an arena whose bytes stay. A torch operation that computes
+would be left out of a replay; it is refused.
 
 `capture_sizes` serves a computation of any size, such as of so many tokens: it is recorded for a
 few sizes, without being run, and only the numbers that follow its sizes may differ.
@@ -31,11 +31,11 @@ from quire.ops.team import Team
 __all__ = [
     "ArenaFullError",
     "CaptureArena",
-    "CapturedCalls",
     "NotCapturableError",
     "SizedCalls",
-    "capture",
     "capture_sizes",
+    "record_calls",
+    "replay_list",
 ]
 
 _LINE = 64
@@ -111,58 +111,19 @@ def _tensor_over(block: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedCalls:
-    """The calls of a computation, of which there are `num_calls`, and those of what follows it.
-    result, then_result: what they gave, in the arena: to be read before anything else is captured
-    or replayed there; None if nothing follows."""
+@contextlib.contextmanager
+def record_calls(team: Team, arena: CaptureArena) -> Iterator[list[KernelCall]]:
+    """The kernels that `team` would compute meanwhile; none is run. What is allocated lies in the
+    arena.
 
-    calls: ReplayList
-    num_calls: int
-    result: torch.Tensor
-    then_result: torch.Tensor | None = None
-
-    def replay(self) -> torch.Tensor:
-        """Compute again from what the inputs hold now, without what follows. Raises EngineError if
-        a kernel fails."""
-        self.calls.run(self.num_calls)
-        return self.result
-
-    def replay_all(self) -> torch.Tensor:
-        """As `replay`, and then what follows, for the result of that. There must be something."""
-        assert self.then_result is not None
-        self.calls.run()
-        return self.then_result
-
-
-def capture(
-    team: Team,
-    arena: CaptureArena,
-    compute: Callable[[], torch.Tensor],
-    then: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> CapturedCalls:
-    """Run `compute` and record the kernels that `team` computes in it; and those of `then` with its
-    result, which is not run, and left out if it cannot be captured.
-
-    Raises NotCapturableError with the reason if a replay of `compute` would not do the same; what
-    the computation has written until then stays written.
+    Raises NotCapturableError with the reason if a replay would not do the same.
     """
-    with team.recording() as calls, _NothingButKernels(arena.empty):
-        result = compute()
-    num_calls = len(calls)
-    then_result: torch.Tensor | None = None
-    if then is not None:
-        with (
-            contextlib.suppress(NotCapturableError),
-            team.recording(computes=False) as following,
-            _NothingButKernels(arena.empty),
-        ):
-            then_result = arena.borrowed(then(result))
-            calls += following
-    return CapturedCalls(_replay_list(calls), num_calls, arena.borrowed(result), then_result)
+    with team.recording(computes=False) as calls, _NothingButKernels(arena.empty):
+        yield calls
 
 
-def _replay_list(calls: Sequence[KernelCall]) -> ReplayList:
+def replay_list(calls: Sequence[KernelCall]) -> ReplayList:
+    """The calls, to be made again. Raises NotCapturableError if there are none."""
     if not calls:
         raise NotCapturableError("it calls no kernels")
     return ReplayList(replay_function(calls[0].isa), calls)
@@ -171,7 +132,8 @@ def _replay_list(calls: Sequence[KernelCall]) -> ReplayList:
 @dataclass(frozen=True, slots=True)
 class SizedCalls:
     """Calls of which some words follow the sizes of a computation: `words[index]` is
-    factor · sizes[size]. result: of the largest sizes, to be read as that of `CapturedCalls`."""
+    factor · sizes[size]. result: of the largest sizes, in the arena: to be read before
+    anything else is captured or replayed there."""
 
     calls: ReplayList
     result: torch.Tensor
@@ -215,7 +177,7 @@ def capture_sizes(
     follows = _what_follows(recordings, np.array(recorded))
     if len({result.data_ptr() for result in results}) > 1:
         raise NotCapturableError("its result lies elsewhere for other sizes")
-    return SizedCalls(_replay_list(recordings[0]), results[0], *follows)
+    return SizedCalls(replay_list(recordings[0]), results[0], *follows)
 
 
 def _what_follows(

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from quire.protocol.step import RowTokens, StepPlan
-from quire.runner.decode_inputs import RowTensors
 from quire.runner.device_arena import ColumnSpec, DeviceArena, Words
 from quire.runner.device_queue import DeviceQueue
-from quire.runner.inbox import Inbox, RowList
+from quire.runner.inbox import Inbox
+from quire.runner.kernel_rows import KernelRows, RowList
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import SamplingState
 from quire.sampling.device_columns import DeviceColumns
@@ -38,7 +38,7 @@ class DeviceState:
         spare_block: int,
     ) -> None:
         """apply_updates: the operation. spare_block: a block of the KV pool that no plan names."""
-        self._rows = rows
+        self._mirror = rows
         self._sampling = sampling
         self._queue = queue
         self._apply_updates = apply_updates
@@ -58,13 +58,19 @@ class DeviceState:
         self.spare = num_rows
         self.inbox = Inbox(queue, num_rows, self.spare)
         view = self._columns.view
-        self.row_tensors = RowTensors(
-            view("num_computed"), view("token_ids"), tuple(view(name) for name in self._tables)
+        self.rows = KernelRows(
+            view("num_computed"),
+            view("num_tokens"),
+            view("num_prompt"),
+            view("token_ids"),
+            tuple(view(name) for name in self._tables),
+            self.inbox.slots,
+            self.inbox.starts,
+            self.spare,
         )
-        self.num_tokens, self.num_prompt = view("num_tokens"), view("num_prompt")
         self.sampling = DeviceColumns.over(view("sampling").view(-1))
-        self.num_tokens[self.spare] = 1
-        for table in self.row_tensors.tables:
+        self.rows.num_tokens[self.spare] = 1
+        for table in self.rows.tables:
             table[self.spare] = spare_block
         self._drawn: list[tuple[Slots, Slots]] = []
         self._early: list[Words] = []
@@ -78,7 +84,7 @@ class DeviceState:
             self._note_tokens(row.slot, 0, len(row.token_ids))
             self._note_table(row.slot, [len(blocks) for blocks in row.block_tables])
         for slot, count in _extended(plan).items():
-            end = int(self._rows.num_tokens[slot])
+            end = int(self._mirror.num_tokens[slot])
             self._note_tokens(slot, end - count, end)
         entered = [row.slot for row in plan.enter]
         forked = plan.start_fork_dst.tolist()
@@ -90,22 +96,22 @@ class DeviceState:
             for slot in forked:
                 self._note_table(slot)
         for slot in np.unique(plan.draft_slot).tolist():
-            start = int(self._rows.num_tokens[slot])
-            self._note_tokens(slot, start, start + int(self._rows.num_drafts[slot]))
+            start = int(self._mirror.num_tokens[slot])
+            self._note_tokens(slot, start, start + int(self._mirror.num_drafts[slot]))
         appended = plan.append_slot.astype(np.int64)
         if len(appended):
-            at = self._rows.num_tokens[appended] - 1
-            self._note("token_ids", appended, self._rows.token_ids, at)
+            at = self._mirror.num_tokens[appended] - 1
+            self._note("token_ids", appended, self._mirror.token_ids, at)
             self._stale[appended] = True
         for group, name in enumerate(self._tables):
             of_group = plan.table_group == group
             slots, places = plan.table_slot[of_group], plan.table_index[of_group]
-            self._note(name, slots.astype(np.int64), self._rows.tables[group], places)
+            self._note(name, slots.astype(np.int64), self._mirror.tables[group], places)
 
     def note_drawn(self, drawn: RowTokens) -> None:
         """The host has drawn the last tokens of these rows; the next step reads them."""
         slots, counts = np.repeat(drawn.slots, drawn.counts), drawn.counts
-        ends = self._rows.num_tokens[slots]
+        ends = self._mirror.num_tokens[slots]
         places = np.arange(len(slots)) - np.repeat(np.cumsum(counts), counts)
         self._drawn.append((slots, ends + places))
         self._stale[drawn.slots] = True
@@ -148,7 +154,7 @@ class DeviceState:
             origins[dst] = origins.get(src, src)
         src = self._queue.upload(np.fromiter(origins.values(), np.int64, len(origins)))
         dst = self._queue.upload(np.fromiter(origins, np.int64, len(origins)))
-        tokens = self.row_tensors.token_ids
+        tokens = self.rows.token_ids
         tokens.index_copy_(0, dst, tokens.index_select(0, src))
 
     def _note_drawn(self, entered: set[int]) -> None:
@@ -156,17 +162,17 @@ class DeviceState:
         for slots, places in self._drawn:
             stays = np.array([slot not in entered for slot in slots.tolist()], np.bool_)
             slots, places = slots[stays], places[stays]
-            tokens = self._rows.token_ids[slots, places]
+            tokens = self._mirror.token_ids[slots, places]
             self._early.append(self._columns.words("token_ids", slots, tokens, places))
         self._drawn = []
 
     def _note_tokens(self, slot: int, start: int, end: int) -> None:
-        tokens, places = self._rows.token_ids[slot, start:end], np.arange(start, end)
+        tokens, places = self._mirror.token_ids[slot, start:end], np.arange(start, end)
         self._early.append(self._columns.words("token_ids", slot, tokens, places))
 
     def _note_table(self, slot: int, counts: Sequence[int] | None = None) -> None:
         """The first `counts` entries of a row's tables, by group; None for all of them."""
-        for group, (name, table) in enumerate(zip(self._tables, self._rows.tables, strict=True)):
+        for group, (name, table) in enumerate(zip(self._tables, self._mirror.tables, strict=True)):
             count = table.shape[1] if counts is None else counts[group]
             self._note(name, np.full(count, slot), table, np.arange(count))
 
@@ -184,7 +190,7 @@ class DeviceState:
     def _note_counts(self) -> None:
         slots = np.flatnonzero(self._stale)
         if len(slots):
-            mirror = self._rows
+            mirror = self._mirror
             for name, column in (
                 ("num_computed", mirror.num_computed),
                 ("num_tokens", mirror.num_tokens),

@@ -14,6 +14,7 @@ from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.protocol.step import PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
 from quire.runner.changes import Upload
+from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import prompt_logprobs
@@ -97,18 +98,18 @@ class ForwardPass:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
         if not len(rows.slots):
             return Forward()
-        try:
-            return self._compute(rows)
-        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
-            if len(rows.slots) == 1:
-                slot = int(rows.slots[0])
-                if rows.num_drafts[0]:  # a guess must not cost the request
-                    return self.compute(self._rows.without_drafts(rows))
-                message = f"the model could not compute this request ({error}): send it again"
-                return Forward(failed=[RowFailure(slot, message)])
-        middle = len(rows.slots) // 2
-        result = self.compute(rows.select(slice(0, middle)))
-        result.extend(self.compute(rows.select(slice(middle, None))))
+
+        def alone(index: int, error: Exception) -> Forward:
+            row = rows.select(slice(index, index + 1))
+            if row.num_drafts[0]:  # a guess must not cost the request
+                return self.compute(self._rows.without_drafts(row))
+            message = f"the model could not compute this request ({error}): send it again"
+            return Forward(failed=[RowFailure(int(row.slots[0]), message)])
+
+        result = Forward()
+        everything = slice(0, len(rows.slots))
+        for part in in_halves(everything, lambda part: self._compute(rows.select(part)), alone):
+            result.extend(part)
         return result
 
     def _compute(self, rows: ScheduledRows) -> Forward:

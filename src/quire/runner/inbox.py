@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire.runner.device_arena import Words
 from quire.runner.device_queue import DeviceQueue, Mark
+from quire.runner.kernel_rows import RowList
 from quire.runner.rows import Slots
 
-__all__ = ["Inbox", "RowList"]
+__all__ = ["Inbox"]
 
 NUM_BUFFERS = 4
 """Of host memory: two steps are in flight, and one is being written."""
 
 MAX_UPDATES = 2**16
 """Words that one copy changes; a plan that changes more takes several."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowList:
-    """The rows of a batch. slots: int64 [R]. starts: int32 [R + 1], where their tokens begin.
-    drawing: int64 [N], those of them that draw."""
-
-    slots: Slots
-    starts: np.ndarray
-    drawing: Slots
 
 
 class Inbox:

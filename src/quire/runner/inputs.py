@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
-from quire.runner.rows import RowTable, ScheduledRows
+from quire.runner.kernel_rows import KernelRows, RowList
+from quire.runner.rows import ScheduledRows
 
-__all__ = ["InputBuilder", "ModelInputs"]
+__all__ = ["BatchBuffers", "InputGatherer", "ModelInputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,75 +26,129 @@ class ModelInputs:
     step: StepInputs
 
 
-class InputBuilder:
-    """windows: per layer group. block_size: tokens per block."""
+@dataclass(frozen=True, slots=True)
+class BatchBuffers:
+    """Where a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32 [R]; per
+    layer group slot_mapping int64 [T] and tables int32 [R, M]."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    seq_lens: torch.Tensor
+    slot_mapping: tuple[torch.Tensor, ...]
+    tables: tuple[torch.Tensor, ...]
+
+    def of_size(self, num_tokens: int, num_rows: int) -> BatchBuffers:
+        """The first tokens and rows of these buffers."""
+        return BatchBuffers(
+            self.token_ids[:num_tokens],
+            self.positions[:num_tokens],
+            self.seq_lens[:num_rows],
+            tuple(slots[:num_tokens] for slots in self.slot_mapping),
+            tuple(table[:num_rows] for table in self.tables),
+        )
+
+
+class InputGatherer:
+    """Gathers by kernels out of the rows that these read. windows: per layer group. block_size:
+    tokens per block."""
 
     def __init__(
         self,
-        rows: RowTable,
+        rows: KernelRows,
+        send: Callable[[RowList | None], None],
         kv: KVPool,
         backend: AttentionBackend,
         windows: Sequence[int | None],
         block_size: int,
+        decode_inputs: Callable[..., None],
+        step_inputs: Callable[..., None],
     ) -> None:
+        """send: says which rows compute next, and brings what kernels read up to date.
+        decode_inputs, step_inputs: the operations."""
         self._rows = rows
+        self._send = send
         self._kv = kv
         self._backend = backend
         self._windows = tuple(windows)
         self._block_size = block_size
+        self._decode_inputs = decode_inputs
+        self._step_inputs = step_inputs
+        device = rows.slots.device
+        self._one_each = torch.arange(len(rows.starts), dtype=torch.int32, device=device)
+        self._host_starts = np.arange(len(rows.starts), dtype=np.int32)
 
-    def build(self, scheduled: ScheduledRows) -> ModelInputs:
-        """The batch of the scheduled rows, in their order."""
-        rows, counts = self._rows, scheduled.num_tokens
-        query_start_loc = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        seq_lens = scheduled.num_computed + counts
-        if len(counts) == query_start_loc[-1]:  # one token each
-            slots, positions = scheduled.slots, scheduled.num_computed
-        else:
-            slots = np.repeat(scheduled.slots, counts)
-            shift = scheduled.num_computed - query_start_loc[:-1]
-            positions = np.arange(query_start_loc[-1]) + np.repeat(shift, counts)
-        starts = torch.from_numpy(query_start_loc)
-        lengths = torch.from_numpy(seq_lens.astype(np.int32))
-        num_blocks = -(-int(seq_lens.max()) // self._block_size)
-        groups = tuple(
-            self._group(group, scheduled, slots, positions, num_blocks, starts, lengths)
-            for group in range(len(self._windows))
-        )
-        step = StepInputs(
-            query_start_loc=starts,
-            seq_lens=lengths,
-            max_query_len=int(counts.max()),
-            max_seq_len=int(seq_lens.max()),
-            groups=groups,
-            kv=self._kv,
-        )
-        return ModelInputs(
-            token_ids=torch.from_numpy(rows.token_ids[slots, positions]),
-            positions=torch.from_numpy(positions),
-            last_token=torch.from_numpy(query_start_loc[1:].astype(np.int64) - 1),
-            step=step,
+    @property
+    def longest(self) -> int:
+        """No sequence is longer, in tokens."""
+        return self._rows.token_ids.shape[1]
+
+    def send(self, rows: ScheduledRows) -> None:
+        """Say which rows compute next."""
+        starts = self._host_starts[: len(rows.slots) + 1]
+        if len(rows.slots) != rows.num_tokens.sum():
+            starts = np.zeros(len(rows.slots) + 1, np.int32)
+            np.cumsum(rows.num_tokens, out=starts[1:])
+        self._send(RowList(rows.slots, starts, rows.slots[rows.samples]))
+
+    def decode(self, num_rows: int) -> ModelInputs:
+        """The batch of the first `num_rows` rows that were sent, each of which computes one token.
+        Asks the host nothing; the longest length in it is the largest possible."""
+        rows, starts = self._rows, self._one_each[: num_rows + 1]
+        batch = self.buffers(num_rows, num_rows, empty=True)
+        columns = (rows.slots[:num_rows], rows.num_computed, rows.token_ids)
+        for blocks, slots, table in zip(rows.tables, batch.slot_mapping, batch.tables, strict=True):
+            written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
+            self._decode_inputs(*columns, blocks, self._block_size, *written)
+        step = self.step_of(batch, starts, 1, self.longest)
+        return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
+
+    def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
+        """For batches of so many tokens, padding included, and rows; zero unless `empty`."""
+        make, device = torch.empty if empty else torch.zeros, self._rows.slots.device
+        tables = self._rows.tables
+        return BatchBuffers(
+            make(num_tokens, dtype=torch.int32, device=device),
+            make(num_tokens, dtype=torch.int64, device=device),
+            make(num_rows, dtype=torch.int32, device=device),
+            tuple(make(num_tokens, dtype=torch.int64, device=device) for _ in tables),
+            tuple(
+                make((num_rows, table.shape[1]), dtype=torch.int32, device=device)
+                for table in tables
+            ),
         )
 
-    def _group(
+    def fill(self, rows: ScheduledRows, batch: BatchBuffers) -> ModelInputs:
+        """The batch of the scheduled rows, in their order, in buffers with room for their tokens;
+        what is left of these is padding."""
+        self.send(rows)
+        source, num_rows = self._rows, len(rows.slots)
+        starts = source.starts[: num_rows + 1]
+        columns = (source.slots[:num_rows], starts, source.num_computed, source.token_ids)
+        for blocks, slots, table in zip(
+            source.tables, batch.slot_mapping, batch.tables, strict=True
+        ):
+            written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
+            self._step_inputs(*columns, blocks, self._block_size, *written)
+        longest = int((rows.num_computed + rows.num_tokens).max())
+        step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
+        return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)
+
+    def step_of(
         self,
-        group: int,
-        scheduled: ScheduledRows,
-        slots: np.ndarray,
-        positions: np.ndarray,
-        num_blocks: int,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-    ) -> GroupInputs:
-        table = self._rows.tables[group]
-        blocks = table[slots, positions // self._block_size].astype(np.int64)
-        slot_mapping = blocks * self._block_size + positions % self._block_size
-        block_table = torch.from_numpy(table[scheduled.slots, :num_blocks])
-        window = self._windows[group]
-        return GroupInputs(
-            block_table=block_table,
-            slot_mapping=torch.from_numpy(slot_mapping),
-            window=window,
-            plan=self._backend.plan(query_start_loc, seq_lens, block_table, window),
+        batch: BatchBuffers,
+        starts: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        wanted: torch.Tensor | None = None,
+    ) -> StepInputs:
+        """What attention reads of a batch. starts, wanted: as in `StepInputs`."""
+        groups = tuple(
+            GroupInputs(
+                table, slots, window, self._backend.plan(starts, batch.seq_lens, table, window)
+            )
+            for table, slots, window in zip(
+                batch.tables, batch.slot_mapping, self._windows, strict=True
+            )
         )
+        lengths = batch.seq_lens
+        return StepInputs(starts, lengths, max_query_len, max_seq_len, groups, self._kv, wanted)

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.protocol.step import RowFailure, StepPlan, StepResult
+from quire.protocol.step import RowFailure, StepResult
 from quire.runner.rows import Slots
 
-__all__ = ["DrawnStep", "FinishedStep", "PendingStep", "Runner"]
+__all__ = ["DrawnStep", "FinishedStep", "PendingStep"]
 
 
 class PendingStep(Protocol):
@@ -27,18 +27,9 @@ class PendingStep(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """One device's rows; called in one thread."""
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Apply the plan's difference and start its step, after all steps before it. Raises what
-        ends the step as a whole."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A `PendingStep` of a runner that computes while it launches."""
+    """A `PendingStep` whose result is there."""
 
     step: StepResult
     is_over: bool = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 
 from quire.attention import KVPool
@@ -12,16 +11,18 @@ from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.block_copies import DirectCopies
-from quire.runner.captured import CapturedSteps
-from quire.runner.captured_draws import CapturedDraws
-from quire.runner.captured_forward import CapturedForward
 from quire.runner.changes import PlanChanges
-from quire.runner.decode_inputs import DecodeInputs, RowTensors
+from quire.runner.device_queue import HostQueue
+from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
-from quire.runner.host_draws import HostDraws
+from quire.runner.graphs.decode import DecodeSteps
+from quire.runner.graphs.ladder import LazyGraphs
+from quire.runner.graphs.recorder import NativeRecorder
+from quire.runner.graphs.sized import CapturedForward
 from quire.runner.host_pages import HostPages
-from quire.runner.inputs import InputBuilder
-from quire.runner.runner import ModelRunner
+from quire.runner.inputs import InputGatherer
+from quire.runner.kernel_rows import KernelRows
+from quire.runner.launch import Runner
 from quire.sampling import SamplingState
 from quire.worker.assemble_device import assemble_on_device
 from quire.worker.assembly import Assembly, PoolSize
@@ -48,39 +49,49 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
     windows = [group.window for group in layout.groups]
-    shared = (kv, loaded.attention.backend, windows, layout.block_size)
-    inputs = InputBuilder(rows, *shared)
+    kernel_rows = KernelRows.of_host(rows)
+    inputs = InputGatherer(
+        kernel_rows,
+        kernel_rows.send,
+        kv,
+        loaded.attention.backend,
+        windows,
+        layout.block_size,
+        ops.decode_inputs,
+        ops.step_inputs,
+    )
     max_captured = min(size.max_captured_rows, settings.max_num_seqs)
     max_tokens = settings.max_num_batched_tokens if max_captured else 0
-    slots = np.zeros(max_captured, np.int64)
     arena = CaptureArena(
         capture_bytes(loaded.spec, max_captured, max_tokens)
         + capture_table_bytes(layout, max_captured, size.max_model_len)
     )
-    captured = CapturedSteps(
+    graph_draws = GraphDraws(sampling, kernel_rows, ops.draw, ops.append_tokens)
+    sizes = tuple(range(1, max_captured + 1))
+    decode = DecodeSteps(
         loaded.model,
-        DecodeInputs(RowTensors.of(rows), torch.from_numpy(slots), *shared, ops.decode_inputs),
-        slots,
-        CapturedDraws(sampling, rows, slots, ops.draw, ops.append_tokens),
-        loaded.team,
-        arena,
+        inputs,
+        kernel_rows.slots,
+        graph_draws,
+        LazyGraphs(sizes, wanted=0, steps_between=0),
+        LazyGraphs(sizes, wanted=0, steps_between=0, name="decode steps"),
+        NativeRecorder(loaded.team, arena),
+        has_spare_row=False,
     )
     forward = CapturedForward(
         loaded.model,
-        kv,
-        loaded.attention.backend,
-        windows,
+        inputs,
         loaded.team,
         arena,
         max_tokens=max_tokens,
         max_rows=settings.max_num_seqs,
-        max_blocks=rows.tables[0].shape[1],
     )
-    runner = ModelRunner(
+    runner = Runner(
         rows,
         changes,
-        captured,
-        ForwardPass(forward, rows, inputs.build, torch.from_numpy, changes.num_prompt_logprobs),
-        HostDraws(sampling, rows, ops.draw),
+        decode,
+        ForwardPass(forward, rows, forward.build, torch.from_numpy, changes.num_prompt_logprobs),
+        Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
+        HostQueue(),
     )
     return Assembly(runner, kv.pages, host, nullcontext)

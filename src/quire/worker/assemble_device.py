@@ -12,19 +12,17 @@ from quire.runner import RowTable
 from quire.runner.block_copies import StagedCopies
 from quire.runner.changes import PlanChanges
 from quire.runner.copy_lane import lane_of
-from quire.runner.decode_inputs import DecodeInputs
-from quire.runner.device_draws import DeviceDraws
-from quire.runner.device_inputs import DeviceInputs
 from quire.runner.device_queue import DeviceQueue, queue_of
-from quire.runner.device_runner import DeviceRunner
 from quire.runner.device_state import DeviceState
+from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
-from quire.runner.graph_recorder import CudaRecorder, GraphRecorder
-from quire.runner.host_draws import HostDraws
+from quire.runner.graphs.decode import DecodeSteps
+from quire.runner.graphs.ladder import LazyGraphs, ladder
+from quire.runner.graphs.mixed import MAX_TOKENS, MixedSteps
+from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
 from quire.runner.host_pages import HostPages
-from quire.runner.lazy_graphs import LazyGraphs, ladder
-from quire.runner.mixed_steps import MAX_TOKENS, MixedSteps
-from quire.runner.uniform_steps import UniformSteps
+from quire.runner.inputs import InputGatherer
+from quire.runner.launch import Runner
 from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
@@ -75,29 +73,43 @@ def _assemble(
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
     state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
     windows = [group.window for group in layout.groups]
-    shared = (kv, attention, windows, layout.block_size)
-    inputs = DeviceInputs(state, *shared, ops.step_inputs)
-    decode = DecodeInputs(state.row_tensors, state.inbox.slots, *shared, ops.decode_inputs)
+    inputs = InputGatherer(
+        state.rows,
+        state.send,
+        kv,
+        attention,
+        windows,
+        layout.block_size,
+        ops.decode_inputs,
+        ops.step_inputs,
+    )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
-    draws = DeviceDraws(state, sampler, extras, ops.append_tokens, queue)
+    graph_draws = GraphDraws(sampling, state.rows, ops.draw, ops.append_tokens, sampler)
     max_rows = min(size.max_captured_rows, settings.max_num_seqs)
     if make_recorder is None and loaded.device.type == "cuda":
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
-    uniform_sizes = ladder(max_rows) if attention.is_capturable else ()
+    sizes = ladder(max_rows) if recorder is not None and attention.is_capturable else ()
     max_tokens = min(MAX_TOKENS, settings.max_num_batched_tokens)
     mixed = MixedSteps(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
-    runner = DeviceRunner(
+    _, host_draw = select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))
+    runner = Runner(
         rows,
-        state,
         changes,
-        UniformSteps(model, decode, state, draws, LazyGraphs(uniform_sizes), recorder),
-        ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs),
-        draws,
-        HostDraws(
-            sampling, rows, select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))[1]
+        DecodeSteps(
+            model,
+            inputs,
+            state.rows.slots,
+            graph_draws,
+            LazyGraphs(sizes, name="decode steps"),
+            None,
+            recorder,
+            has_spare_row=True,
         ),
+        ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs),
+        Draws(sampling, rows, host_draw, graph_draws, queue.upload, extras, state),
         queue,
+        state,
     )
     return Assembly(runner, kv.pages, host, queue.computing)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.runner.host_pages import HostPages
-from quire.runner.pending import Runner
+from quire.runner.launch import Runner
 
 __all__ = ["Assembly", "PoolSize"]
 

@@ -13,6 +13,7 @@ token of the spare row, slot N - 1.
 """
 
 from quire.ops.operation import Op, exact
+from quire.ops.step_inputs import numpy_rows
 from quire.ops.step_inputs.inputs import make_inputs
 from quire.ops.step_inputs.reference import step_inputs
 from quire.ops.triton_provider import triton_provider
@@ -24,5 +25,8 @@ OP = Op(
     reference=step_inputs,
     make_inputs=make_inputs,
     tolerance=exact(),
-    providers=(triton_provider("quire.ops.step_inputs.triton:step_inputs"),),
+    providers=(
+        triton_provider("quire.ops.step_inputs.triton:step_inputs"),
+        numpy_rows.PROVIDER,
+    ),
 )

@@ -9,10 +9,9 @@ import torch
 from quire.attention import StepInputs
 from quire.attention.splittable import AttentionCall, SplittableAttention
 from quire.models import CausalLM
-from quire.runner.device_inputs import DeviceInputs, TokenBuffers
-from quire.runner.graph_recorder import Graph, GraphRecorder
-from quire.runner.inputs import ModelInputs
-from quire.runner.lazy_graphs import LazyGraphs
+from quire.runner.graphs.ladder import LazyGraphs
+from quire.runner.graphs.recorder import Graph, GraphRecorder
+from quire.runner.inputs import BatchBuffers, InputGatherer, ModelInputs
 from quire.runner.rows import ScheduledRows
 
 __all__ = ["MAX_TOKENS", "MixedSteps", "PieceGraphs"]
@@ -46,7 +45,7 @@ class MixedSteps:
     def __init__(
         self,
         model: CausalLM,
-        inputs: DeviceInputs,
+        inputs: InputGatherer,
         attention: SplittableAttention,
         graphs: LazyGraphs[PieceGraphs],
         recorder: GraphRecorder | None,
@@ -57,18 +56,21 @@ class MixedSteps:
         self._attention = attention
         self.graphs = graphs
         self._recorder = recorder
-        self._buffers: dict[int, TokenBuffers] = {}
+        self._buffers: dict[int, BatchBuffers] = {}
         self.logits = model.logits
 
     def build(self, rows: ScheduledRows) -> ModelInputs:
         """The inputs of a step, where its graph reads them."""
         count = int(rows.num_tokens.sum())
         size = self.graphs.size_for(count) if self._recorder is not None else None
+        num_rows = len(rows.slots)
         if size is None:
-            return self._inputs.fill(rows, self._inputs.buffers(count))
+            return self._inputs.fill(rows, self._inputs.buffers(count, num_rows, empty=True))
         if size not in self._buffers:
-            self._buffers[size] = self._inputs.buffers(size)
-        return self._inputs.fill(rows, self._buffers[size])
+            self._buffers[size] = self._inputs.buffers(size, 0)
+        fresh = self._inputs.buffers(0, num_rows, empty=True)
+        batch = replace(self._buffers[size], seq_lens=fresh.seq_lens, tables=fresh.tables)
+        return self._inputs.fill(rows, batch)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

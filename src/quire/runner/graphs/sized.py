@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import torch
 
-from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
+from quire.attention import StepInputs
 from quire.models import CausalLM
 from quire.ops.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
 from quire.ops.replay import NotCapturableError
 from quire.ops.team import Team
-from quire.runner.replay_failures import ReplayFailures
+from quire.runner.graphs.failures import ReplayFailures
+from quire.runner.inputs import InputGatherer, ModelInputs
+from quire.runner.rows import ScheduledRows
 
 __all__ = ["CapturedForward"]
 
@@ -31,37 +32,35 @@ class CapturedForward:
     def __init__(
         self,
         model: CausalLM,
-        kv: KVPool,
-        backend: AttentionBackend,
-        windows: Sequence[int | None],
+        inputs: InputGatherer,
         team: Team,
         arena: CaptureArena,
         *,
         max_tokens: int,
         max_rows: int,
-        max_blocks: int,
     ) -> None:
-        """windows: per layer group. team: that computes the model's kernels. max_tokens: 0 to
-        capture nothing. max_blocks: of a sequence."""
+        """team: that computes the model's kernels. max_tokens: 0 to capture nothing."""
         self._model = model
-        self._kv = kv
-        self._backend = backend
-        self._windows = tuple(windows)
+        self._inputs = inputs
         self._team = team
         self._arena = arena
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._failures = ReplayFailures("steps of prompts")
-        tokens, rows, blocks = (n if max_tokens else 0 for n in (max_tokens, max_rows, max_blocks))
-        self._token_ids = torch.zeros(tokens, dtype=torch.int32)
-        self._positions = torch.zeros(tokens, dtype=torch.int64)
-        self._starts = torch.zeros(rows + 1, dtype=torch.int32)
-        self._seq_lens = torch.zeros(rows, dtype=torch.int32)
-        self._wanted = torch.zeros(tokens, dtype=torch.int64)
-        self._tables = [torch.zeros((rows, blocks), dtype=torch.int32) for _ in windows]
-        self._slots = [torch.zeros(tokens, dtype=torch.int64) for _ in windows]
+        self._batch = inputs.buffers(max_tokens, max_rows if max_tokens else 0)
+        self._starts = torch.zeros(max_rows + 1, dtype=torch.int32)
+        self._wanted = torch.zeros(max_tokens, dtype=torch.int64)
         self._calls = self._capture() if max_tokens else None
         self.logits = model.logits
+
+    def build(self, rows: ScheduledRows) -> ModelInputs:
+        """The inputs of a step, where its graph reads them."""
+        num_tokens, num_rows = int(rows.num_tokens.sum()), len(rows.slots)
+        if self._calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
+            batch = self._inputs.buffers(num_tokens, num_rows, empty=True)
+        else:
+            batch = self._batch.of_size(num_tokens, num_rows)
+        return self._inputs.fill(rows, batch)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
@@ -70,12 +69,13 @@ class CapturedForward:
         replayed in the arena."""
         num_tokens, num_rows = len(token_ids), len(step.seq_lens)
         calls, wanted = self._calls, step.wanted_tokens
-        if calls is None or num_tokens > self._max_tokens or num_rows > self._max_rows:
+        if calls is None or token_ids.data_ptr() != self._batch.token_ids.data_ptr():
             return self._call_by_call(token_ids, positions, step)
         if wanted is None:
             wanted = torch.arange(num_tokens)
         try:
-            self._fill(token_ids, positions, step, wanted)
+            self._starts[: num_rows + 1] = step.query_start_loc
+            self._wanted[: len(wanted)] = wanted
             return calls.replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
         except Exception:  # noqa: BLE001  whatever it is
             hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
@@ -91,23 +91,6 @@ class CapturedForward:
             self._arena.give_back()
         return self._model.forward(token_ids, positions, step)
 
-    def _fill(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        step: StepInputs,
-        wanted: torch.Tensor,
-    ) -> None:
-        num_tokens, num_rows = len(token_ids), len(step.seq_lens)
-        self._token_ids[:num_tokens] = token_ids
-        self._positions[:num_tokens] = positions
-        self._starts[: num_rows + 1] = step.query_start_loc
-        self._seq_lens[:num_rows] = step.seq_lens
-        self._wanted[: len(wanted)] = wanted
-        for table, slots, group in zip(self._tables, self._slots, step.groups, strict=True):
-            table[:num_rows, : group.block_table.shape[1]] = group.block_table
-            slots[:num_tokens] = group.slot_mapping
-
     def _capture(self) -> SizedCalls | None:
         largest = (self._max_tokens, self._max_rows, self._max_tokens)
         try:
@@ -121,13 +104,7 @@ class CapturedForward:
         return None
 
     def _compute(self, num_tokens: int, num_rows: int, num_wanted: int) -> torch.Tensor:
-        starts, seq_lens = self._starts[: num_rows + 1], self._seq_lens[:num_rows]
-        groups: list[GroupInputs] = []
-        for whole, slots, window in zip(self._tables, self._slots, self._windows, strict=True):
-            table = whole[:num_rows]
-            plan = self._backend.plan(starts, seq_lens, table, window)
-            groups.append(GroupInputs(table, slots[:num_tokens], window, plan))
-        longest = self._tables[0].shape[1]
-        wanted = self._wanted[:num_wanted]
-        step = StepInputs(starts, seq_lens, num_tokens, longest, tuple(groups), self._kv, wanted)
-        return self._model.forward(self._token_ids[:num_tokens], self._positions[:num_tokens], step)
+        batch = self._batch.of_size(num_tokens, num_rows)
+        starts, wanted = self._starts[: num_rows + 1], self._wanted[:num_wanted]
+        step = self._inputs.step_of(batch, starts, num_tokens, self._inputs.longest, wanted)
+        return self._model.forward(batch.token_ids, batch.positions, step)

@@ -1,4 +1,4 @@
-"""Steps that a device computes while the next one is launched."""
+"""Steps that may still be computed while the next one is launched."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.step import (
-    NOTHING_DRAWN,
     PromptLogprobs,
     RowFailure,
     RowTokens,
     StepResult,
-    TokenCandidates,
     TokenLogprobs,
 )
 from quire.runner.device_queue import Receipt
 from quire.runner.drafts import counts_of
+from quire.runner.draws import Sampled
 from quire.runner.forward import NOT_FINITE
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import NO_TOKEN, DeviceLogprobs
 
-__all__ = ["DeviceStep", "Failures", "HostPart", "Tenancy"]
+__all__ = ["RunningStep", "Failures", "HostPart", "Tenancy"]
 
 Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...]]
 """(token ids, slots, positions) of rows → a sentence for each of those without a token."""
@@ -34,11 +33,7 @@ Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...
 class HostPart:
     """What the host knew of a step when it was launched; as in `StepResult`."""
 
-    drawn: RowTokens = NOTHING_DRAWN
-    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
-    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(
-        default_factory=dict[int, tuple[TokenLogprobs, ...]]
-    )
+    sampled: Sampled = field(default_factory=Sampled)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
 
@@ -80,13 +75,13 @@ class _OnDevice:
     positions: Slots
 
 
-class DeviceStep:
+class RunningStep:
     """A `PendingStep`. Results are made in the order of the steps, by whoever asks first."""
 
     def __init__(
         self,
         step_id: int,
-        before: DeviceStep | None,
+        before: RunningStep | None,
         tenancy: Tenancy,
         failures: Failures,
         host: HostPart,
@@ -153,8 +148,13 @@ class DeviceStep:
             self._before.result()
         arrays = [] if self._receipt is None else self._receipt.wait()
         self._receipt = None
-        host, failed = self._host, list(self._host.failed)
-        slots, token_ids, counts = [host.drawn.slots], [host.drawn.token_ids], [host.drawn.counts]
+        host, failed = self._host, [*self._host.failed, *self._host.sampled.failed]
+        given = host.sampled
+        slots, token_ids, counts = (
+            [given.drawn.slots],
+            [given.drawn.token_ids],
+            [given.drawn.counts],
+        )
         live_tokens: list[npt.NDArray[np.int32]] = []
         for rows, tokens in zip(self._drawn, arrays, strict=False):
             is_live = ~self._tenancy.has_failed(rows.slots, rows.numbers)
@@ -168,7 +168,7 @@ class DeviceStep:
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
             self._settled_tokens.append(tokens)
         first, last = len(self._drawn), len(self._drawn) + len(self._unfinished)
-        logprobs = {**host.logprobs, **self._read_logprobs(live_tokens, arrays[last:])}
+        logprobs = {**given.logprobs, **self._read_logprobs(live_tokens, arrays[last:])}
         for rows, is_sound in zip(self._unfinished, arrays[first:last], strict=True):
             broken = ~is_sound & ~self._tenancy.has_failed(rows.slots, rows.numbers)
             failed += [RowFailure(slot, NOT_FINITE) for slot in rows.slots[broken].tolist()]
@@ -179,7 +179,7 @@ class DeviceStep:
             slots=drawn.slots.astype(np.int32),
             token_ids=drawn.token_ids.astype(np.int32),
             counts=counts_of(drawn),
-            candidates=host.candidates,
+            candidates=given.candidates,
             logprobs=logprobs,
             prompt_logprobs=host.prompt_logprobs,
             failed=tuple(failed),

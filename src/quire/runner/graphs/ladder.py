@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from quire.ops.capture import ArenaFullError, NotCapturableError
+
 __all__ = ["LazyGraphs", "ladder"]
 
 _log = logging.getLogger("quire.runner")
@@ -31,8 +33,15 @@ class LazyGraphs(Generic[Recorded]):
     times, so that a start waits for none. If recording fails, steps go on without graphs."""
 
     def __init__(
-        self, sizes: tuple[int, ...], wanted: int = WANTED, steps_between: int = STEPS_BETWEEN
+        self,
+        sizes: tuple[int, ...],
+        wanted: int = WANTED,
+        steps_between: int = STEPS_BETWEEN,
+        name: str = "",
     ) -> None:
+        """name: of the steps, for the log; empty if others take over when these cannot be
+        captured."""
+        self._name = name
         self._sizes = sizes
         self._wanted = wanted
         self._steps_between = steps_between
@@ -57,8 +66,21 @@ class LazyGraphs(Generic[Recorded]):
         self._since_last = 0
         try:
             self.recorded[size] = record(size)
+        except ArenaFullError as error:
+            self._sizes = tuple(each for each in self._sizes if each < size)
+            self._log(logging.WARNING, f"of {size} rows and more are not captured: {error}")
+        except NotCapturableError as error:
+            self.end()
+            self._log(logging.INFO, f"of this model are not captured: {error}")
         except Exception:  # noqa: BLE001  whatever it is, steps do without graphs
+            self.end()
             _log.warning("steps are not captured in graphs any more", exc_info=True)
-            self._sizes = ()
-            return None
-        return self.recorded[size]
+        return self.recorded.get(size)
+
+    def end(self) -> None:
+        """Capture and replay no more."""
+        self._sizes = ()
+
+    def _log(self, level: int, what: str) -> None:
+        if self._name:
+            _log.log(level, "%s %s", self._name, what)

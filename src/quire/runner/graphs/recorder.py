@@ -1,4 +1,4 @@
-"""What a device was asked to do, recorded once and asked again by one call."""
+"""Recorders of graphs: work that is captured once and replayed by one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["CudaRecorder", "Graph", "GraphRecorder"]
+from quire.ops.capture import CaptureArena, record_calls, replay_list
+from quire.ops.replay import KernelCall, ReplayList
+from quire.ops.team import Team
+
+__all__ = ["CudaRecorder", "Graph", "GraphRecorder", "NativeRecorder"]
 
 
 class Graph(Protocol):
@@ -28,9 +32,52 @@ class GraphRecorder(Protocol):
         """What was recorded. Raises if something cannot be."""
         ...
 
+    def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What was made while recording, where each replay leaves it: to be read before anything
+        else is recorded or replayed."""
+        ...
+
     def abandon(self) -> None:
         """After an exception between the two: nothing is recorded any more. Raises nothing."""
         ...
+
+
+class NativeRecorder:
+    """Calls of the C++ kernels of one team, made again by one call; torch computes nothing between
+    them. Temporaries of all graphs share an arena: a graph keeps hold of none of them."""
+
+    def __init__(self, team: Team, arena: CaptureArena) -> None:
+        self._team = team
+        self._arena = arena
+        self._calls: list[KernelCall] = []
+        self._recording: contextlib.ExitStack | None = None
+
+    def begin(self) -> None:
+        stack = contextlib.ExitStack()
+        self._calls = stack.enter_context(record_calls(self._team, self._arena))
+        self._recording = stack
+
+    def end(self) -> Graph:
+        self.abandon()
+        return NativeGraph(replay_list(self._calls))
+
+    def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._arena.borrowed(tensor)
+
+    def abandon(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.close()
+
+
+class NativeGraph:
+    """One call into C++, without the interpreter lock."""
+
+    __slots__ = ("calls", "replay")
+
+    def __init__(self, calls: ReplayList) -> None:
+        self.calls = calls
+        self.replay = calls.run
 
 
 class CudaRecorder:
@@ -55,6 +102,9 @@ class CudaRecorder:
         assert graph is not None, "nothing is being recorded"
         graph.capture_end()
         return graph
+
+    def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def abandon(self) -> None:
         graph, self._graph = self._graph, None

@@ -1,0 +1,270 @@
+"""Next tokens: drawn by kernels, which may be recorded, or by the host where rows ask for more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.protocol.step import (
+    NOTHING_DRAWN,
+    IntArray,
+    RowFailure,
+    RowTokens,
+    TokenCandidates,
+    TokenLogprobs,
+)
+from quire.runner.changes import Upload
+from quire.runner.device_state import DeviceState
+from quire.runner.drafts import draw_in_turns
+from quire.runner.halves import in_halves
+from quire.runner.kernel_rows import KernelRows
+from quire.runner.rows import RowTable, Slots
+from quire.sampling import (
+    NO_TOKEN,
+    DeviceExtras,
+    DeviceHistory,
+    DeviceLogprobs,
+    DeviceSampler,
+    Draw,
+    SampleOutput,
+    Sampler,
+    SamplingState,
+    failures_of,
+    find_candidates,
+)
+
+__all__ = ["Draws", "DrawnPiece", "GraphDraws", "Sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPiece:
+    """Rows whose tokens kernels have drawn. slots [N] on the host; token ids int32 [N] where the
+    kernels work; the log-probabilities that they asked for."""
+
+    slots: Slots
+    token_ids: torch.Tensor
+    logprobs: DeviceLogprobs | None
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What rows were given. All of them have taken their tokens.
+
+    pieces: drawn by kernels, so that the host learns the tokens later. drawn: by the host.
+    candidates, logprobs: by slot, of rows that the host has drawn for. failed: rows that have
+    neither tokens nor candidates.
+    """
+
+    pieces: list[DrawnPiece] = field(default_factory=list[DrawnPiece])
+    drawn: RowTokens = NOTHING_DRAWN
+    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(
+        default_factory=dict[int, tuple[TokenLogprobs, ...]]
+    )
+    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+
+
+class GraphDraws:
+    """Draws for rows that ask no more than a token, by kernels that ask the host nothing.
+
+    sampler: draws with parameters that the kernel gathers by slot. Without one `prepare` gathers
+    them, into memory that stays.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingState,
+        rows: KernelRows,
+        draw: Draw,
+        append_tokens: Callable[..., None],
+        sampler: DeviceSampler | None = None,
+    ) -> None:
+        """draw, append_tokens: the operations."""
+        self._sampling = sampling
+        self._rows = rows
+        self._draw = draw
+        self._append_tokens = append_tokens
+        self._sampler = sampler
+        max_rows = len(rows.slots)
+        self._index = torch.arange(max_rows)
+        self._slots = np.zeros(0, np.int64)
+        self._version = -1
+        self._is_plain = False
+        self._positions = np.zeros(max_rows, np.int64)
+        self._gathered = [
+            np.zeros(max_rows, column.dtype) for column in sampling.draw_parameters(self._slots)
+        ]
+
+    def prepare(self, slots: Slots, positions: Slots) -> bool:
+        """Row i of the next draw is that of slots[i], for its token at positions[i]. False if some
+        of these rows ask for more than a draw. A draw for the same rows, for the tokens after,
+        needs no more: it leaves their positions itself."""
+        sampling = self._sampling
+        if self._sampler is not None:
+            return sampling.is_plain(slots)
+        self._positions[: len(slots)] = positions
+        if self._version != sampling.version or not np.array_equal(slots, self._slots):
+            columns = sampling.draw_parameters(slots)
+            for kept, column in zip(self._gathered, columns, strict=True):
+                kept[: len(slots)] = column
+            self._is_plain = sampling.is_plain(slots)
+            self._slots, self._version = slots, sampling.version
+        return self._is_plain
+
+    def __call__(
+        self, logits: torch.Tensor, slots: torch.Tensor, index: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Token ids int32 [N] of `slots` int64 [N], which the rows have then; NO_TOKEN in rows that
+        have none and fail. index: int64 [N], which logits each draws from, None for its own."""
+        count = len(slots)
+        if self._sampler is None:
+            parameters = [torch.from_numpy(column[:count]) for column in self._gathered]
+            positions = torch.from_numpy(self._positions[:count])
+            index = self._index[:count] if index is None else index
+            token_ids = self._draw(logits, index, *parameters, positions)
+            self.append(slots, token_ids, positions)
+            return token_ids
+        positions = self._rows.num_tokens[slots]
+        token_ids = self._sampler.sample(logits, slots, positions, index).token_ids
+        self.append(slots, token_ids)
+        return token_ids
+
+    def append(
+        self, slots: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> None:
+        """The rows take these tokens. positions: becomes where their next ones go."""
+        rows = self._rows
+        columns = (rows.num_computed, rows.num_tokens, rows.token_ids)
+        self._append_tokens(slots, token_ids, *columns, rows.spare, positions)
+
+
+class Draws:
+    """Draws outside of graphs. Kernels serve all rows but those with Python logits processors,
+    drafts or candidates, where `extras` is given; the host serves the others."""
+
+    def __init__(
+        self,
+        sampling: SamplingState,
+        rows: RowTable,
+        draw: Draw,
+        graph: GraphDraws,
+        upload: Upload,
+        extras: DeviceExtras | None = None,
+        state: DeviceState | None = None,
+    ) -> None:
+        """draw: the operation `quire.ops.draw`, on the host. state: where `extras` work."""
+        self._sampling = sampling
+        self._rows = rows
+        self._sampler = Sampler(sampling, draw)
+        self._graph = graph
+        self._state = state
+        self._upload = upload
+        self._extras = extras
+        self.failures = failures_of if extras is None else extras.failures
+
+    def by_kernels(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Of each row, whether kernels draw its token; the host verifies drafts."""
+        if self._extras is None:
+            return np.zeros(len(slots), np.bool_)
+        return self._extras.serves(slots) & (self._rows.num_drafts[slots] == 0)
+
+    def sample(self, logits: torch.Tensor, slots: Slots, index: Slots) -> Sampled:
+        """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and for what follows their
+        drafts from the rows after these. Find the candidates of rows that do not draw. Of rows that
+        the host serves it has to know all tokens."""
+        result = Sampled()
+        by_kernels = self.by_kernels(slots)
+        if not by_kernels.all():
+            of_host = ~by_kernels
+            self._on_host(*self._brought(logits, slots[of_host], index[of_host]), result)
+        if by_kernels.any():
+            self._by_kernels(logits, slots[by_kernels], index[by_kernels], result)
+        return result
+
+    def _brought(
+        self, logits: torch.Tensor, slots: Slots, index: Slots
+    ) -> tuple[torch.Tensor, Slots, Slots]:
+        """What `_on_host` takes, with the logits of these rows on the host."""
+        if self._extras is None:
+            return logits, slots, index
+        counts = 1 + self._rows.num_drafts[slots]
+        firsts = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(index - firsts, counts)
+        return logits[self._upload(places)].float().cpu(), slots, firsts
+
+    def _on_host(self, logits: torch.Tensor, slots: Slots, index: Slots, result: Sampled) -> None:
+        draws = self._sampling.num_candidates[slots] == 0
+        if not draws.all():
+            found = find_candidates(
+                logits, index[~draws], slots[~draws], self._sampling, self._rows
+            )
+            result.candidates = found.candidates
+            result.failed += found.failed
+            slots, index = slots[draws], index[draws]
+
+        def draw(which: Slots, turn: int) -> IntArray:
+            return self._draw(_taken(logits, index[which] + turn), slots[which], result)
+
+        result.drawn = draw_in_turns(self._rows, slots, draw)
+
+    def _draw(self, logits: torch.Tensor, slots: Slots, result: Sampled) -> IntArray:
+        """A token for each of `slots` [N] from logits [N, V]; NO_TOKEN in rows that fail."""
+        positions = self._rows.num_tokens[slots]
+
+        def compute(part: slice) -> SampleOutput:
+            return self._sampler.sample(logits[part], slots[part], positions[part], self._rows)
+
+        def alone(row: int, error: Exception) -> SampleOutput:
+            failure = _cannot_draw(int(slots[row]), error)
+            return SampleOutput(np.full(1, NO_TOKEN, np.int32), failed=(failure,))
+
+        outputs = in_halves(slice(0, len(slots)), compute, alone)
+        for output in outputs:
+            result.failed += output.failed
+            for slot, entry in output.logprobs.items():
+                result.logprobs[slot] = (*result.logprobs.get(slot, ()), entry)
+        return np.concatenate([output.token_ids for output in outputs])
+
+    def _by_kernels(
+        self, logits: torch.Tensor, slots: Slots, index: Slots, result: Sampled
+    ) -> None:
+        def alone(row: int, error: Exception) -> RowFailure:
+            return _cannot_draw(int(slots[row]), error)
+
+        def compute(part: slice) -> DrawnPiece:
+            return self._piece(logits, slots[part], index[part])
+
+        for part in in_halves(slice(0, len(slots)), compute, alone):
+            if isinstance(part, DrawnPiece):
+                result.pieces.append(part)
+            else:
+                result.failed.append(part)
+
+    def _piece(self, logits: torch.Tensor, slots: Slots, index: Slots) -> DrawnPiece:
+        assert self._extras is not None
+        assert self._state is not None
+        rows, where = self._state.rows, self._state.inbox.drawing_of(slots)
+        where = self._upload(slots) if where is None else where
+        is_whole = np.array_equal(index, np.arange(len(logits)))
+        taken = None if is_whole else self._upload(index)
+        if self._sampling.is_plain(slots):
+            return DrawnPiece(slots, self._graph(logits, where, taken), None)
+        history = DeviceHistory(rows.token_ids, rows.num_prompt, rows.num_tokens)
+        positions = rows.num_tokens[where]
+        sample = self._extras.sample(logits, slots, where, positions, history, taken)
+        self._graph.append(where, sample.token_ids)
+        return DrawnPiece(slots, sample.token_ids, sample.logprobs)
+
+
+def _cannot_draw(slot: int, error: Exception) -> RowFailure:
+    return RowFailure(slot, f"the sampler could not draw for this request ({error}): send it again")
+
+
+def _taken(logits: torch.Tensor, index: Slots) -> torch.Tensor:
+    """Rows `index` [N] of logits [L, V]."""
+    is_whole = np.array_equal(index, np.arange(len(logits)))
+    return logits if is_whole else logits[torch.from_numpy(index)]

@@ -1,0 +1,174 @@
+"""Decode graphs: steps in which every row computes one token and samples the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from quire.models import CausalLM
+from quire.protocol.step import IntArray
+from quire.runner.draws import GraphDraws
+from quire.runner.graphs.failures import ReplayFailures
+from quire.runner.graphs.ladder import LazyGraphs
+from quire.runner.graphs.recorder import Graph, GraphRecorder
+from quire.runner.inputs import InputGatherer
+from quire.runner.rows import ScheduledRows, Slots
+
+__all__ = ["DecodeGraph", "DecodeSteps", "Decoded"]
+
+_log = logging.getLogger("quire.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decode step gave: token ids int32 [R] if it has drawn, which the rows have then, -1 in
+    rows that have none and fail; else logits float32 [R, V], to be read before the next step."""
+
+    logits: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """result: token ids or logits of all its rows, where a replay leaves them."""
+
+    graph: Graph
+    result: torch.Tensor
+
+
+class DecodeSteps:
+    """From the rows' slots to their next tokens without a number of the host's in between, so that
+    the whole of it is one graph per number of rows, whichever rows they are.
+
+    drawing: graphs that end with the tokens of rows that ask no more. logits: graphs that end
+    before the draw, for rows that do; None computes these by a mixed step.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        inputs: InputGatherer,
+        slots: torch.Tensor,
+        draws: GraphDraws,
+        drawing: LazyGraphs[DecodeGraph],
+        logits: LazyGraphs[DecodeGraph] | None,
+        recorder: GraphRecorder | None,
+        *,
+        has_spare_row: bool,
+    ) -> None:
+        """slots: where `inputs` reads which rows compute. recorder: None with empty ladders.
+        has_spare_row: rows are padded to the size of a graph, also where they are computed without
+        one, since sums of another size may round differently."""
+        self.drawing = drawing
+        self.logits = logits
+        self.failures = ReplayFailures("decode steps")
+        self._model = model
+        self._inputs = inputs
+        self._slots = slots
+        self._draws = draws
+        self._recorder = recorder
+        self._has_spare_row = has_spare_row
+        self._last: tuple[DecodeGraph, IntArray] | None = None
+
+    def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Decoded | None:
+        """Compute rows [R], or None if that has to be done another way: other rows are there, or
+        what was tried has failed, and whose fault that is, the other way has to find out.
+
+        positions: int64 [R], of the tokens that these rows draw. draws: whether to draw them, if
+            no row asks for more.
+        """
+        self._last = None
+        if not rows.samples.all() or (rows.num_tokens != 1).any():
+            return None
+        draws = self._draws.prepare(rows.slots, positions) and draws
+        num_rows = len(rows.slots)
+        if not (draws and self._has_spare_row) and self._size_of_logits(num_rows) is None:
+            return None
+        self._inputs.send(rows)
+        try:
+            drawn = self._draw(num_rows) if draws else None
+            return drawn or self._logits(num_rows)
+        except Exception:  # noqa: BLE001  as above
+            _log.warning("a decode step failed and is computed anew", exc_info=True)
+            return None
+
+    def repeat(self) -> IntArray:
+        """The step before once more, if a graph on the host has drawn: its rows go on by a token
+        each. Token ids as those of `Decoded`. Raises EngineError if a kernel fails; then no row has
+        changed."""
+        assert self._last is not None
+        known, token_ids = self._last
+        self._replay(known)
+        return token_ids
+
+    def _draw(self, num_rows: int) -> Decoded | None:
+        """Tokens of the rows that were sent; None if only a graph could draw them and there is
+        none."""
+        known = self._graph(self.drawing, num_rows, self._compute_and_draw)
+        if known is not None:
+            self._replay(known)
+        if self._has_spare_row:
+            if known is not None:  # the next replay writes there again
+                return Decoded(token_ids=known.result[:num_rows].clone())
+            size = self.drawing.size_for(num_rows) or num_rows
+            return Decoded(token_ids=self._compute_and_draw(size)[:num_rows])
+        if known is None:
+            return None
+        self._last = known, known.result.numpy()
+        return Decoded(token_ids=known.result)
+
+    def _logits(self, num_rows: int) -> Decoded | None:
+        """Logits of the rows that were sent; None if there is no graph for them."""
+        if self.logits is None:
+            return None
+        known = self._graph(self.logits, num_rows, self._compute)
+        if known is None:
+            return None
+        self._replay(known)
+        return Decoded(known.result[:num_rows])
+
+    def _size_of_logits(self, num_rows: int) -> int | None:
+        return None if self.logits is None else self.logits.size_for(num_rows)
+
+    def _graph(
+        self,
+        graphs: LazyGraphs[DecodeGraph],
+        num_rows: int,
+        compute: Callable[[int], torch.Tensor],
+    ) -> DecodeGraph | None:
+        size = graphs.size_for(num_rows)
+        return None if size is None else graphs.get(size, lambda size: self._record(size, compute))
+
+    def _record(self, size: int, compute: Callable[[int], torch.Tensor]) -> DecodeGraph:
+        recorder = self._recorder
+        assert recorder is not None, "there are no sizes to record"
+        recorder.begin()
+        try:
+            result = recorder.result_of(compute(size))
+        except BaseException:
+            recorder.abandon()
+            raise
+        return DecodeGraph(recorder.end(), result)
+
+    def _replay(self, known: DecodeGraph) -> None:
+        try:
+            known.graph.replay()
+        except Exception:
+            if self.failures.note():
+                self.drawing.end()
+                if self.logits is not None:
+                    self.logits.end()
+            raise
+
+    def _compute(self, num_rows: int) -> torch.Tensor:
+        """Logits of the first rows that were sent."""
+        inputs = self._inputs.decode(num_rows)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
+        return self._model.logits(hidden)
+
+    def _compute_and_draw(self, num_rows: int) -> torch.Tensor:
+        """Token ids of the first rows that were sent."""
+        return self._draws(self._compute(num_rows), self._slots[:num_rows])

@@ -1,0 +1,61 @@
+"""The rows where kernels read them: the host's own, or a copy in the memory of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.runner.rows import RowTable, Slots
+
+__all__ = ["KernelRows", "RowList"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowList:
+    """The rows of a batch. slots: int64 [R]. starts: int32 [R + 1], where their tokens begin.
+    drawing: int64 [N], those of them that draw."""
+
+    slots: Slots
+    starts: np.ndarray
+    drawing: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRows:
+    """Columns of all slots, and which rows a step computes, in memory that stays.
+
+    num_computed, num_tokens, num_prompt: int64 [S]. token_ids: int32 [S, L]. tables: per layer
+    group, int32 [S, M]. slots: int64 [R], starts: int32 [R + 1] of the rows of a step, as in
+    `RowList`. spare: the slot of the row that pads steps, -1 if there is none.
+    """
+
+    num_computed: torch.Tensor
+    num_tokens: torch.Tensor
+    num_prompt: torch.Tensor
+    token_ids: torch.Tensor
+    tables: tuple[torch.Tensor, ...]
+    slots: torch.Tensor
+    starts: torch.Tensor
+    spare: int = -1
+
+    @classmethod
+    def of_host(cls, rows: RowTable) -> KernelRows:
+        """Over the memory of the host's rows."""
+        num_slots = len(rows.num_tokens)
+        return cls(
+            torch.from_numpy(rows.num_computed),
+            torch.from_numpy(rows.num_tokens),
+            torch.from_numpy(rows.num_prompt),
+            torch.from_numpy(rows.token_ids),
+            tuple(torch.from_numpy(table) for table in rows.tables),
+            torch.zeros(num_slots, dtype=torch.int64),
+            torch.zeros(num_slots + 1, dtype=torch.int32),
+        )
+
+    def send(self, rows: RowList | None) -> None:
+        """Say which rows compute next, where this memory is the host's; None changes nothing."""
+        if rows is not None:
+            self.slots.numpy()[: len(rows.slots)] = rows.slots
+            self.starts.numpy()[: len(rows.starts)] = rows.starts

@@ -1,0 +1,221 @@
+"""Launches steps: plan in, result out, at once or later."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from quire.protocol.step import IntArray, RowFailure, StepPlan
+from quire.runner.changes import PlanChanges
+from quire.runner.device_queue import DeviceQueue
+from quire.runner.device_state import DeviceState
+from quire.runner.draws import Draws
+from quire.runner.forward import Forward, ForwardPass, in_order_of_writing
+from quire.runner.graphs.decode import Decoded, DecodeSteps
+from quire.runner.pending import DrawnStep, PendingStep
+from quire.runner.rows import RowTable, ScheduledRows, Slots
+from quire.runner.running_step import HostPart, RunningStep, Tenancy
+from quire.sampling import NO_TOKEN
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Owns the rows. Nothing of a row is committed before it was computed, so rows can be computed
+    again when a step fails.
+
+    Where kernels work in the host's memory, a step is over when its launch returns. Else the host's
+    rows mirror those of a device (`DeviceState`), and a launch waits for no result, with one
+    exception: rows whose tokens the host has to choose (edits by Python code, candidates of beams,
+    drafts) need to know all tokens so far. A row that fails on the device is still in the step
+    after the one in which it failed; what that computes of it is dropped by its result.
+    """
+
+    def __init__(
+        self,
+        rows: RowTable,
+        changes: PlanChanges,
+        decode: DecodeSteps,
+        forward: ForwardPass,
+        draws: Draws,
+        queue: DeviceQueue,
+        state: DeviceState | None = None,
+    ) -> None:
+        """decode: for steps in which every row computes one token and draws; forward: others.
+        state: of the device, None where kernels read the host's rows."""
+        self._rows = rows
+        self._changes = changes
+        self._decode = decode
+        self._forward = forward
+        self._draws = draws
+        self._queue = queue
+        self._state = state
+        self._tenancy = Tenancy(len(rows.num_tokens))
+        self._in_flight: deque[RunningStep] = deque()
+        self._drawn_slots: Slots | None = None  # of the last step, if a graph drew for all rows
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Apply the plan's difference and start its step, after all steps before it. Raises what
+        ends the step as a whole."""
+        slots, self._drawn_slots = self._drawn_slots, None
+        if slots is None or not plan.keeps_rows:
+            return self._launch(plan)
+        try:
+            token_ids = self._repeat(plan)
+        except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
+            return self._launch(plan, replays=False)
+        return self._drawn(plan.step_id, slots, token_ids, [])
+
+    def _repeat(self, plan: StepPlan) -> IntArray:
+        """Token ids of the rows of the last step, which go on as they did, without a look at
+        them."""
+        self._rows.update_tables(plan)
+        return self._decode.repeat()
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan, *, replays: bool = True) -> PendingStep:
+        self._settle(wait=False)
+        if any(step.has_drawn(_sources(plan)) for step in self._in_flight):
+            self._settle(wait=True)  # the mirror copies the tokens of rows that branch off
+        with self._queue.computing():
+            host = HostPart(failed=self._apply(plan))
+            rows = self._scheduled(plan)
+            before = self._in_flight[-1] if self._in_flight else None
+            step = RunningStep(plan.step_id, before, self._tenancy, self._draws.failures, host)
+            decoded = None
+            if replays and len(rows.slots):
+                positions = self._rows.num_tokens[rows.slots]
+                decoded = self._decode.compute(rows, positions, draws=not plan.forks)
+            if decoded is None or decoded.token_ids is None:
+                self._compute(plan, rows, decoded, step, host)
+            elif self._state is None:
+                token_ids = decoded.token_ids.numpy()
+                return self._drawn(plan.step_id, rows.slots, token_ids, host.failed)
+            else:
+                drawn = self._count_drawn([rows.slots])
+                self._rows.commit_computed(rows)
+                step.expect(drawn, [], self._queue.copy_out([decoded.token_ids]))
+        self._in_flight.append(step)
+        if self._state is None:
+            self._settle(wait=True)
+        return step
+
+    def _settle(self, *, wait: bool) -> None:
+        """Learn from steps whose results are there; wait: from all. A step that ended as a whole
+        tells nothing: the next plan takes all rows out."""
+        while self._in_flight and (wait or self._in_flight[0].is_over):
+            step = self._in_flight.popleft()
+            try:
+                step.result()
+            except Exception:  # noqa: BLE001  whoever waits for that step is told
+                continue
+            step.settle(self._rows)
+
+    def _apply(self, plan: StepPlan) -> list[RowFailure]:
+        failed = self._changes.apply(plan)
+        for slot in (*(row.slot for row in plan.enter), *plan.start_fork_dst.tolist()):
+            self._tenancy.begin(slot)
+        if self._state is not None:
+            self._state.take(plan)
+        return failed
+
+    def _scheduled(self, plan: StepPlan) -> ScheduledRows:
+        rows = in_order_of_writing(self._rows.scheduled(), plan)
+        if not self._in_flight or self._draws.by_kernels(rows.slots[rows.samples]).all():
+            return rows
+        self._settle(wait=True)
+        return in_order_of_writing(self._rows.scheduled(), plan)
+
+    def _drawn(
+        self, step_id: int, slots: Slots, token_ids: IntArray, failed: list[RowFailure]
+    ) -> PendingStep:
+        """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one."""
+        drawn = token_ids.tolist()
+        if NO_TOKEN in drawn:
+            failed += self._draws.failures(token_ids, slots, self._rows.num_tokens[slots] - 1)
+            is_drawn = token_ids != NO_TOKEN
+            self._rows.failed[slots[~is_drawn]] = True
+            slots, drawn = slots[is_drawn], token_ids[is_drawn].tolist()
+        else:
+            self._drawn_slots = slots
+        return DrawnStep(step_id, slots, drawn, failed)
+
+    def _compute(
+        self,
+        plan: StepPlan,
+        rows: ScheduledRows,
+        decoded: Decoded | None,
+        step: RunningStep,
+        host: HostPart,
+    ) -> None:
+        """decoded: the logits of all rows, if a graph has computed them."""
+        if decoded is not None and decoded.logits is not None:
+            slots = rows.slots.tolist()
+            forward = Forward(slots, list(range(len(slots))), [decoded.logits])
+        else:
+            if self._state is not None and not len(rows.slots):
+                self._state.send(None)
+            forward = self._forward.compute(rows)
+        self._rows.failed[[failure.slot for failure in forward.failed]] = True
+        self._rows.commit_computed(rows)
+        sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
+        forward.failed += self._fork(plan, sampled)
+        drawn = self._sample(forward, sampled, step, host)
+        if self._state is not None:
+            self._state.note_computed(np.setdiff1d(rows.slots, drawn))
+        host.failed += forward.failed
+        host.prompt_logprobs = forward.prompt_logprobs
+
+    def _count_drawn(self, pieces: list[Slots]) -> list[tuple[Slots, Slots]]:
+        """The device has appended a token to each of these rows; so does the mirror, and learns
+        later which. Slots and positions of the tokens."""
+        drawn = [(slots, self._rows.num_tokens[slots]) for slots in pieces]
+        for slots, positions in drawn:
+            self._rows.num_tokens[slots] = positions + 1
+        return drawn
+
+    def _fork(self, plan: StepPlan, sampled: dict[int, int]) -> list[RowFailure]:
+        if not plan.forks:
+            return []
+        failed = self._changes.fork(plan, sampled)
+        for fork in plan.forks:
+            self._tenancy.begin(fork.dst)
+        if self._state is not None:
+            self._state.fork([(fork.src, fork.dst) for fork in plan.forks])
+            self._state.send(None)
+        return failed
+
+    def _sample(
+        self, forward: Forward, sampled: dict[int, int], step: RunningStep, host: HostPart
+    ) -> Slots:
+        """sampled: slots, each with the index of its first logits. Slots that kernels draw for."""
+        slots = np.fromiter(sampled, np.int64, len(sampled))
+        index = np.fromiter(sampled.values(), np.int64, len(sampled))
+        if len(slots):
+            logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
+            host.sampled = self._draws.sample(logits, slots, index)
+        given = host.sampled
+        self._rows.failed[[failure.slot for failure in given.failed]] = True
+        if self._state is not None:
+            self._state.note_drawn(given.drawn)
+        drawn = self._count_drawn([piece.slots for piece in given.pieces])
+        logprobs = [piece.logprobs for piece in given.pieces]
+        tensors = [piece.token_ids for piece in given.pieces]
+        tensors += [tensor for _, tensor in forward.unfinished]
+        for each in logprobs:
+            tensors += () if each is None else each.tensors
+        step.expect(
+            drawn,
+            [slots for slots, _ in forward.unfinished],
+            self._queue.copy_out(tensors) if tensors else None,
+            logprobs,
+        )
+        return np.concatenate([np.zeros(0, np.int64), *(piece.slots for piece in given.pieces)])
+
+
+def _sources(plan: StepPlan) -> Slots:
+    """Rows that others branch off from."""
+    forks = np.array([fork.src for fork in plan.forks], np.int64)
+    return np.concatenate((forks, plan.start_fork_src.astype(np.int64)))
