@@ -113,8 +113,8 @@ def test_captured_is_eager(
     assert_same(generate(captured), expected, exact=True)
     assert seen.items() <= recorded(captured).items()  # used again, not made anew
     assert not recorded(eager)
-    assert captured_forward(captured)._calls is not None
-    assert captured_forward(eager)._calls is None
+    assert captured_forward(captured).graphs is not None
+    assert captured_forward(eager).graphs is None
     if "num_kv_blocks" in more:
         assert captured.engine.client.stats().preempted_total > 0
 
@@ -283,7 +283,7 @@ def test_a_recording_that_fails_fails_no_start_and_no_request(
     assert [r.getMessage() for r in caplog.records] == [
         "steps of prompts are computed call by call"
     ]
-    assert captured_forward(engines[1])._calls is None
+    assert captured_forward(engines[1]).graphs is None
 
 
 def test_steps_are_replayed_whatever_tokens_are_wanted(
@@ -313,7 +313,7 @@ def test_replays_that_fail_are_computed_anew_and_end(
 ) -> None:
     engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
     generate(engines[1])
-    calls = captured_forward(engines[1])._calls.calls
+    calls = captured_forward(engines[1]).graphs.calls.calls
     gave_back = Mock(wraps=captured_forward(engines[1])._arena.give_back)
     monkeypatch.setattr(captured_forward(engines[1])._arena, "give_back", gave_back)
 
@@ -350,7 +350,7 @@ def test_a_bad_prompt_fails_alone_and_ends_no_replays(
     assert [output.error is None for output in outputs] == [True, True, False, True]
     for index in (0, 1, 3):
         assert outputs[index].outputs[0].token_ids == expected[index].outputs[0].token_ids
-    assert captured_forward(engines[0])._failures.count == 0
+    assert captured_forward(engines[0]).failures.count == 0
 
 
 def test_a_failing_kernel_fails_its_row_alone(
@@ -447,7 +447,7 @@ def test_the_arena_has_room_for_any_shape(
     for dtype in ("float32", "bfloat16"):
         engines.append(LLM(str(tmp_path), **{**SETTINGS, **few, "dtype": dtype}))
         generate(engines[-1])
-        assert captured_forward(engines[-1])._calls is not None
+        assert captured_forward(engines[-1]).graphs is not None
         assert ("logits", num_rows) in recorded(engines[-1])
 
 

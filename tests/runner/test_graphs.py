@@ -68,7 +68,7 @@ def runner_of(llm: LLM) -> Any:
 def graphs_of(llm: LLM) -> tuple[LazyGraphs[Any], LazyGraphs[Any]]:
     """Of steps in which every row decodes, and of others."""
     runner = runner_of(llm)
-    return runner._decode.drawing, runner._forward._model.graphs
+    return runner._decode.drawing, runner._forward._model.graphs.graphs
 
 
 def generate(llm: LLM) -> list[RequestOutput]:

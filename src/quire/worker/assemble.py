@@ -17,8 +17,9 @@ from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs
+from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.recorder import NativeRecorder
-from quire.runner.graphs.sized import CapturedForward
+from quire.runner.graphs.sized import SizedGraph
 from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputGatherer
 from quire.runner.kernel_rows import KernelRows
@@ -78,14 +79,9 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         NativeRecorder(loaded.team, arena),
         has_spare_row=False,
     )
-    forward = CapturedForward(
-        loaded.model,
-        inputs,
-        loaded.team,
-        arena,
-        max_tokens=max_tokens,
-        max_rows=settings.max_num_seqs,
-    )
+    shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.max_num_seqs)
+    graph = SizedGraph.captured(*shared) if max_tokens else None
+    forward = MixedSteps(loaded.model, inputs, graph, arena if max_tokens else None)
     runner = Runner(
         rows,
         changes,

@@ -18,7 +18,8 @@ from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs, ladder
-from quire.runner.graphs.mixed import MAX_TOKENS, MixedSteps
+from quire.runner.graphs.mixed import MixedSteps
+from quire.runner.graphs.pieces import MAX_TOKENS, PieceGraphs
 from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
 from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputGatherer
@@ -92,7 +93,10 @@ def _assemble(
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
     sizes = ladder(max_rows) if recorder is not None and attention.is_capturable else ()
     max_tokens = min(MAX_TOKENS, settings.max_num_batched_tokens)
-    mixed = MixedSteps(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
+    pieces = None
+    if recorder is not None:
+        pieces = PieceGraphs(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
+    mixed = MixedSteps(model, inputs, pieces)
     _, host_draw = select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))
     runner = Runner(
         rows,

@@ -1,127 +1,81 @@
-"""Steps whose rows compute any number of tokens: graphs of what stands between attentions."""
+"""Mixed steps: rows compute any number of tokens; what repeats of their forward is replayed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from quire.attention import StepInputs
-from quire.attention.splittable import AttentionCall, SplittableAttention
 from quire.models import CausalLM
-from quire.runner.graphs.ladder import LazyGraphs
-from quire.runner.graphs.recorder import Graph, GraphRecorder
+from quire.ops.capture import CaptureArena
+from quire.runner.graphs.failures import ReplayFailures
 from quire.runner.inputs import BatchBuffers, InputGatherer, ModelInputs
 from quire.runner.rows import ScheduledRows
 
-__all__ = ["MAX_TOKENS", "MixedSteps", "PieceGraphs"]
-
-MAX_TOKENS = 512
-"""In a step with more, a device is taken to compute for longer than the host needs to ask it."""
+__all__ = ["MixedGraphs", "MixedSteps"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Attended:
-    """A graph, the attention that follows it, and where the next graph reads its result."""
+class MixedGraphs(Protocol):
+    """Graphs of a model's forward over any rows."""
 
-    graph: Graph
-    call: AttentionCall
-    result: torch.Tensor
+    def batch(self, num_tokens: int, num_rows: int) -> BatchBuffers | None:
+        """Where graphs read a batch of so many tokens and rows; None if none does."""
+        ...
 
-
-@dataclass(frozen=True, slots=True)
-class PieceGraphs:
-    """A forward in pieces. hidden: [T, E], where the last piece leaves it."""
-
-    attended: tuple[_Attended, ...]
-    last: Graph
-    hidden: torch.Tensor
+    def replay(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor | None:
+        """As `CausalLM.forward`, valid until the next call; None if no graph reads these tensors,
+        or there is none yet."""
+        ...
 
 
 class MixedSteps:
-    """What attention has to do depends on the rows of a step, so it is asked call by call; all else
-    depends on the number of tokens alone, which is padded to the size of a graph."""
+    """A `Computes` that replays what graphs there are, and computes all else call by call."""
 
     def __init__(
         self,
         model: CausalLM,
         inputs: InputGatherer,
-        attention: SplittableAttention,
-        graphs: LazyGraphs[PieceGraphs],
-        recorder: GraphRecorder | None,
+        graphs: MixedGraphs | None,
+        arena: CaptureArena | None = None,
     ) -> None:
-        """attention: that of the model. recorder: None to record nothing."""
+        """arena: of the graphs, if its memory can go to a step that is computed without them: the
+        memory plan counts the one or the other, whichever is more."""
+        self.graphs = graphs
+        self.failures = ReplayFailures("steps of prompts")
         self._model = model
         self._inputs = inputs
-        self._attention = attention
-        self.graphs = graphs
-        self._recorder = recorder
-        self._buffers: dict[int, BatchBuffers] = {}
+        self._arena = arena
         self.logits = model.logits
 
     def build(self, rows: ScheduledRows) -> ModelInputs:
         """The inputs of a step, where its graph reads them."""
-        count = int(rows.num_tokens.sum())
-        size = self.graphs.size_for(count) if self._recorder is not None else None
-        num_rows = len(rows.slots)
-        if size is None:
-            return self._inputs.fill(rows, self._inputs.buffers(count, num_rows, empty=True))
-        if size not in self._buffers:
-            self._buffers[size] = self._inputs.buffers(size, 0)
-        fresh = self._inputs.buffers(0, num_rows, empty=True)
-        batch = replace(self._buffers[size], seq_lens=fresh.seq_lens, tables=fresh.tables)
+        num_tokens, num_rows = int(rows.num_tokens.sum()), len(rows.slots)
+        batch = None if self.graphs is None else self.graphs.batch(num_tokens, num_rows)
+        if batch is None:
+            batch = self._inputs.buffers(num_tokens, num_rows, empty=True)
         return self._inputs.fill(rows, batch)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """As `CausalLM.forward`; the result is valid until the next call."""
-        size = len(token_ids)
-        known = None
-        if size in self._buffers and token_ids is self._buffers[size].token_ids:
-            known = self.graphs.get(size, lambda _: self._record(token_ids, positions, step))
-        if known is None:
-            return self._model.forward(token_ids, positions, step)
-        for each in known.attended:
-            each.graph.replay()
-            each.result.copy_(self._attention.compute(each.call, step))
-        known.last.replay()
-        wanted = step.wanted_tokens
-        return known.hidden if wanted is None else known.hidden[wanted]
-
-    def _record(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
-    ) -> PieceGraphs:
-        recorder, attended = self._recorder, list[_Attended]()
-        assert recorder is not None
-        queries: list[torch.Tensor] = []
-        results: list[torch.Tensor] = []
-
-        def split(call: AttentionCall) -> torch.Tensor:
-            # Layers share a place for their queries: else q, k and v of each would stay.
-            query = _like(call.q, queries).copy_(call.q)
-            graph = recorder.end()
-            result = _like(call.q, results)
-            attended.append(_Attended(graph, replace(call, q=query), result))
-            recorder.begin()
-            return result
-
-        # How many tokens are wanted differs from step to step.
-        step = replace(step, wanted_tokens=None)
-        recorder.begin()
+        if self.graphs is None:
+            return self._call_by_call(token_ids, positions, step)
         try:
-            with self._attention.answered_by(split):
-                hidden = self._model.forward(token_ids, positions, step)
-            return PieceGraphs(tuple(attended), recorder.end(), hidden)
-        except BaseException:
-            recorder.abandon()
-            raise
+            hidden = self.graphs.replay(token_ids, positions, step)
+        except Exception:  # noqa: BLE001  whatever it is
+            hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
+            if self.failures.note():
+                self.graphs = None
+            return hidden
+        return self._call_by_call(token_ids, positions, step) if hidden is None else hidden
 
-
-def _like(tensor: torch.Tensor, known: list[torch.Tensor]) -> torch.Tensor:
-    """One of `known` with the shape of a tensor; it joins them if it is new."""
-    for each in known:
-        if each.shape == tensor.shape:
-            return each
-    known.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
-    return known[-1]
+    def _call_by_call(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
+    ) -> torch.Tensor:
+        if self._arena is not None:
+            self._arena.give_back()
+        return self._model.forward(token_ids, positions, step)
