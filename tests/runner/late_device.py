@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.runner.device_queue import HostQueue, Mark, Receipt
+from quire.runner.device.queue import HostQueue, Mark, Receipt
 from quire.worker import worker as worker_module
 from quire.worker.assemble import assemble
 from quire.worker.assemble_device import MakeRecorder, assemble_on_device

@@ -18,9 +18,9 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.errors import ConfigError, EngineError
 from quire.platform import detect_platform
-from quire.runner.block_copies import StagedCopies
-from quire.runner.device_queue import HostQueue
+from quire.runner.device.queue import HostQueue
 from quire.runner.forward import ForwardPass
+from quire.runner.swap.block_copies import StagedCopies
 from quire.worker import Worker, WorkerSettings
 from quire.worker.largest_steps import LargestSteps
 from tests.config.specs import GIB, make_gpu_platform, make_spec

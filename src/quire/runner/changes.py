@@ -9,8 +9,8 @@ import torch
 
 from quire.errors import QuireError
 from quire.protocol.step import RowFailure, StepPlan
-from quire.runner.host_pages import HostPages
 from quire.runner.rows import RowTable
+from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 
 __all__ = ["CopyBlocks", "PlanChanges", "Upload"]

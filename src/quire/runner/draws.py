@@ -18,7 +18,7 @@ from quire.protocol.step import (
     TokenLogprobs,
 )
 from quire.runner.changes import Upload
-from quire.runner.device_state import DeviceState
+from quire.runner.device.state import DeviceState
 from quire.runner.drafts import draw_in_turns
 from quire.runner.halves import in_halves
 from quire.runner.kernel_rows import KernelRows

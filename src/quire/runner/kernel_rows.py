@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.runner.rows import RowTable, Slots
+from quire.runner.rows import KERNEL_COLUMNS, RowTable, Slots
 
 __all__ = ["KernelRows", "RowList"]
 
@@ -26,9 +26,9 @@ class RowList:
 class KernelRows:
     """Columns of all slots, and which rows a step computes, in memory that stays.
 
-    num_computed, num_tokens, num_prompt: int64 [S]. token_ids: int32 [S, L]. tables: per layer
-    group, int32 [S, M]. slots: int64 [R], starts: int32 [R + 1] of the rows of a step, as in
-    `RowList`. spare: the slot of the row that pads steps, -1 if there is none.
+    num_computed, num_tokens, num_prompt (`KERNEL_COLUMNS`): int64 [S]. token_ids: int32 [S, L].
+    tables: per layer group, int32 [S, M]. slots: int64 [R], starts: int32 [R + 1] of the rows of a
+    step, as in `RowList`. spare: the slot of the row that pads steps, -1 if there is none.
     """
 
     num_computed: torch.Tensor
@@ -38,20 +38,19 @@ class KernelRows:
     tables: tuple[torch.Tensor, ...]
     slots: torch.Tensor
     starts: torch.Tensor
-    spare: int = -1
+    spare: int
 
     @classmethod
     def of_host(cls, rows: RowTable) -> KernelRows:
         """Over the memory of the host's rows."""
         num_slots = len(rows.num_tokens)
         return cls(
-            torch.from_numpy(rows.num_computed),
-            torch.from_numpy(rows.num_tokens),
-            torch.from_numpy(rows.num_prompt),
-            torch.from_numpy(rows.token_ids),
-            tuple(torch.from_numpy(table) for table in rows.tables),
-            torch.zeros(num_slots, dtype=torch.int64),
-            torch.zeros(num_slots + 1, dtype=torch.int32),
+            token_ids=torch.from_numpy(rows.token_ids),
+            tables=tuple(torch.from_numpy(table) for table in rows.tables),
+            slots=torch.zeros(num_slots, dtype=torch.int64),
+            starts=torch.zeros(num_slots + 1, dtype=torch.int32),
+            spare=-1,
+            **{name: torch.from_numpy(getattr(rows, name)) for name in KERNEL_COLUMNS},
         )
 
     def send(self, rows: RowList | None) -> None:

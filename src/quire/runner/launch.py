@@ -9,8 +9,8 @@ import torch
 
 from quire.protocol.step import IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
-from quire.runner.device_queue import DeviceQueue
-from quire.runner.device_state import DeviceState
+from quire.runner.device.queue import DeviceQueue
+from quire.runner.device.state import DeviceState
 from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass, in_order_of_writing
 from quire.runner.graphs.decode import Decoded, DecodeSteps

@@ -11,9 +11,14 @@ import numpy.typing as npt
 from quire.errors import EngineError
 from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, StepPlan
 
-__all__ = ["RowTable", "ScheduledRows", "Slots"]
+__all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots"]
 
 Slots = npt.NDArray[np.int64]
+
+KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt")
+"""Columns of a `RowTable` that kernels read (`KernelRows`), and that are copied to a device."""
+
+_FORKED = (*KERNEL_COLUMNS, "standing", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +142,8 @@ class RowTable:
         self.token_ids[dst, :length] = self.token_ids[src, :length]
         for table in self.tables:
             table[dst] = table[src]
-        for column in (
-            self.num_tokens,
-            self.num_computed,
-            self.num_prompt,
-            self.standing,
-            self.failed,
-        ):
+        for name in _FORKED:
+            column = getattr(self, name)
             column[dst] = column[src]
 
     def commit_computed(self, rows: ScheduledRows) -> None:

@@ -16,7 +16,7 @@ from quire.protocol.step import (
     StepResult,
     TokenLogprobs,
 )
-from quire.runner.device_queue import Receipt
+from quire.runner.device.queue import Receipt
 from quire.runner.drafts import counts_of
 from quire.runner.draws import Sampled
 from quire.runner.forward import NOT_FINITE

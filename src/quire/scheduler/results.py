@@ -106,8 +106,9 @@ class ResultIntake:
                 self._outputs.prompt_logprobs(handle, piece)
         given = result.drawn
         alive = step.generation[given.slots] == self._table.generation[given.slots]
-        self._append_departed(step, given.select(~alive), result.logprobs)
-        given = given.select(alive)
+        if not alive.all():
+            self._append_departed(step, given.select(~alive), result.logprobs)
+            given = given.select(alive)
         if step.drafts is not None:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
@@ -129,18 +130,17 @@ class ResultIntake:
     ) -> None:
         """Append the first token of each row, then the second of those that go on, and so forth, so
         that every rule sees one token at a time. What follows the end of a sequence is dropped."""
-        if not len(given.slots):
-            return
-        table, starts = self._table, given.starts
-        generation = table.generation[given.slots]
-        for turn in range(int(given.counts.max())):
-            rows = (given.counts > turn) & (table.generation[given.slots] == generation)
-            slots = given.slots[rows]
-            if logprobs:
-                for slot in slots.tolist():
-                    if slot in logprobs:
-                        self._outputs.logprobs(int(table.handle[slot]), logprobs[slot][turn])
-            self._append(slots, given.token_ids[starts[rows] + turn])
+        table, slots, starts = self._table, given.slots, given.starts
+        num_turns = int(given.counts.max(initial=0))
+        generation = table.generation[slots]
+        for turn in range(num_turns):
+            if turn:
+                rows = (given.counts > turn) & (table.generation[given.slots] == generation)
+                slots, starts = given.slots[rows], given.starts[rows]
+            for slot in slots.tolist() if logprobs else ():
+                if slot in logprobs:
+                    self._outputs.logprobs(int(table.handle[slot]), logprobs[slot][turn])
+            self._append(slots, given.token_ids[starts + turn])
 
     def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
         """Append a token to each of these distinct slots [R]."""

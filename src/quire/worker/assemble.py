@@ -10,9 +10,8 @@ from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.ops.capture import CaptureArena
 from quire.runner import RowTable
-from quire.runner.block_copies import DirectCopies
 from quire.runner.changes import PlanChanges
-from quire.runner.device_queue import HostQueue
+from quire.runner.device.queue import HostQueue
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
@@ -20,10 +19,11 @@ from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.recorder import NativeRecorder
 from quire.runner.graphs.sized import SizedGraph
-from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputGatherer
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner
+from quire.runner.swap.block_copies import DirectCopies
+from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 from quire.worker.assemble_device import assemble_on_device
 from quire.worker.assembly import Assembly, PoolSize

@@ -9,11 +9,9 @@ from quire.attention import KVPool
 from quire.attention.splittable import SplittableAttention
 from quire.ops import ALL_OPS, select
 from quire.runner import RowTable
-from quire.runner.block_copies import StagedCopies
 from quire.runner.changes import PlanChanges
-from quire.runner.copy_lane import lane_of
-from quire.runner.device_queue import DeviceQueue, queue_of
-from quire.runner.device_state import DeviceState
+from quire.runner.device.queue import DeviceQueue, queue_of
+from quire.runner.device.state import DeviceState
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
@@ -21,9 +19,11 @@ from quire.runner.graphs.ladder import LazyGraphs, ladder
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.pieces import MAX_TOKENS, PieceGraphs
 from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
-from quire.runner.host_pages import HostPages
 from quire.runner.inputs import InputGatherer
 from quire.runner.launch import Runner
+from quire.runner.swap.block_copies import StagedCopies
+from quire.runner.swap.copy_lane import lane_of
+from quire.runner.swap.host_pages import HostPages
 from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.runner.host_pages import HostPages
 from quire.runner.launch import Runner
+from quire.runner.swap.host_pages import HostPages
 
 __all__ = ["Assembly", "PoolSize"]
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from quire.protocol.step import RowTokens, StepPlan
-from quire.runner.device_arena import ColumnSpec, DeviceArena, Words
-from quire.runner.device_queue import DeviceQueue
-from quire.runner.inbox import Inbox
+from quire.runner.device.arena import ColumnSpec, DeviceArena, Words
+from quire.runner.device.inbox import Inbox
+from quire.runner.device.queue import DeviceQueue
 from quire.runner.kernel_rows import KernelRows, RowList
-from quire.runner.rows import RowTable, Slots
+from quire.runner.rows import KERNEL_COLUMNS, RowTable, Slots
 from quire.sampling import SamplingState
 from quire.sampling.device_columns import DeviceColumns
 
@@ -46,9 +46,7 @@ class DeviceState:
         max_blocks = rows.tables[0].shape[1]
         self._tables = [f"table {group}" for group in range(len(rows.tables))]
         columns = {
-            "num_computed": ColumnSpec(torch.int64),
-            "num_tokens": ColumnSpec(torch.int64),
-            "num_prompt": ColumnSpec(torch.int64),
+            **{name: ColumnSpec(torch.int64) for name in KERNEL_COLUMNS},
             "token_ids": ColumnSpec(torch.int32, max_tokens),
             **{name: ColumnSpec(torch.int32, max_blocks) for name in self._tables},
             "sampling": ColumnSpec(torch.int32, DeviceColumns.num_words(1)),
@@ -59,14 +57,12 @@ class DeviceState:
         self.inbox = Inbox(queue, num_rows, self.spare)
         view = self._columns.view
         self.rows = KernelRows(
-            view("num_computed"),
-            view("num_tokens"),
-            view("num_prompt"),
-            view("token_ids"),
-            tuple(view(name) for name in self._tables),
-            self.inbox.slots,
-            self.inbox.starts,
-            self.spare,
+            token_ids=view("token_ids"),
+            tables=tuple(view(name) for name in self._tables),
+            slots=self.inbox.slots,
+            starts=self.inbox.starts,
+            spare=self.spare,
+            **{name: view(name) for name in KERNEL_COLUMNS},
         )
         self.sampling = DeviceColumns.over(view("sampling").view(-1))
         self.rows.num_tokens[self.spare] = 1
@@ -190,13 +186,9 @@ class DeviceState:
     def _note_counts(self) -> None:
         slots = np.flatnonzero(self._stale)
         if len(slots):
-            mirror = self._mirror
-            for name, column in (
-                ("num_computed", mirror.num_computed),
-                ("num_tokens", mirror.num_tokens),
-                ("num_prompt", mirror.num_prompt),
-            ):
-                self._late.append(self._columns.words(name, slots, column[slots]))
+            for name in KERNEL_COLUMNS:
+                values = getattr(self._mirror, name)[slots]
+                self._late.append(self._columns.words(name, slots, values))
             self._stale[slots] = False
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.runner.device_arena import Words
-from quire.runner.device_queue import DeviceQueue, Mark
+from quire.runner.device.arena import Words
+from quire.runner.device.queue import DeviceQueue, Mark
 from quire.runner.kernel_rows import RowList
 from quire.runner.rows import Slots
 

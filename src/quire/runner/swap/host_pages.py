@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.protocol.step import IntArray
-from quire.runner.block_copies import BlockCopies
+from quire.runner.swap.block_copies import BlockCopies
 
 __all__ = ["HostPages"]
 
