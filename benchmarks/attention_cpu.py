@@ -24,7 +24,7 @@ from kernel_figures import SEED, Call, Figure, figures_by_turns, run
 import torch
 
 from quire.attention import KVPool, LayerCache
-from quire.config.kv_layout import KV_DTYPES, KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
 from quire.ops.compile import ISAS
 from quire.ops.huge_pages import map_huge_pages
@@ -50,8 +50,8 @@ def in_a_pool(batch: PagedBatch) -> LayerCache:
     """The batch's K and V where an engine has them, whose pages may be huge."""
     num_blocks, block_size, kv_heads, head_dim = batch.k_cache.shape
     dtype = batch.k_cache.dtype
-    sizes = KV_DTYPES[str(dtype).removeprefix("torch.")]
-    layout = KVLayout((KVGroup((0,)),), block_size, kv_heads, head_dim, *sizes)
+    kv_format = KVFormat.plain(kv_heads, head_dim, str(dtype).removeprefix("torch."))
+    layout = KVLayout.of_windows([None], block_size, kv_format)
     layer = KVPool.allocate(layout, num_blocks, dtype, batch.k_cache.device).layers[0]
     layer.k.copy_(batch.k_cache)
     layer.v.copy_(batch.v_cache)

@@ -52,7 +52,8 @@ class EchoEngine:
         self._stepping: asyncio.Task[None] | None = None
         capacity = EngineCapacity(
             max_model_len=2048, max_num_seqs=1024, max_num_batched_tokens=8192, block_size=16,
-            num_blocks=131_072, capacity_tokens=2_097_152, windows=(None,), uses_priority=False,
+            num_blocks=131_072, capacity_tokens=2_097_152, groups=((None, 16),),
+            uses_priority=False,
         )  # fmt: skip
         self.status = EngineStatus(EngineState.READY, capacity=capacity)
         self.stats = EngineStats()

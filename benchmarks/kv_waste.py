@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.bench.machine import current_commit, describe_machine
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
 from quire.runner.rows import RowTable
@@ -69,7 +69,7 @@ class NullExecutor:
     """Rows without a model: every row that reaches its total draws a random token."""
 
     def __init__(self, block_size: int) -> None:
-        self._rows = RowTable(MAX_NUM_SEQS, MAX_MODEL_LEN, block_size, 1)
+        self._rows = RowTable(MAX_NUM_SEQS, MAX_MODEL_LEN, [block_size])
         self._rng = np.random.default_rng(SEED)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -84,9 +84,9 @@ class NullExecutor:
 
 def make_scheduler(block_size: int) -> Scheduler:
     num_blocks = POOL_TOKENS // block_size
-    layout = KVLayout(group_layers([None]), block_size, 1, 1, 2)
+    layout = KVLayout.of_windows([None], block_size, KVFormat(1, 1, 1, 2))
     return Scheduler(
-        kv=KVManager([None], block_size, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
+        kv=KVManager(layout, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
         hasher=BlockHasher(block_size, b"benchmark"),
         policy=Fcfs(),
         admission=Admission(layout, num_blocks, MAX_NUM_SEQS, TOKEN_BUDGET, MAX_MODEL_LEN),

@@ -22,7 +22,7 @@ from cost_model import A100, LLAMA_3_8B, StepCost
 from simulation import DEPTH, Served, SimulatedDevice, serve
 
 from quire.bench.record import Spread, new_record, percentile, spread_of
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
@@ -88,9 +88,9 @@ def make_scheduler(
     policy: str, limits: PrefillLimits, *, num_seqs: int, step_tokens: int
 ) -> Scheduler:
     num_blocks = max(NUM_BLOCKS, num_seqs * 200)
-    layout = KVLayout(group_layers([None]), BLOCK_SIZE, 1, 1, 2)
+    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
     return Scheduler(
-        kv=KVManager([None], BLOCK_SIZE, num_blocks, num_seqs, MAX_MODEL_LEN),
+        kv=KVManager(layout, num_blocks, num_seqs, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=make_policy(policy, PolicySettings(step_tokens)),
         admission=Admission(layout, num_blocks, num_seqs, step_tokens, MAX_MODEL_LEN),

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from quire.bench.machine import current_commit, describe_machine
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
 from quire.scheduler import Admission, Fcfs, Scheduler
@@ -61,9 +61,9 @@ class Timing:
 
 def make_scheduler(max_num_seqs: int, num_blocks: int) -> Scheduler:
     budget = 8192
-    layout = KVLayout(group_layers([None]), BLOCK_SIZE, 1, 1, 2)
+    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
     return Scheduler(
-        kv=KVManager([None], BLOCK_SIZE, num_blocks, max_num_seqs, MAX_MODEL_LEN),
+        kv=KVManager(layout, num_blocks, max_num_seqs, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
         admission=Admission(layout, num_blocks, max_num_seqs, budget, MAX_MODEL_LEN),
@@ -197,7 +197,8 @@ def hashing(repeats: int) -> dict[str, object]:
 
     names: list[bytes] = []
     hasher.extend(names, prompt, hasher.root())
-    kv = KVManager([None], BLOCK_SIZE, 1024, 4, MAX_MODEL_LEN)
+    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
+    kv = KVManager(layout, 1024, 4, MAX_MODEL_LEN)
     slot, zero, end = np.array([0]), np.array([0]), np.array([4096])
     assert kv.grow(slot, zero, end)
     kv.publish(0, names, 256)
@@ -208,7 +209,7 @@ def hashing(repeats: int) -> dict[str, object]:
         hit = kv.prefixes.lookup(names, 4095)
         kv.enter(1, hit)
         times.append(time.perf_counter_ns() - start)
-        assert hit.num_blocks == 255
+        assert hit.num_tokens == 255 * BLOCK_SIZE
         kv.free(1)
     return {
         "prompt_tokens": 4096,

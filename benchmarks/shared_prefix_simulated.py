@@ -24,7 +24,7 @@ from simulation import Served, SimulatedDevice, serve
 from translation import PREFIX_TOKENS, Tokens, Translations, draw_translations, make_prefix
 
 from quire.bench.record import new_record, spread_of
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
@@ -46,9 +46,9 @@ PIN_HANDLE = 2**30
 
 def make_scheduler(reuses_prefixes: bool) -> Scheduler:
     num_blocks = NUM_SLOTS // BLOCK_SIZE
-    layout = KVLayout(group_layers([None]), BLOCK_SIZE, 1, 1, 2)
+    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
     return Scheduler(
-        kv=KVManager([None], BLOCK_SIZE, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
+        kv=KVManager(layout, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
         admission=Admission(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),

@@ -31,7 +31,7 @@ class SimulatedDevice:
         self, cost: StepCost, max_num_seqs: int, max_model_len: int, block_size: int
     ) -> None:
         self._cost = cost
-        self._rows = RowTable(max_num_seqs, max_model_len, block_size, num_groups=1)
+        self._rows = RowTable(max_num_seqs, max_model_len, [block_size])
 
     def execute(self, plan: StepPlan) -> tuple[float, StepResult]:
         """Seconds, and the result."""

@@ -14,7 +14,7 @@ import torch
 
 from gpu_parts.part import Part
 from quire.attention import KVPool
-from quire.config.kv_layout import KV_DTYPES, KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALL_OPS, select
 from quire.platform import detect_platform
 
@@ -161,8 +161,10 @@ def attention_call(
     device = part.device
     _, attend = select(ALL_OPS["paged_attention"], detect_platform(device.type))
     per_row = -(-length // block_size)
-    sizes = KV_DTYPES[str(dtype).removeprefix("torch.")]
-    layout = KVLayout((KVGroup((0,)),), block_size, heads.num_kv_heads, heads.head_dim, *sizes)
+    kv_format = KVFormat.plain(
+        heads.num_kv_heads, heads.head_dim, str(dtype).removeprefix("torch.")
+    )
+    layout = KVLayout.of_windows([None], block_size, kv_format)
     layer = KVPool.allocate(layout, batch * per_row, dtype, device).layers[0]
     for cache, scales in ((layer.k, layer.k_scale), (layer.v, layer.v_scale)):
         if scales is None:

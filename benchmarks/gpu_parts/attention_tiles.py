@@ -14,7 +14,7 @@ import torch
 from gpu_parts.attention import BEYOND_CACHE, BLOCK_SIZE, SHAPES, TINY, Heads, random
 from gpu_parts.part import Part
 from quire.attention import KVPool
-from quire.config.kv_layout import KV_DTYPES, KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops.paged_attention.triton_decode import DecodeTile, attend_decodes, decode_tile
 from quire.ops.paged_attention.triton_launch import Launch
 from quire.ops.paged_attention.triton_prefill import PromptTile, attend_prompts, prompt_tile
@@ -93,8 +93,10 @@ def new_launch(
     8,192 tokens, as a captured step has them."""
     device = part.device
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
-    sizes = KV_DTYPES[str(dtype).removeprefix("torch.")]
-    layout = KVLayout((KVGroup((0,)),), BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, *sizes)
+    kv_format = KVFormat.plain(
+        heads.num_kv_heads, heads.head_dim, str(dtype).removeprefix("torch.")
+    )
+    layout = KVLayout.of_windows([None], BLOCK_SIZE, kv_format)
     layer = KVPool.allocate(layout, sum(counts), dtype, device).layers[0]
     for cache, scales in ((layer.k, layer.k_scale), (layer.v, layer.v_scale)):
         if scales is None:

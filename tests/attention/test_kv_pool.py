@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quire.attention import KVPool
-from quire.config.kv_layout import KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops.huge_pages import HUGE_PAGE
 
-LAYOUT = KVLayout((KVGroup((0, 1)),), 16, 8, 128, 2)
+LAYOUT = KVLayout.of_windows([None, None], 16, KVFormat.plain(8, 128, "bfloat16"))
 CPU = torch.device("cpu")
 
 

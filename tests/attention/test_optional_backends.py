@@ -25,7 +25,7 @@ from quire.attention import (
     select_backend,
 )
 from quire.attention.select import BACKENDS
-from quire.config.kv_layout import KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALONE
 from quire.ops.kv_pages import EMPTY_BYTE
 from quire.ops.paged_attention.reference import paged_attention
@@ -233,7 +233,7 @@ def layers_of_a_step(
         for group in range(2)
     ]
     num_blocks = batches[0].k_cache.shape[0]
-    layout = KVLayout((KVGroup((0, 2, 4)), KVGroup((1, 3, 5), 7)), 8, 2, 64, 2)
+    layout = KVLayout.of_windows([None, 7] * 3, 8, KVFormat.plain(2, 64, "bfloat16"))
     pool = KVPool.allocate(layout, num_blocks, torch.bfloat16, torch.device("cpu"))
     pool.pages.fill_(EMPTY_BYTE)
     groups: list[GroupInputs] = []

@@ -22,7 +22,7 @@ from quire.attention import (
 )
 from quire.attention.select import BACKENDS
 from quire.config import env
-from quire.config.kv_layout import KVGroup, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALONE
 from quire.ops.kv_pages import EMPTY_BYTE
@@ -164,7 +164,8 @@ def one_step(
         dtype=torch.float32,
     )
     num_blocks, *page = batch.k_cache.shape
-    layout = KVLayout((KVGroup((0, 1)),), *page, batch.k_cache.element_size())
+    block_size, *heads = page
+    layout = KVLayout.of_windows([None, None], block_size, KVFormat.plain(*heads, "float32"))
     pool = KVPool.allocate(layout, num_blocks, batch.k_cache.dtype, torch.device("cpu"))
     pool.pages.fill_(EMPTY_BYTE)
     pool.layers[1].k.copy_(batch.k_cache)

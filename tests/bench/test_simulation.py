@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.scheduler import Admission, Fcfs, Scheduler
@@ -62,9 +62,9 @@ def test_chunks_of_a_prompt_have_the_pairs_of_the_whole(cost: Any) -> None:
 
 
 def make_scheduler() -> Scheduler:
-    layout = KVLayout(group_layers([None]), 16, 1, 1, 2)
+    layout = KVLayout.of_windows([None], 16, KVFormat(1, 1, 1, 2))
     return Scheduler(
-        kv=KVManager([None], 16, 100, 8, 512),
+        kv=KVManager(layout, 100, 8, 512),
         hasher=BlockHasher(16, b"test"),
         policy=Fcfs(),
         admission=Admission(layout, 100, 8, 64, 512),

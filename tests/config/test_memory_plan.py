@@ -9,7 +9,7 @@ import pytest
 
 from quire.bundled import bundled_model_path
 from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spec
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.memory.plan import (
     activation_bytes,
     capture_bytes,
@@ -72,7 +72,7 @@ def test_benchmark_shape_has_the_weights_that_the_targets_name() -> None:
 def test_parts_grow_with_what_they_are_made_for() -> None:
     """A part that ignores its argument would be right for one setting only."""
     spec = make_spec()
-    layout = KVLayout(group_layers(spec.windows), 16, 2, 64, 2)
+    layout = KVLayout.of_windows(spec.windows, 16, KVFormat.plain(2, 64, "bfloat16"))
     assert activation_bytes(spec, 200) == 2 * activation_bytes(spec, 100)
     per_row = logits_bytes(spec, 11) - logits_bytes(spec, 10)
     assert per_row == spec.vocab_size * (2 + 4 + 4)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config.kv_layout import KV_DTYPES, KVLayout
+from quire.config.kv_layout import KVFormat
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -62,7 +62,7 @@ def test_an_int8_cache_counts_its_scales() -> None:
     heads = 2 * spec.num_layers * spec.num_kv_heads
     assert full.memory.kv_per_token == heads * spec.head_dim * 2
     assert small.memory.kv_per_token == heads * (spec.head_dim + 4)
-    assert KVLayout((), 16, 3, 5, *KV_DTYPES["int8"]).token_bytes == 16 + 3 * 4
+    assert KVFormat.plain(3, 5, "int8").token_bytes == 16 + 3 * 4
     with pytest.raises(ConfigError, match=r"kv_cache_dtype.*fp8.*int8"):
         EngineSettings(kv_cache_dtype="fp8")
 
@@ -272,7 +272,7 @@ def test_a_plan_fits_the_machine_and_its_context_fits_the_plan(
     memory, chosen = plan.memory, plan.settings
     assert memory.budget is not None
     assert memory.total <= memory.budget <= free
-    needed = plan.layout.blocks_for(chosen.max_model_len, chosen.max_num_batched_tokens)
+    needed = plan.layout.most_blocks(chosen.max_model_len, chosen.max_num_batched_tokens)
     assert needed <= chosen.num_kv_blocks
     assert chosen.max_model_len <= memory.longest_context
     assert memory.max_concurrency >= 1.0

@@ -116,7 +116,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
         block_size=options.block_size,
         num_blocks=options.num_blocks,
         capacity_tokens=options.num_blocks * options.block_size,
-        windows=(None,),
+        groups=((None, options.block_size),),
         uses_priority=False,
         description="fake",
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.config.kv_layout import KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
@@ -32,10 +32,9 @@ class FakeEngine:
         enable_prefix_caching: bool = True,
         on_plan: PlanObserver | None = None,
     ) -> None:
-        groups = group_layers(list(windows))
-        kinds = [group.window for group in groups]
-        layout = KVLayout(groups, block_size, 1, 1, 4)
-        self.kv = KVManager(kinds, block_size, num_blocks, max_num_seqs, max_model_len)
+        layout = KVLayout.of_windows(windows, block_size, KVFormat(1, 1, 1, 4))
+        kinds = [group.window for group in layout.groups]
+        self.kv = KVManager(layout, num_blocks, max_num_seqs, max_model_len)
         self.scheduler = Scheduler(
             kv=self.kv,
             hasher=BlockHasher(block_size, b"test"),
@@ -52,7 +51,7 @@ class FakeEngine:
         executor = FakeExecutor(
             self.model,
             num_blocks=num_blocks,
-            block_size=block_size,
+            layout=layout,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             poison=poison,

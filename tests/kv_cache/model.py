@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.config.kv_layout import KVGroup, KVLayout
-from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables
+from quire.config.kv_layout import KVFormat, KVGroup, KVLayout, LayerKV
+from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables, TableUpdates
 
 MAX_SEQS = 5
 MAX_LEN = 24
 MAX_STEP = 7
 
 Content = tuple[int, ...]
-"""K/V of a token: a function of the layer group and of all tokens up to it."""
+"""K/V of a token: a function of the layer group and of all tokens up to it. A recurrent state: the
+tokens that it has seen."""
+
+GroupKinds = tuple[tuple[int | None, int], ...]
+"""Per layer group, its window and how many names a block of it stands for."""
+
+
+def make_layout(kinds: GroupKinds, block_size: int, *, has_states: bool = False) -> KVLayout:
+    """One layer per group. Tokens are the larger, the fewer a block has."""
+    most = math.lcm(*(names for _, names in kinds))
+    groups = tuple(
+        KVGroup(
+            (i,),
+            LayerKV.with_window(window, KVFormat(1, most // names, most // names, 4)),
+            names * block_size,
+        )
+        for i, (window, names) in enumerate(kinds)
+    )
+    return KVLayout(groups, block_size, state_bytes=8 * has_states)
 
 
 @dataclass
@@ -26,27 +45,33 @@ class Row:
     tables: list[dict[int, int]]
     names: list[bytes] = field(default_factory=list)
     unwritten: tuple[int, int] = (0, 0)
+    states: list[Content] = field(default_factory=lambda: [(), ()])  # read this one, write that
 
 
 class PagedModel:
     def __init__(
         self,
-        windows: tuple[int | None, ...],
+        kinds: GroupKinds,
         block_size: int,
         num_blocks: int,
         num_host_blocks: int = 0,
+        num_checkpoints: int | None = None,
     ) -> None:
-        self.windows, self.block_size = windows, block_size
-        self.kv = KVManager(windows, block_size, num_blocks, MAX_SEQS, MAX_LEN, num_host_blocks)
+        """num_checkpoints: of recurrent states; None: the model has none."""
+        self.layout = make_layout(kinds, block_size, has_states=num_checkpoints is not None)
+        self.groups, self.block_size = self.layout.groups, block_size
+        self.kv = KVManager(
+            self.layout, num_blocks, MAX_SEQS, MAX_LEN, num_host_blocks, num_checkpoints or 0
+        )
+        self.checkpoints: list[Content | None] = [None] * (num_checkpoints or 0)
         self.hasher = BlockHasher(block_size, b"key")
         self.root = self.hasher.root()
-        groups = tuple(KVGroup((i,), window) for i, window in enumerate(windows))
-        self.layout = KVLayout(groups, block_size, 1, 1, 4)
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
         self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
         self.swapped: list[list[tuple[Row, SavedTables]]] = []
         self.entered: list[int] = []
+        self.saving: dict[int, bytes] = {}  # slots whose state is kept after this step
 
     @property
     def free_slots(self) -> list[int]:
@@ -68,8 +93,8 @@ class PagedModel:
             row = self.rows[slot]
             row.unwritten = (row.num_computed, end)
             row.num_computed = end
-            bound = self.layout.blocks_for(end, MAX_STEP)
-            assert self.kv.num_held_blocks(slot) <= bound, "blocks_for is no upper bound"
+            bound = self.layout.most_blocks(end, MAX_STEP)
+            assert self.kv.num_held_blocks(slot) <= bound, "most_blocks is no upper bound"
         return True
 
     def snapshot(self) -> tuple[int, dict[int, list[list[int]]]]:
@@ -83,10 +108,9 @@ class PagedModel:
             for group, (old, new) in enumerate(
                 zip(tables[slot], self.kv.tables(slot), strict=True)
             ):
-                window = self.windows[group]
+                first = self.groups[group].first_block_needed(row.num_computed)
                 for index, (was, is_now) in enumerate(zip(old, new.tolist(), strict=True)):
-                    end = (index + 1) * self.block_size
-                    past = window is not None and end <= row.num_computed - window + 1
+                    past = index < first
                     assert was == is_now or past, "a refused growth changed a table"
 
     def publish(self, slot: int) -> None:
@@ -94,19 +118,26 @@ class PagedModel:
         self.hasher.extend(row.names, np.array(row.tokens, np.int32), self.root)
         num_full = min(row.num_computed, len(row.tokens)) // self.block_size
         self.kv.publish(slot, row.names, num_full)
+        if row.num_computed == num_full * self.block_size and row.unwritten[1]:
+            self.saving[slot] = row.names[num_full - 1]
 
     def enter(self, slot: int, tokens: list[int]) -> PrefixHit:
         names: list[bytes] = []
         self.hasher.extend(names, np.array(tokens, np.int32), self.root)
         hit = self.kv.prefixes.lookup(names, len(tokens) - 1)
         available = self.kv.pool.num_available
-        needed = self.kv.prefixes.num_blocks_to_enter(hit, hit.num_blocks * self.block_size)
+        needed = self.kv.prefixes.num_blocks_to_enter(hit, hit.num_tokens)
         self.kv.enter(slot, hit)
         assert self.kv.pool.num_available == available - needed
         tables = [
             {i: int(block) for i, block in enumerate(table)} for table in self.kv.tables(slot)
         ]
-        self.rows[slot] = Row(tokens, hit.num_blocks * self.block_size, tables, names)
+        row = Row(tokens, hit.num_tokens, tables, names)
+        if hit.checkpoint >= 0:  # as the plan that enters it loads it
+            state = self.checkpoints[hit.checkpoint]
+            assert state is not None, "a checkpoint is found before it is saved"
+            row.states[0] = state
+        self.rows[slot] = row
         self.entered.append(slot)
         return hit
 
@@ -115,6 +146,28 @@ class PagedModel:
     def execute(self, garbage: int | None = None) -> None:
         """Copies, table updates, writes, reads: in the order of the contract. `garbage`: a slot
         that writes nonsense."""
+        for slot, name in self.saving.items():
+            if slot in self.rows:
+                self.kv.save_state(slot, name)
+        self.saving.clear()
+        updates = self._apply_updates()
+        for _ in range(2):  # a step may be computed again before it is committed
+            for slot, row in self.rows.items():
+                for group in range(len(self.groups)):
+                    self._write(row, group, is_garbage=slot == garbage)
+                self._advance(row, is_garbage=slot == garbage)
+        for row in self.rows.values():
+            if row.unwritten[1]:
+                row.states.reverse()
+        for slot, checkpoint in zip(updates.save_slot, updates.save_checkpoint, strict=True):
+            self.checkpoints[checkpoint] = self.rows[slot].states[0]
+        for slot, row in self.rows.items():
+            if slot != garbage and garbage is None:
+                self._read(slot, row)
+            row.unwritten = (0, 0)
+        self.entered.clear()
+
+    def _apply_updates(self) -> TableUpdates:
         updates = self.kv.drain()
         assert len(set(updates.copy_dst)) == len(updates.copy_dst)
         assert not set(updates.copy_dst) & set(updates.copy_src)
@@ -129,31 +182,33 @@ class PagedModel:
             updates.group, updates.slot, updates.index, updates.block, strict=True
         ):
             self.rows[slot].tables[group][index] = block
-        for slot, row in self.rows.items():
-            for group in range(len(self.windows)):
-                self._write(row, group, is_garbage=slot == garbage)
-        for slot, row in self.rows.items():
-            if slot != garbage and garbage is None:
-                self._read(slot, row)
-            row.unwritten = (0, 0)
-        self.entered.clear()
+        return updates
 
     def _write(self, row: Row, group: int, is_garbage: bool) -> None:
         for position in range(*row.unwritten):
-            block = row.tables[group][position // self.block_size]
+            index, offset = divmod(position, self.groups[group].tokens_per_block)
             content = (-1,) if is_garbage else (group, *row.tokens[: position + 1])
-            self.memory[block][position % self.block_size] = content
+            self.memory[row.tables[group][index]][offset] = content
+
+    def _advance(self, row: Row, is_garbage: bool) -> None:
+        """Give the state of a row its next tokens: read one, write the other."""
+        start, end = row.unwritten
+        if self.kv.states is not None and end:
+            row.states[1] = (-1,) if is_garbage else (*row.states[0], *row.tokens[start:end])
 
     def _read(self, slot: int, row: Row) -> None:
         """Everything that the queries of this step, or else the next one's, may see."""
         first_query = row.unwritten[0] if row.unwritten[1] else row.num_computed
-        for group, window in enumerate(self.windows):
-            start = 0 if window is None else max(first_query - window + 1, 0)
+        if self.kv.states is not None:
+            seen = list(row.states[0])
+            assert seen == row.tokens[: row.num_computed], f"slot {slot} has the state of {seen}"
+        for index, group in enumerate(self.groups):
+            start = 0 if group.window is None else max(first_query - group.window + 1, 0)
             for position in range(start, row.num_computed):
-                block = row.tables[group][position // self.block_size]
-                content = self.memory[block].get(position % self.block_size)
-                assert content == (group, *row.tokens[: position + 1]), (
-                    f"slot {slot} group {group} position {position} reads {content}"
+                place, offset = divmod(position, group.tokens_per_block)
+                content = self.memory[row.tables[index][place]].get(offset)
+                assert content == (index, *row.tokens[: position + 1]), (
+                    f"slot {slot} group {index} position {position} reads {content}"
                 )
 
     def fork(self, src: int, dst: int) -> None:
@@ -162,9 +217,12 @@ class PagedModel:
         self.rows[dst] = Row(
             list(row.tokens), row.num_computed, [dict(t) for t in row.tables], list(row.names)
         )
+        self.rows[dst].states = list(row.states)
 
     def swap_out(self, slots: list[int]) -> bool:
-        """Whether the host took all of them."""
+        """Whether the host took all of them. Recurrent states do not go there."""
+        if self.kv.states is not None:
+            return False
         computed = np.array([self.rows[slot].num_computed for slot in slots], np.int64)
         stored = self.kv.swaps.swap_out(np.array(slots, np.int64), computed)
         if stored is None:

@@ -17,22 +17,35 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.kv_cache.model import MAX_LEN, MAX_SEQS, MAX_STEP, PagedModel
+from tests.kv_cache.model import MAX_LEN, MAX_SEQS, MAX_STEP, PagedModel, make_layout
 from tests.profiles import machine_settings
 
-WINDOWS = st.sampled_from([(None,), (3,), (None, 4), (5, None, 2), (1, 6)])
+KINDS = st.sampled_from(
+    [
+        ((None, 1),),
+        ((3, 1),),
+        ((None, 1), (4, 1)),
+        ((5, 1), (None, 1), (2, 1)),
+        ((1, 1), (6, 1)),
+        ((None, 1), (None, 3)),
+        ((None, 3), (4, 1)),
+        ((6, 3), (None, 1), (2, 2)),
+    ]
+)
+"""Window, and names per block, of each group. 16 and 48 tokens per page are 1 and 3 names."""
 
 
 class KVMachine(RuleBasedStateMachine):
     @initialize(
-        windows=WINDOWS,
+        kinds=KINDS,
         block_size=st.sampled_from([1, 2, 3, 4]),
         tokens=st.integers(6, 80),
         host_blocks=st.sampled_from([0, 3, 12, 100]),
+        checkpoints=st.sampled_from([None, None, 0, 1, 4]),
     )
-    def build(self, windows, block_size, tokens, host_blocks):
-        num_blocks = len(windows) * -(-tokens // block_size)
-        self.model = PagedModel(windows, block_size, num_blocks, host_blocks)
+    def build(self, kinds, block_size, tokens, host_blocks, checkpoints):
+        num_blocks = make_layout(kinds, block_size).blocks_for(tokens)
+        self.model = PagedModel(kinds, block_size, num_blocks, host_blocks, checkpoints)
 
     def _draw_counts(self, data) -> dict[int, int]:
         """Tokens that some slots compute in this step."""
@@ -54,7 +67,7 @@ class KVMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             tokens[-1] = 9
         hit = model.enter(slot, tokens)
-        limit = min(length - hit.num_blocks * model.block_size, MAX_STEP)
+        limit = min(length - hit.num_tokens, MAX_STEP)
         if model.grow({slot: data.draw(st.integers(1, limit))}):
             model.publish(slot)
             model.execute()
@@ -120,7 +133,7 @@ class KVMachine(RuleBasedStateMachine):
         copies = model.kv._updates.pending.copy_dst
         before = len(copies)
         if model.grow(dict.fromkeys(live, 1)):
-            assert len(copies) - before <= len(live) * len(model.windows)
+            assert len(copies) - before <= len(live) * len(model.groups)
             model.execute()
 
     @precondition(lambda self: self.model.rows)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.kv_layout import KVGroup, KVLayout
 from quire.errors import EngineError
 from quire.kv_cache import BlockHasher, BlockPool, KVManager
+from tests.kv_cache.model import make_layout
 from tests.profiles import machine_settings
 
 
@@ -65,12 +65,12 @@ def test_a_sequences_last_blocks_are_evicted_first():
     kv, names = _published(num_blocks=4)
     kv.free(0)
     kv.pool.allocate()
-    assert kv.prefixes.lookup(names, 100).num_blocks == 3
+    assert kv.prefixes.lookup(names, 100).num_tokens // 4 == 3
 
 
 def _published(num_blocks: int) -> tuple[KVManager, list[bytes]]:
     """A slot whose blocks were published one by one, under marks 1, 2, ..."""
-    kv = KVManager([None], 4, num_blocks, 2, 4 * num_blocks)
+    kv = KVManager(make_layout(((None, 1),), 4), num_blocks, 2, 4 * num_blocks)
     names = [bytes([i]) for i in range(num_blocks)]
     assert kv.grow(np.array([0]), np.array([0]), np.array([4 * num_blocks]))
     for i in range(num_blocks):
@@ -84,7 +84,7 @@ def test_a_name_is_forgotten_only_while_it_may_be_wrong():
     kv, names = _published(num_blocks=4)
     kv.settle(3)
     kv.retract(0)
-    assert kv.prefixes.lookup(names, 100).num_blocks == 2
+    assert kv.prefixes.lookup(names, 100).num_tokens // 4 == 2
     kv.check_invariants()
 
 
@@ -92,15 +92,15 @@ def test_names_forgotten_for_others_fault_are_published_again():
     """Without it an innocent long sequence would have a hole in its cached prefix for good."""
     kv, names = _published(num_blocks=4)
     kv.retract(2)
-    assert kv.prefixes.lookup(names, 100).num_blocks == 1
+    assert kv.prefixes.lookup(names, 100).num_tokens // 4 == 1
     kv.publish(0, names, 4)
-    assert kv.prefixes.lookup(names, 100).num_blocks == 4
+    assert kv.prefixes.lookup(names, 100).num_tokens // 4 == 4
 
 
 def test_a_block_that_a_window_released_is_not_published():
     """Tokens may become known after the window has passed them; the table's entry is then 0, which
     is another sequence's block."""
-    kv = KVManager([2], 1, 8, 2, 8)
+    kv = KVManager(make_layout(((2, 1),), 1), 8, 2, 8)
     assert kv.grow(np.array([1]), np.array([0]), np.array([1]))
     for start in range(5):
         assert kv.grow(np.array([0]), np.array([start]), np.array([start + 1]))
@@ -117,7 +117,7 @@ def test_a_block_that_a_window_released_is_not_published():
 def test_a_write_into_a_shared_block_copies_it_first(writers):
     """Once for each writer, but not for the last owner: three samples need two copies, not three.
     Which of them wrote first must not matter, the source of the fork included."""
-    kv = KVManager([None, 8], 4, 20, 3, 16)
+    kv = KVManager(make_layout(((None, 1), (8, 1)), 4), 20, 3, 16)
     assert kv.grow(np.array([0]), np.array([0]), np.array([6]))
     kv.fork(0, 1)
     kv.fork(0, 2)
@@ -140,68 +140,86 @@ def test_dropping_the_cache_leaves_free_blocks():
     kv, names = _published(num_blocks=4)
     kv.free(0)
     kv.pool.drop_cached()
-    assert (kv.pool.num_free, kv.prefixes.lookup(names, 100).num_blocks) == (4, 0)
+    assert (kv.pool.num_free, kv.prefixes.lookup(names, 100).num_tokens // 4) == (4, 0)
     kv.check_invariants()
 
 
-WINDOWS = st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=3)
+KINDS = st.lists(
+    st.tuples(st.one_of(st.none(), st.integers(1, 9)), st.sampled_from([1, 1, 2, 3])),
+    min_size=1,
+    max_size=3,
+).map(tuple)
+"""Window, and names per block, of each group."""
 
 
 @machine_settings(examples=300)
 @given(
-    windows=WINDOWS,
+    kinds=KINDS,
     block_size=st.integers(1, 4),
     missing=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=8),
+    states=st.one_of(st.none(), st.sets(st.integers(1, 6))),
     max_tokens=st.integers(0, 26),
 )
-def test_prefix_hit_is_the_longest_that_every_group_has(windows, block_size, missing, max_tokens):
-    """Brute force over lengths: every token that the next query may see must be there."""
+def test_prefix_hit_is_the_longest_that_every_group_has(
+    kinds, block_size, missing, states, max_tokens
+):
+    """Brute force over lengths: every token that the next query may see must be there, each group
+    has a whole page, and the recurrent state, if there is one, was kept."""
     length = 6
-    kv = KVManager(windows, block_size, 6 * len(windows), 2, length * block_size)
+    layout = make_layout(kinds, block_size, has_states=states is not None)
+    kv = KVManager(layout, layout.blocks_for(length * block_size), 2, length * block_size, 0, 9)
     names = [bytes([i]) for i in range(length)]
     owned: dict[tuple[int, int], int] = {}
-    for group in range(len(windows)):
-        for index in range(length):
+    for index, (_, step) in enumerate(kinds):
+        for place in range(length // step):
             block = kv.pool.allocate()
-            if (group, index) not in missing:
-                kv.pool.publish(block, group, names[index])
-                owned[group, index] = block
+            if (index, place) not in missing:
+                kv.pool.publish(block, index, names[(place + 1) * step - 1])
+                owned[index, place] = block
+    for count in states or ():
+        assert kv.states is not None
+        kv.states.save(names[count - 1])
 
-    def is_cached(num_blocks: int) -> bool:
-        query = num_blocks * block_size
-        return query <= max_tokens and all(
-            (group, position // block_size) in owned
-            for group, window in enumerate(windows)
-            for position in range(0 if window is None else max(query - window + 1, 0), query)
+    def is_cached(num_names: int) -> bool:
+        query = num_names * block_size
+        return (
+            query <= max_tokens
+            and not any(num_names % step for _, step in kinds)
+            and (states is None or num_names in {0, *states})
+            and all(
+                (group, position // (step * block_size)) in owned
+                for group, (window, step) in enumerate(kinds)
+                for position in range(0 if window is None else max(query - window + 1, 0), query)
+            )
         )
 
     hit = kv.prefixes.lookup(names, max_tokens)
-    assert hit.num_blocks == max(n for n in range(length + 1) if is_cached(n))
+    assert hit.num_tokens == block_size * max(n for n in range(length + 1) if is_cached(n))
+    assert (hit.checkpoint >= 0) == (states is not None and hit.num_tokens > 0)
     for group, blocks in enumerate(hit.blocks):
-        assert len(blocks) == hit.num_blocks
+        assert len(blocks) == layout.groups[group].blocks_for(hit.num_tokens)
         for index, block in enumerate(blocks):
             assert block is None or block == owned[group, index]
 
 
 @machine_settings(examples=200)
 @given(
-    windows=WINDOWS,
+    kinds=KINDS,
     block_size=st.integers(1, 5),
     chunks=st.lists(st.integers(1, 6), min_size=1, max_size=12),
 )
-def test_blocks_for_bounds_what_growing_takes(windows, block_size, chunks):
+def test_most_blocks_bounds_what_growing_takes(kinds, block_size, chunks):
     """The admission proof rests on it. It is also tight: no chunks need 2 blocks less per group."""
     total = sum(chunks)
-    groups = tuple(KVGroup((i,), window) for i, window in enumerate(windows))
-    layout = KVLayout(groups, block_size, 1, 1, 4)
-    kv = KVManager(windows, block_size, 100 * len(windows), 1, total)
+    layout = make_layout(kinds, block_size)
+    kv = KVManager(layout, 100 * len(kinds), 1, total)
     done = most = 0
     for chunk in chunks:
         assert kv.grow(np.array([0]), np.array([done]), np.array([done + chunk]))
         done += chunk
         most = max(most, kv.num_held_blocks(0))
-        assert kv.num_held_blocks(0) <= layout.blocks_for(done, max(chunks))
-    assert most <= layout.blocks_for(total, max(chunks))
+        assert kv.num_held_blocks(0) <= layout.most_blocks(done, max(chunks))
+    assert most <= layout.most_blocks(total, max(chunks))
 
 
 def test_hash_depends_on_everything_that_changes_kv():

@@ -20,8 +20,8 @@ from quire.attention import (
     StepInputs,
     select_backend,
 )
-from quire.config import ModelSpec, group_layers, read_model_spec
-from quire.config.kv_layout import KV_DTYPES, KVLayout
+from quire.config import ModelSpec, read_model_spec
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, build_op_set, force_isa
@@ -60,7 +60,7 @@ class PagedModel:
         )
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
         self._pool = _new_pool(self.spec, dtype)
-        self._groups = group_layers(self.spec.windows)
+        self._groups = _layout(self.spec, dtype).groups
         self._free = list(range(NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
         self._tables: dict[int, list[list[int]]] = {}
@@ -182,10 +182,13 @@ def _new_backend(
     return select_backend(detect_platform(), needs, forced).backend
 
 
+def _layout(spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
+    name = str(dtype).removeprefix("torch.")
+    kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, name)
+    return KVLayout.of_windows(spec.windows, BLOCK_SIZE, kv_format)
+
+
 def _new_pool(spec: ModelSpec, dtype: torch.dtype) -> KVPool:
-    size, scale = KV_DTYPES[str(dtype).removeprefix("torch.")]
-    groups = group_layers(spec.windows)
-    layout = KVLayout(groups, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, size, scale)
-    pool = KVPool.allocate(layout, NUM_BLOCKS, dtype, torch.device("cpu"))
+    pool = KVPool.allocate(_layout(spec, dtype), NUM_BLOCKS, dtype, torch.device("cpu"))
     pool.pages.fill_(EMPTY_BYTE)
     return pool

@@ -166,7 +166,7 @@ def test_outputs_survive(output: EngineOutput) -> None:
 
 
 def test_other_messages_survive() -> None:
-    capacity = EngineCapacity(128, 16, 64, 16, 100, 1600, (None, 128), True, "fast")
+    capacity = EngineCapacity(128, 16, 64, 16, 100, 1600, ((None, 16), (128, 48)), True, "fast")
     pin = PinnedPrefix(7, 341, 22, 5, math.inf, "policy.txt", "", is_shared=True)
     answers = (PinList(3, (pin, pin)), Unpinned(4, was_held=True), Probe())
     for message in (Welcome(3, capacity), Refused(7, "too long"), *answers):

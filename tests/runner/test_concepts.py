@@ -71,7 +71,7 @@ def test_no_class_is_a_variant_of_another() -> None:
 
 @pytest.mark.parametrize("name", KERNEL_COLUMNS)
 def test_a_column_that_kernels_read_is_the_rows_own_and_is_forked(name: str) -> None:
-    rows = RowTable(3, 16, 4, 1)
+    rows = RowTable(3, 16, [4])
     column = getattr(KernelRows.of_host(rows), name)
     enter = EnterRow(
         1, np.arange(5, dtype=np.int32), 4, 3, (np.zeros(4, np.int32),), None, 0, 0  # type: ignore[arg-type]

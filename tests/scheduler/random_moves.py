@@ -46,7 +46,9 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
         ),
     )
     tokens = rng.choice((8, 16, 30, 60, 200))
-    num_blocks = max(len(windows) * tokens // setup.block_size, len(windows) + 1)
+    if rng.random() < 0.3:
+        setup = replace(setup, names_per_block=tuple(rng.choice((1, 3)) for _ in windows))
+    num_blocks = max(setup.layout.blocks_for(tokens), len(windows) + 1)
     num_host_blocks = rng.choice((0, 2, num_blocks // 2, 4 * num_blocks))
     max_drafts = rng.choice((0, 0, 1, 3, 6))
     return replace(

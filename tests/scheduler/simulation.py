@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from quire.config.kv_layout import KVGroup, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.errors import RequestError
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
@@ -39,6 +39,7 @@ from quire.scheduler import (
     make_policy,
 )
 from quire.scheduler.sequence import GroupState, Sequence
+from tests.kv_cache.model import make_layout
 from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30
@@ -64,6 +65,13 @@ class Setup:
     policy: str = "fcfs"
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
     max_drafts: int = 0
+    names_per_block: tuple[int, ...] = ()
+
+    @property
+    def layout(self) -> KVLayout:
+        """names_per_block: of each group, one if it is empty."""
+        steps = self.names_per_block or (1,) * len(self.windows)
+        return make_layout(tuple(zip(self.windows, steps, strict=True)), self.block_size)
 
 
 @dataclass
@@ -142,11 +150,9 @@ class Simulation:
             setup.policy,
             PolicySettings(setup.max_num_batched_tokens, staging_size=3, ageing_s=4.0),
         )
-        groups = tuple(KVGroup((i,), window) for i, window in enumerate(setup.windows))
-        layout = KVLayout(groups, setup.block_size, 1, 1, 4)
+        layout = setup.layout
         self.kv = KVManager(
-            setup.windows,
-            setup.block_size,
+            layout,
             setup.num_blocks,
             setup.max_num_seqs,
             setup.max_model_len,
@@ -174,7 +180,7 @@ class Simulation:
         self.executor = FakeExecutor(
             FakeModel(setup.windows, VOCAB),
             num_blocks=setup.num_blocks,
-            block_size=setup.block_size,
+            layout=layout,
             max_num_seqs=setup.max_num_seqs,
             max_model_len=setup.max_model_len,
             num_host_blocks=setup.num_host_blocks,

@@ -238,7 +238,7 @@ def test_a_row_that_fails_after_its_drafts_were_planned_fails_alone() -> None:
 
 
 def rows_with(num_tokens: int, drafts: list[int]) -> tuple[RowTable, StepPlan]:
-    rows = RowTable(2, 16, 4, 1)
+    rows = RowTable(2, 16, [4])
     enter = EnterRow(
         1, np.arange(num_tokens, dtype=np.int32), num_tokens, num_tokens - 1,
         (np.zeros(4, np.int32),), SamplingParams(), 0, 0,

@@ -11,6 +11,7 @@ from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.worker import recovery
 from quire.worker.recovery import measure_recovery
+from tests.kv_cache.model import make_layout
 from tests.scheduler.simulation import Setup, Simulation
 
 # Seven known tokens, of which the last one is computed again in any case: six, in blocks of two.
@@ -94,8 +95,7 @@ def test_costs_are_measured_per_token_and_per_block(monkeypatch: pytest.MonkeyPa
     costs = measure_recovery(
         clock.execute,
         clock.copy_out,
-        num_groups=2,
-        block_size=4,
+        layout=make_layout(((None, 1), (8, 1)), 4),
         num_blocks=50,
         num_host_blocks=30,
         longest_step=64,

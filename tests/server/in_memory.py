@@ -53,7 +53,7 @@ class InMemoryClient:
             block_size=16,
             num_blocks=num_blocks,
             capacity_tokens=16 * num_blocks,
-            windows=(None,),
+            groups=((None, 16),),
             uses_priority=False,
         )
         self.state = EngineState.READY

@@ -117,7 +117,7 @@ def ready(tokenizer: Tokenizer | None) -> Ready:
     size = 500 if tokenizer is None else tokenizer.vocab_size + 3
     renderer = Renderer(tokenizer, CHAT_TEMPLATE, size)
     model = ServedModel(("m",), "m", 1, ModelFront(renderer, frozenset(), {}), 0)
-    capacity = EngineCapacity(4096, 8, 256, 16, 512, 8192, (None,), uses_priority=False)
+    capacity = EngineCapacity(4096, 8, 256, 16, 512, 8192, ((None, 8),), uses_priority=False)
     return Ready(cast("Any", None), model, capacity)
 
 

@@ -24,6 +24,7 @@ from quire.runner.swap.block_copies import StagedCopies
 from quire.worker import Worker, WorkerSettings
 from quire.worker.largest_steps import LargestSteps
 from tests.config.specs import GIB, make_gpu_platform, make_spec
+from tests.kv_cache.model import make_layout
 
 SETTINGS = EngineSettings(
     model=str(bundled_model_path()), max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128,
@@ -101,7 +102,7 @@ def test_the_largest_steps_are_computed_and_measured(plan: StartupPlan, on_devic
     worker = Worker(make_settings(plan, device_state=on_device), meter)
     measured = worker.measure_memory()
     # Of a pool that is only there for the measurement nothing is counted.
-    steps = LargestSteps(4, 64, 128, 1, 16)
+    steps = LargestSteps(4, 64, 128, plan.resolved.layout)
     pool = steps.num_blocks * plan.resolved.layout.page_bytes
     assert measured == MeasuredMemory(80 * GIB, 79 * GIB, 10 * GIB, 11 * GIB, 13 * GIB - pool)
     assert meter.asked == ["held", "watch", "most_held", "held"]
@@ -203,7 +204,7 @@ def test_a_device_that_computes_nothing_does_not_start(
 def test_the_largest_steps_have_all_tokens_and_all_rows(
     seqs: int, tokens: int, context: int, first: list[int]
 ) -> None:
-    steps = LargestSteps(seqs, tokens, context, num_groups=2, block_size=4)
+    steps = LargestSteps(seqs, tokens, context, make_layout(((None, 1), (8, 1)), 4))
     prompt, decode = steps.plans()
     assert prompt.delta_tokens.tolist() == first
     assert [len(row.token_ids) for row in prompt.enter] == first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.config.kv_layout import KVLayout
+from quire.config.kv_layout import KVGroup, KVLayout
 from quire.ops.huge_pages import map_huge_pages
 from quire.ops.kv_pages import page_views
 
@@ -16,8 +16,9 @@ __all__ = ["KVPool", "LayerCache"]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer reads and writes: k, v [B, S, K, D]. Scales: float32 [B, S, K] of an int8
-    cache, else None (`quire.ops.rope_and_write_kv`)."""
+    """Cache of one layer: k [B, S, K, Dk], v [B, S, K, Dv], which of a latent group is the first
+    part of k. Scales: float32 [B, S, K] of an int8 cache, else None
+    (`quire.ops.rope_and_write_kv`)."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -27,9 +28,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """pages: uint8 [L, 2 (K, V), B, S, token_bytes], L = layers per group (planes); plane j of a
-    group is its j-th layer. layers: by model layer index, views of the pages that are made once,
-    since every layer of every step asks. groups: by layer index, its layer group.
+    """pages: uint8 [N, B, segment_bytes] (`KVLayout`). layers: by model layer index, views of the
+    pages that are made once, since every layer of every step asks. groups: by layer index, its
+    layer group.
     """
 
     pages: torch.Tensor
@@ -46,20 +47,31 @@ class KVPool:
         through the pool. Memory is used from the first write on, then 2 MiB at once and not the
         written block alone; the memory plan counts the whole pool anyway.
         """
-        shape = (layout.num_planes, 2, num_blocks, layout.block_size, layout.token_bytes)
+        shape = (layout.num_segments, num_blocks, layout.segment_bytes)
         if device.type == "cpu":
             size = math.prod(shape)
             pages = map_huge_pages(size)[:size].view(shape)
         else:
             pages = torch.empty(shape, dtype=torch.uint8, device=device)
-        elements, scales = page_views(pages, dtype, layout.num_kv_heads, layout.head_dim)
         layers: dict[int, LayerCache] = {}
         groups: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
-            for plane, layer in enumerate(group.layers):
-                k, v = elements[plane]
-                k_scale, v_scale = (None, None) if scales is None else scales[plane]
-                layers[layer] = LayerCache(k, v, k_scale, v_scale)
+            planes = group.kv.format.num_planes
+            for place, layer in enumerate(group.layers):
+                segments = pages[place * planes : (place + 1) * planes]
+                layers[layer] = _layer_cache(segments, group, dtype)
                 groups[layer] = index
         order = range(len(layers))
         return cls(pages, tuple(layers[i] for i in order), tuple(groups[i] for i in order))
+
+
+def _layer_cache(segments: torch.Tensor, group: KVGroup, dtype: torch.dtype) -> LayerCache:
+    """Views of the segments [planes, B, segment_bytes] of one layer."""
+    kv = group.kv.format
+    filled = group.tokens_per_block * kv.token_bytes
+    tokens = segments[..., :filled].unflatten(-1, (group.tokens_per_block, kv.token_bytes))
+    k, k_scale = page_views(tokens[0], dtype, kv.num_kv_heads, kv.key_dim)
+    if kv.num_planes == 1:
+        return LayerCache(k, k[..., : kv.value_dim], k_scale, k_scale)
+    v, v_scale = page_views(tokens[1], dtype, kv.num_kv_heads, kv.value_dim)
+    return LayerCache(k, v, k_scale, v_scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire.config.kv_layout import max_blocks
+from quire.config.kv_layout import most_blocks
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity
@@ -30,8 +30,8 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
 class HoldsTokens(Protocol):
     """What a sequence takes of a KV pool."""
 
-    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
-        """See `KVLayout.blocks_for`."""
+    def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """See `KVLayout.most_blocks`."""
         ...
 
 
@@ -41,9 +41,9 @@ class _Groups:
     def __init__(self, capacity: EngineCapacity) -> None:
         self._capacity = capacity
 
-    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
-        of = self._capacity
-        return max_blocks(of.windows, of.block_size, num_tokens, max_step_tokens)
+    def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        groups = self._capacity.groups
+        return sum(most_blocks(*group, num_tokens, max_step_tokens) for group in groups)
 
 
 class Admission:
@@ -167,16 +167,16 @@ class Admission:
 
     def _worst_case(self, total: int) -> int:
         """Blocks of one sequence; the last token's K/V are never needed."""
-        return self._layout.blocks_for(total - 1, self._max_step_tokens)
+        return self._layout.most_blocks(total - 1, self._max_step_tokens)
 
     def _largest_fit(self, num_together: int) -> int:
-        """The most tokens whose K/V fit the pool so many times, by bisection: `blocks_for` is
+        """The most tokens whose K/V fit the pool so many times, by bisection: `most_blocks` is
         monotonic."""
         share = self._num_blocks // num_together
         low, high = 0, self._max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            if self._layout.blocks_for(middle, self._max_step_tokens) <= share:
+            if self._layout.most_blocks(middle, self._max_step_tokens) <= share:
                 low = middle
             else:
                 high = middle - 1

@@ -1,110 +1,211 @@
-"""How a model's layers share the KV pool: layer groups whose pages all have one byte size.
+"""How a model's layers share the KV pool: typed layer groups whose pages all have one byte size.
 
 Blocks are named per layer group. A model whose layers are all alike has one group. A model that
-mixes full attention and sliding windows has several groups of equally many layers, so that a page
-(one block of every layer of a group) has the same size in each and one pool serves them all.
+mixes kinds of layers (full attention, sliding windows, latent K/V) has several groups of equally
+many layers. One pool serves them all, since a page, which is one block of every layer of a group,
+has the same size in each; a group with smaller tokens holds more of them in a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import lcm
 from types import MappingProxyType
+from typing import Literal
 
 from quire.config.model_spec import DTYPE_BYTES
 
-__all__ = ["KV_DTYPES", "KVGroup", "KVLayout", "group_layers", "max_blocks"]
+__all__ = [
+    "KV_DTYPES",
+    "KVFormat",
+    "KVGroup",
+    "KVLayout",
+    "LayerKV",
+    "group_layers",
+    "most_blocks",
+]
 
 KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {**{name: (size, 0) for name, size in DTYPE_BYTES.items()}, "int8": (1, 4)}
 )
 """Bytes of an element, and of the scale that each head of a token has beside its elements."""
 
+GroupKind = Literal["full", "window", "latent"]
+"""full: a query sees all tokens before it. window: the last few. latent: all of them, of which the
+cache keeps one compressed plane (multi-head latent attention, arXiv:2405.04434, section 2.1)."""
+
 
 @dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers that share block tables.
+class KVFormat:
+    """Bytes of one token in one layer.
 
-    layers: model layer indices; layer `layers[j]` lives in plane `j` of the pool.
-    window: tokens that a query sees, itself included; None is full attention.
+    num_planes: 2 where K and V lie apart; 1 where V is the first `value_dim` elements of K.
+    key_dim, value_dim: elements per head. dtype_bytes, scale_bytes: as in KV_DTYPES.
     """
 
-    layers: tuple[int, ...]
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """groups: in the order of their first layers. num_planes: layers per page.
-
-    The pool is one tensor of bytes [num_planes, 2 (K, V), B, S, token_bytes]. dtype_bytes,
-    scale_bytes: as in KV_DTYPES."""
-
-    groups: tuple[KVGroup, ...]
-    block_size: int
     num_kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
     dtype_bytes: int
     scale_bytes: int = 0
+    num_planes: int = 2
 
-    @property
-    def num_planes(self) -> int:
-        return max(len(group.layers) for group in self.groups)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one block of one group, over all of its layers."""
-        return self.num_planes * self.block_size * 2 * self.token_bytes
+    @classmethod
+    def plain(cls, num_kv_heads: int, head_dim: int, kv_dtype: str) -> KVFormat:
+        """K and V of one width. kv_dtype: a name in KV_DTYPES."""
+        return cls(num_kv_heads, head_dim, head_dim, *KV_DTYPES[kv_dtype])
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K, or of V, of one token in one layer. Scales follow the elements, aligned."""
-        elements = self.num_kv_heads * self.head_dim * self.dtype_bytes
+        """Bytes of one token in one plane. Planes are equally wide. Scales follow the elements,
+        aligned."""
+        elements = self.num_kv_heads * max(self.key_dim, self.value_dim) * self.dtype_bytes
         if not self.scale_bytes:
             return elements
         aligned = -(-elements // self.scale_bytes) * self.scale_bytes
         return aligned + self.num_kv_heads * self.scale_bytes
 
-    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Most blocks that one sequence of `num_tokens` holds at once, over all groups, when a
-        step adds at most `max_step_tokens` of them.
-        See `max_blocks`."""
-        windows = [group.window for group in self.groups]
-        return max_blocks(windows, self.block_size, num_tokens, max_step_tokens)
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """K/V of one layer. window: tokens that a query sees, itself included; of kind "window"."""
+
+    format: KVFormat
+    kind: GroupKind = "full"
+    window: int | None = None
+
+    @classmethod
+    def with_window(cls, window: int | None, kv_format: KVFormat) -> LayerKV:
+        """A layer of sliding-window attention, or of full attention if there is no window."""
+        return cls(kv_format, "full" if window is None else "window", window)
 
 
-def max_blocks(
-    windows: Iterable[int | None], block_size: int, num_tokens: int, max_step_tokens: int
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share block tables.
+
+    layers: model layer indices; plane p of layer `layers[j]` lies in segment j · num_planes + p of
+        a page.
+    tokens_per_block: a multiple of the layout's `block_size`.
+    """
+
+    layers: tuple[int, ...]
+    kv: LayerKV
+    tokens_per_block: int
+
+    @property
+    def window(self) -> int | None:
+        return self.kv.window
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.tokens_per_block)
+
+    def first_block_needed(self, query: int) -> int:
+        """Index of the first block that a query at position `query` reads. Those before it may be
+        released, and a prefix hit need not have them."""
+        if self.window is None:
+            return 0
+        return max(query - self.window + 1, 0) // self.tokens_per_block
+
+    def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """See `most_blocks`."""
+        return most_blocks(self.window, self.tokens_per_block, num_tokens, max_step_tokens)
+
+
+def most_blocks(
+    window: int | None, tokens_per_block: int, num_tokens: int, max_step_tokens: int
 ) -> int:
-    """`KVLayout.blocks_for` of groups with these windows.
+    """Most blocks of a group that a sequence of `num_tokens` holds at once, when a step adds at
+    most `max_step_tokens` of them.
 
     A sliding group keeps the window of the oldest query of a step, so it may hold
     window - 1 + max_step_tokens tokens, wherever these start within a block.
     """
-    total = 0
-    whole = -(-num_tokens // block_size)
-    for window in windows:
-        if window is None:
-            total += whole
-        else:
-            span = window - 1 + max_step_tokens
-            total += min(whole, (span + block_size - 2) // block_size + 1)
-    return total
+    whole = -(-num_tokens // tokens_per_block)
+    if window is None:
+        return whole
+    span = window - 1 + max_step_tokens
+    return min(whole, (span + tokens_per_block - 2) // tokens_per_block + 1)
 
 
-def group_layers(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:
-    """Partition layers by window into groups of at most the smallest kind's size.
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Layer groups over one pool of bytes [num_segments, B, segment_bytes].
 
-    windows: per layer, the window or None. A kind with more layers than the smallest kind is
-    split, so every page has the same byte size and little of it is padding.
+    groups: in the order of their first layers. block_size: tokens that one block name stands for.
+    state_bytes: of the recurrent state of one sequence, over all layers that have one; 0: none.
     """
-    kinds: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
-    size = min(len(layers) for layers in kinds.values())
+
+    groups: tuple[KVGroup, ...]
+    block_size: int
+    state_bytes: int = 0
+
+    @classmethod
+    def of_windows(
+        cls, windows: Sequence[int | None], block_size: int, kv_format: KVFormat
+    ) -> KVLayout:
+        """Layout of layers that differ in their windows alone."""
+        layers = [LayerKV.with_window(window, kv_format) for window in windows]
+        return cls(group_layers(layers, block_size), block_size)
+
+    @property
+    def num_segments(self) -> int:
+        """Segments per page: one for each plane of each layer of a group."""
+        return max(len(group.layers) * group.kv.format.num_planes for group in self.groups)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of one segment; those that a group does not fill are padding."""
+        return max(g.tokens_per_block * g.kv.format.token_bytes for g in self.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block of one group, over all of its layers."""
+        return self.num_segments * self.segment_bytes
+
+    @property
+    def hit_tokens(self) -> int:
+        """A cached prefix is a multiple of this, so that it ends where each group has a whole
+        page."""
+        return lcm(*(group.tokens_per_block for group in self.groups))
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks of all groups that hold so many tokens, windows left aside."""
+        return sum(group.blocks_for(num_tokens) for group in self.groups)
+
+    def first_blocks(self, num_tokens: int) -> tuple[range, ...]:
+        """Block table of each group of a lone sequence, in the first blocks of a pool."""
+        counts = [group.blocks_for(num_tokens) for group in self.groups]
+        ends = list(accumulate(counts))
+        return tuple(range(end - n, end) for end, n in zip(ends, counts, strict=True))
+
+    def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Most blocks that one sequence holds at once, over all groups (`KVGroup.most_blocks`)."""
+        return sum(group.most_blocks(num_tokens, max_step_tokens) for group in self.groups)
+
+
+def group_layers(layers: Sequence[LayerKV], block_size: int) -> tuple[KVGroup, ...]:
+    """Partition layers by kind, window and format into groups of at most the smallest kind's size.
+
+    A kind with more layers than the smallest kind is split, so that little of a page is padding.
+    The group with the largest tokens has `block_size` of them in a block; the others have as many
+    times that as fit its segments.
+    """
+    kinds: dict[LayerKV, list[int]] = {}
+    for layer, kv in enumerate(layers):
+        kinds.setdefault(kv, []).append(layer)
+    size = min(len(members) for members in kinds.values())
+    largest = max(kv.format.token_bytes for kv in kinds)
     groups = [
-        KVGroup(tuple(layers[start : start + size]), window)
-        for window, layers in kinds.items()
-        for start in range(0, len(layers), size)
+        KVGroup(
+            tuple(members[start : start + size]),
+            kv,
+            block_size * (largest // kv.format.token_bytes),
+        )
+        for kv, members in kinds.items()
+        for start in range(0, len(members), size)
     ]
     return tuple(sorted(groups, key=lambda group: group.layers[0]))

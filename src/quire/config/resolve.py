@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
-from quire.config.kv_layout import KV_DTYPES, KVLayout, group_layers
+from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
@@ -119,14 +119,8 @@ def resolve(
     num_seqs, seqs_reason = choose_seqs(settings, platform)
     step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)
     threads, threads_reason = _choose_threads(settings, platform)
-    layout = KVLayout(
-        groups=group_layers(spec.windows),
-        block_size=block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype_bytes=KV_DTYPES[kv_dtype][0],
-        scale_bytes=KV_DTYPES[kv_dtype][1],
-    )
+    kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
+    layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
     host_blocks = _choose_host_blocks(settings, layout)
     recovery, recovery_reason = _choose_recovery(settings)
     budget, fixed = _memory_of_device(

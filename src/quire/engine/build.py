@@ -201,8 +201,7 @@ def _build_scheduler(
 ) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
-        [group.window for group in layout.groups],
-        layout.block_size,
+        layout,
         chosen.num_kv_blocks,
         chosen.max_num_seqs,
         chosen.max_model_len,

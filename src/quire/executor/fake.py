@@ -12,6 +12,7 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.kv_layout import KVLayout
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
@@ -117,7 +118,7 @@ class FakeExecutor:
         model: FakeModel,
         *,
         num_blocks: int,
-        block_size: int,
+        layout: KVLayout,
         max_num_seqs: int,
         max_model_len: int,
         num_host_blocks: int = 0,
@@ -126,17 +127,18 @@ class FakeExecutor:
     ) -> None:
         self._model = model
         self._readers_fail = readers_fail
-        self._block_size = block_size
+        self._tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._poison = poison
-        self._rows = RowTable(max_num_seqs, max_model_len, block_size, len(model.windows))
+        self._rows = RowTable(max_num_seqs, max_model_len, self._tokens_per_block)
         self._streams: dict[int, EnterRow] = {}
         self._sample_index: dict[int, int] = {}
         self._rng = np.random.default_rng(0)
-        self._cache = self._rng.integers(0, 2**63, (2, num_blocks, block_size)).astype(np.uint64)
-        self._garbage = np.zeros((num_blocks, block_size), np.bool_)
-        host_shape = (2, num_host_blocks, block_size)
+        largest = max(self._tokens_per_block)
+        self._cache = self._rng.integers(0, 2**63, (2, num_blocks, largest)).astype(np.uint64)
+        self._garbage = np.zeros((num_blocks, largest), np.bool_)
+        host_shape = (2, num_host_blocks, largest)
         self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
-        self._host_garbage = np.zeros((num_host_blocks, block_size), np.bool_)
+        self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
         self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
@@ -241,18 +243,15 @@ class FakeExecutor:
             garbage = self._rng.integers(0, 2**63, end - start).astype(np.uint64)
             self._write(layer, slot, start, garbage)
         positions = np.arange(start, end)
-        for table in self._rows.tables:
-            blocks = table[slot, positions // self._block_size]
-            self._garbage[blocks, positions % self._block_size] = True
+        for group in range(len(self._rows.tables)):
+            self._garbage[self._places(group, slot, positions)] = True
         self._rows.failed[slot] = True
         return RowFailure(slot, f"token {self._poison} is poisoned: leave it out")
 
     def _reads_garbage(self, slot: int, start: int, end: int) -> bool:
-        for window, table in zip(self._model.windows, self._rows.tables, strict=True):
+        for group, window in enumerate(self._model.windows):
             first = 0 if window is None else max(start - window + 1, 0)
-            positions = np.arange(first, end)
-            blocks = table[slot, positions // self._block_size]
-            if self._garbage[blocks, positions % self._block_size].any():
+            if self._garbage[self._places(group, slot, np.arange(first, end))].any():
                 return True
         return False
 
@@ -295,17 +294,22 @@ class FakeExecutor:
 
     def _write(self, layer: int, slot: int, start: int, values: Words) -> None:
         positions = np.arange(start, start + len(values))
-        for table in self._rows.tables:
-            blocks = table[slot, positions // self._block_size]
-            self._cache[layer, blocks, positions % self._block_size] = values
-            self._garbage[blocks, positions % self._block_size] = False
+        for group in range(len(self._rows.tables)):
+            blocks, offsets = self._places(group, slot, positions)
+            self._cache[layer, blocks, offsets] = values
+            self._garbage[blocks, offsets] = False
 
     def _contents(self, layer: int, slot: int, end: int) -> list[Words]:
-        num_blocks = -(-end // self._block_size)
-        return [
-            self._cache[layer, table[slot, :num_blocks]].reshape(-1)[:end]
-            for table in self._rows.tables
-        ]
+        groups = range(len(self._rows.tables))
+        places = [self._places(group, slot, np.arange(end)) for group in groups]
+        return [self._cache[layer, blocks, offsets] for blocks, offsets in places]
+
+    def _places(
+        self, group: int, slot: int, positions: npt.NDArray[np.int64]
+    ) -> tuple[IntArray, npt.NDArray[np.int64]]:
+        """Blocks and offsets of the K/V of these positions in a layer group."""
+        index, offsets = np.divmod(positions, self._tokens_per_block[group])
+        return self._rows.tables[group][slot, index], offsets
 
 
 class _LateFuture(Future[StepResult]):

@@ -8,12 +8,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError
 from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.state_pool import StatePool
 from quire.kv_cache.swaps import Swaps
 from quire.kv_cache.table_updates import TableUpdates, UpdateLog
 from quire.protocol.step import IntArray
@@ -22,36 +24,42 @@ __all__ = ["KVManager"]
 
 Slots = npt.NDArray[np.int64]
 
+_STATE = -1
+"""In place of a block, in the log of publications: the checkpoint of a recurrent state."""
+
 
 class KVManager:
     """Blocks of the sequences that have a slot. Every count here is a plan-side upper bound.
 
-    windows: per layer group, the sliding window or None. prefixes: finds what is cached. swaps:
-    copies to the host and back.
+    layout: the layer groups. prefixes: finds what is cached. swaps: copies to the host and back.
+    states: checkpoints of recurrent states; None if the model has none.
     """
 
     def __init__(
         self,
-        windows: Sequence[int | None],
-        block_size: int,
+        layout: KVLayout,
         num_blocks: int,
         max_num_seqs: int,
         max_model_len: int,
         num_host_blocks: int = 0,
+        num_checkpoints: int = 0,
     ) -> None:
-        self.block_size = block_size
-        self.num_groups = len(windows)
-        self.pool = BlockPool(num_blocks, len(windows))
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.pool = BlockPool(num_blocks, len(layout.groups))
         self.host = HostTier(num_host_blocks)
-        self._tables = BlockTables(tuple(windows), block_size, max_num_seqs, max_model_len)
+        self.states = StatePool(num_checkpoints) if layout.state_bytes else None
+        self._groups = layout.groups
+        self._tables = BlockTables(layout.groups, max_num_seqs, max_model_len)
         self._updates = UpdateLog()
-        self.prefixes = PrefixLookup(self.pool, tuple(windows), block_size)
-        self.swaps = Swaps(self._tables, self.pool, self.host, self._updates)
+        self.prefixes = PrefixLookup(self.pool, self.states, layout)
+        self.swaps = Swaps(self._tables, self.block_size, self.pool, self.host, self._updates)
+        self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
         self._held: set[SavedTables] = set()
         self._mark = 0
-        # publications that may still be retracted: mark, slot, index, block, name
+        # publications that may still be retracted: mark, slot, first name, block or _STATE, name
         self._log: deque[tuple[int, int, int, int, bytes]] = deque()
 
     # --- growing -------------------------------------------------------------------------------
@@ -61,32 +69,40 @@ class KVManager:
         from `starts` on. Shapes [R]. False, and nothing is given, when they do not all fit; blocks
         that a window has left behind are released either way."""
         self._slide(slots, starts)
-        lacking = -(-ends // self.block_size) - self._tables.num_blocks[slots]
-        growing = (lacking > 0).nonzero()[0]
+        growth = self._growth(slots, ends)
         sharing = self._shares_tail[slots].nonzero()[0]
-        if not len(growing) and not len(sharing):
+        if not growth and not len(sharing):
             return True
-        needed = int(lacking[growing].sum()) * self.num_groups
+        needed = sum(int(counts.sum()) for _, _, counts in growth)
         if needed + self._num_copies(slots, starts, sharing) > self.pool.num_available:
             return False
         for i in sharing.tolist():
             self._copy_on_write(int(slots[i]), int(starts[i]))
-        if len(growing):
-            self._append_blocks(slots[growing], lacking[growing])
+        for group, growing, counts in growth:
+            self._append_blocks(group, growing, counts)
         return True
 
-    def _append_blocks(self, slots: Slots, counts: Slots) -> None:
-        """`counts` more blocks for each of `slots`, in every group."""
+    def _growth(self, slots: Slots, ends: Slots) -> list[tuple[int, Slots, Slots]]:
+        """(group, slots, blocks that each of them lacks) of the groups in which some do."""
+        growth: list[tuple[int, Slots, Slots]] = []
+        for index, group in enumerate(self._groups):
+            lacking = -(-ends // group.tokens_per_block) - self._tables.num_blocks[index][slots]
+            growing = (lacking > 0).nonzero()[0]
+            if len(growing):
+                growth.append((index, slots[growing], lacking[growing]))
+        return growth
+
+    def _append_blocks(self, group: int, slots: Slots, counts: Slots) -> None:
+        """`counts` more blocks of a group for each of `slots`."""
         total = int(counts.sum())
-        owner, index = slots, self._tables.num_blocks[slots]
+        owner, index = slots, self._tables.num_blocks[group][slots]
         if total > len(slots):  # not one for each, as in decoding
             place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
             owner, index = np.repeat(owner, counts), np.repeat(index, counts) + place
-        for group, table in enumerate(self._tables.by_group):
-            blocks = self.pool.allocate_many(total)
-            table[owner, index] = blocks
-            self._updates.entries(group, owner.tolist(), index.tolist(), blocks)
-        self._tables.num_blocks[slots] += counts
+        blocks = self.pool.allocate_many(total)
+        self._tables.by_group[group][owner, index] = blocks
+        self._updates.entries(group, owner.tolist(), index.tolist(), blocks)
+        self._tables.num_blocks[group][slots] += counts
 
     def _num_copies(self, slots: Slots, starts: Slots, sharing: Slots) -> int:
         """Of the owners of a shared tail block that write in one step, the last one of all owners
@@ -99,21 +115,21 @@ class KVManager:
 
     def _slide(self, slots: Slots, starts: Slots) -> None:
         """Release blocks that lie wholly before the window of the step's first query."""
-        for group, window in self._tables.sliding:
-            first = self._tables.first[group]
-            needed = np.maximum(starts - window + 1, 0) // self.block_size
+        for index, group, window in self._tables.sliding:
+            first = self._tables.first[index]
+            needed = np.maximum(starts - window + 1, 0) // group.tokens_per_block
             for i in (needed > first[slots]).nonzero()[0].tolist():
-                blocks = self._tables.advance_first(int(slots[i]), group, int(needed[i]))
+                blocks = self._tables.advance_first(int(slots[i]), index, int(needed[i]))
                 self._release_backwards(blocks)
 
     def _shared_tails(self, slot: int, start: int) -> list[tuple[int, int, int]]:
         """(group, index, block) of tail blocks that a write at `start` would share with others."""
-        index = start // self.block_size
-        if start % self.block_size == 0 or index >= self._tables.num_blocks[slot]:
-            return []
-        tables = enumerate(self._tables.by_group)
-        blocks = [(group, index, int(table[slot, index])) for group, table in tables]
-        return [entry for entry in blocks if self._num_owners(entry[2]) > 1]
+        tails: list[tuple[int, int, int]] = []
+        for group, table in enumerate(self._tables.by_group):
+            index, offset = divmod(start, self._groups[group].tokens_per_block)
+            if offset and index < self._tables.num_blocks[group][slot]:
+                tails.append((group, index, int(table[slot, index])))
+        return [entry for entry in tails if self._num_owners(entry[2]) > 1]
 
     def _num_owners(self, block: int) -> int:
         """Tables that name the block; references held for copies are not owners."""
@@ -130,9 +146,10 @@ class KVManager:
     def give_back(self, slots: Slots, ends: Slots) -> None:
         """Take back the blocks of `slots` [R] that lie wholly beyond their first `ends` [R] tokens:
         those of drafts that were not accepted."""
-        kept = -(-ends // self.block_size)
-        for i in (self._tables.num_blocks[slots] > kept).nonzero()[0].tolist():
-            for blocks in self._tables.cut(int(slots[i]), int(kept[i])):
+        for index, group in enumerate(self._groups):
+            kept = -(-ends // group.tokens_per_block)
+            for i in (self._tables.num_blocks[index][slots] > kept).nonzero()[0].tolist():
+                blocks = self._tables.cut(int(slots[i]), index, int(kept[i]))
                 self._release_backwards(blocks)
 
     # --- what changed --------------------------------------------------------------------------
@@ -160,22 +177,20 @@ class KVManager:
         """Start the tables of an empty slot with the blocks of a prefix hit."""
         for group, blocks in enumerate(hit.blocks):
             held = [block for block in blocks if block is not None]
-            first = hit.num_blocks - len(held)
+            first = len(blocks) - len(held)
             if None in blocks[first:]:
                 raise EngineError(f"the prefix hit {blocks} has a hole: take it from lookup")
             self.pool.share(held)
             self._tables.start(slot, group, first, held)
-        self._tables.num_blocks[slot] = hit.num_blocks
         self._num_published[slot] = hit.num_tokens // self.block_size
-        self._shares_tail[slot] = hit.num_tokens % self.block_size != 0
+        self._shares_tail[slot] = any(hit.num_tokens % g.tokens_per_block for g in self._groups)
 
     def fork(self, src: int, dst: int) -> None:
         """`dst`, an empty slot, shares all blocks of `src`, the partly filled one too."""
-        for group in range(self.num_groups):
+        for group in range(len(self._groups)):
             held = self._tables.held(src, group)
             self.pool.share(held)
             self._tables.start(dst, group, int(self._tables.first[group][src]), held)
-        self._tables.num_blocks[dst] = self._tables.num_blocks[src]
         self._num_published[dst] = self._num_published[src]
         self._shares_tail[src] = True
         self._shares_tail[dst] = True
@@ -214,34 +229,48 @@ class KVManager:
     # --- publishing ----------------------------------------------------------------------------
 
     def num_published(self, slots: Slots) -> Slots:
-        """Blocks already published or taken from the cache, by slot."""
+        """Names already published or taken from the cache, by slot; one stands for `block_size`
+        tokens."""
         return self._num_published[slots]
 
-    def publish(self, slot: int, names: Sequence[bytes], num_blocks: int) -> None:
-        """Let others find this slot's blocks up to `num_blocks`, whose names are known."""
+    def publish(self, slot: int, names: Sequence[bytes], num_names: int) -> None:
+        """Let others find this slot's blocks up to those that end with `names[num_names - 1]`."""
         published = int(self._num_published[slot])
         for group, table in enumerate(self._tables.by_group):
-            start = max(published, int(self._tables.first[group][slot]))
-            for index, block in enumerate(table[slot, start:num_blocks].tolist(), start):
-                self._publish_block(slot, group, index, block, names[index])
-        self._num_published[slot] = num_blocks
+            step = self._names_per_block[group]
+            start = max(published // step, int(self._tables.first[group][slot]))
+            blocks = table[slot, start : num_names // step].tolist()
+            for index, block in enumerate(blocks, start):
+                self._publish_block(slot, group, index, block, names[(index + 1) * step - 1])
+        self._num_published[slot] = num_names
 
     def publish_next(self, slots: Slots, names: Sequence[bytes]) -> None:
-        """Publish one block more of each of `slots` [N], under `names` [N]: for the steady step, in
-        which a few of many sequences complete a block."""
-        index = self._num_published[slots]
-        rows = list(zip(slots.tolist(), index.tolist(), names, strict=True))
+        """Publish one name more of each of `slots` [N]: for the steady step, in which a few of many
+        sequences complete a block."""
+        count = self._num_published[slots] + 1
+        rows = list(zip(slots.tolist(), count.tolist(), names, strict=True))
         for group, table in enumerate(self._tables.by_group):
+            step = self._names_per_block[group]
+            index = count // step - 1
             blocks = table[slots, index].tolist()
-            held = (index >= self._tables.first[group][slots]).tolist()
-            for (slot, place, name), block, is_held in zip(rows, blocks, held, strict=True):
-                if is_held:
-                    self._publish_block(slot, group, place, block, name)
-        self._num_published[slots] = index + 1
+            is_full = (count % step == 0) & (index >= self._tables.first[group][slots])
+            for (slot, end, name), block, full in zip(rows, blocks, is_full.tolist(), strict=True):
+                if full:
+                    self._publish_block(slot, group, end // step - 1, block, name)
+        self._num_published[slots] = count
 
     def _publish_block(self, slot: int, group: int, index: int, block: int, name: bytes) -> None:
         if self.pool.publish(block, group, name):
-            self._log.append((self._mark, slot, index, block, name))
+            first_name = index * self._names_per_block[group]
+            self._log.append((self._mark, slot, first_name, block, name))
+
+    def save_state(self, slot: int, name: bytes) -> None:
+        """Keep the recurrent state that a slot has after the next step, which ends the block with
+        this name, for whoever enters after that step."""
+        checkpoint = None if self.states is None else self.states.save(name)
+        if checkpoint is not None:
+            self._updates.save_state(slot, checkpoint)
+            self._log.append((self._mark, slot, int(self._num_published[slot]), _STATE, name))
 
     def mark(self) -> int:
         """A new mark in the order of publications, for `retract` and `settle`."""
@@ -252,9 +281,12 @@ class KVManager:
         """Unpublish all blocks that were published since `mark`; the slots that still hold them
         may publish them again."""
         while self._log and self._log[-1][0] >= mark:
-            _, slot, index, block, name = self._log.pop()
-            self.pool.retract(block, name)
-            self._num_published[slot] = min(self._num_published[slot], index)
+            _, slot, first_name, block, name = self._log.pop()
+            if block != _STATE:
+                self.pool.retract(block, name)
+            elif self.states is not None:
+                self.states.forget(name)
+            self._num_published[slot] = min(self._num_published[slot], first_name)
 
     def settle(self, mark: int) -> None:
         """What was published before `mark` is certain, and will not be retracted."""
@@ -280,3 +312,5 @@ class KVManager:
             references.update(held.all_blocks())
         self.pool.check_invariants(references)
         self.host.check_invariants()
+        if self.states is not None:
+            self.states.check_invariants()

@@ -5,125 +5,166 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kv_cache.block_tables import Windows, first_block_needed
+from quire.config.kv_layout import KVLayout
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.state_pool import StatePool
 
 __all__ = ["PrefixHit", "PrefixLookup"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The longest cached prefix: `blocks[g][i]` holds block i of group g, or None where the
-    group's window no longer reaches. num_tokens: that it covers; less than its blocks hold if the
-    last one is that of a pinned prefix and partly filled."""
+    """The longest cached prefix.
+
+    num_tokens: that it covers; less than its blocks hold if the last one is that of a pinned prefix
+        and partly filled.
+    blocks: `blocks[g][i]` is block i of group g, or None where the group's window no longer
+        reaches.
+    checkpoint: of the recurrent state after these tokens; -1 without tokens or without states.
+    """
 
     num_tokens: int
-    num_blocks: int
     blocks: tuple[tuple[int | None, ...], ...]
+    checkpoint: int = -1
 
 
 class PrefixLookup:
-    """Looks into the pool and into held sequences; changes nothing.
+    """Looks into the pool, into states and into held sequences; changes nothing.
 
-    A full group needs all blocks of a prefix, a sliding group those that the next token's window
-    reaches.
+    A group needs the blocks that the query after the prefix reads, a recurrent model the state
+    there. A prefix ends where each group has a whole block, unless a held sequence shares its
+    partly filled one.
     """
 
-    def __init__(self, pool: BlockPool, windows: Windows, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, states: StatePool | None, layout: KVLayout) -> None:
+        """states: None if the model has none."""
         self._pool = pool
-        self._windows = windows
-        self._sliding = tuple((g, w) for g, w in enumerate(windows) if w is not None)
-        self._block_size = block_size
+        self._states = states
+        self._groups = layout.groups
+        self._full = [i for i, group in enumerate(layout.groups) if group.window is None]
+        self._sliding = [i for i, group in enumerate(layout.groups) if group.window is not None]
+        self._block_size = layout.block_size
+        self._names_per_hit = layout.hit_tokens // layout.block_size
+        self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
 
     def lookup(
         self, names: Sequence[bytes], max_tokens: int, held: SavedTables | None = None
     ) -> PrefixHit:
-        """The longest prefix of at most `max_tokens` tokens whose blocks every group still has.
+        """The longest prefix of at most `max_tokens` tokens of which every group has what it needs.
 
-        names: of the sequence's full blocks. held: of a held sequence with which this one starts:
-        its full blocks are there whatever they are called, so that a tenant's own blocks behind a
-        prefix that all share are found; if there are none, its partly filled block is shared too.
+        names: of the sequence's full blocks, `block_size` tokens each. held: of a held sequence
+        with which this one starts: its full blocks are there whatever they are called, so that a
+        tenant's own blocks behind a prefix that all share are found; if there are none, its partly
+        filled block is shared too.
         """
         hit = self._of_full_blocks(names, max_tokens, self._full_blocks(held))
         if held is None or min(held.num_tokens, max_tokens) <= hit.num_tokens:
             return hit
-        return self._of_held(held, max_tokens)
+        return hit if self._states is not None else self._of_held(held, max_tokens)
 
     def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
         """Available blocks that go when a sequence enters with `hit` and grows to `num_tokens`:
         new ones, those of the hit that nobody uses now, and the copy of a partly filled one."""
-        has_tail = hit.num_tokens % self._block_size != 0
-        new = -(-num_tokens // self._block_size) - hit.num_blocks + has_tail
-        unused = sum(self._pool.num_unused(blocks) for blocks in hit.blocks)
-        return new * len(self._windows) + unused
+        count = 0
+        for group, blocks in zip(self._groups, hit.blocks, strict=True):
+            has_tail = hit.num_tokens % group.tokens_per_block != 0
+            count += group.blocks_for(num_tokens) - len(blocks) + has_tail
+            count += self._pool.num_unused(blocks)
+        return count
 
     def _of_full_blocks(
         self, names: Sequence[bytes], max_tokens: int, given: Sequence[dict[int, int]]
     ) -> PrefixHit:
-        limit = min(len(names), max_tokens // self._block_size)
+        limit = self._whole(min(len(names), max_tokens // self._block_size))
         runs: dict[int, list[int]] = {}
-        for group, window in enumerate(self._windows):
-            if window is None:
-                start = list(given[group].values())[:limit]
-                runs[group] = start + self._pool.find_run(group, names[len(start) : limit])
-                limit = len(runs[group])
+        for group in self._full:
+            runs[group] = self._run(group, names, limit, given[group])
+            limit = self._whole(len(runs[group]) * self._names_per_block[group])
         while limit > 0:
-            missing = self._last_missing(names, limit, given)
-            if missing < 0:
+            bound = self._bound_of_states(names, self._bound_of_windows(names, limit, given))
+            if bound == limit:
                 break
-            limit = missing
+            limit = bound
+        num_tokens = limit * self._block_size
         blocks = tuple(
-            tuple(runs[group][:limit])
-            if window is None
+            tuple(runs[index][: group.blocks_for(num_tokens)])
+            if group.window is None
             else tuple(
-                self._find(group, i, names, given)
-                if i >= self._first_needed(window, limit)
+                self._find(index, i, names, given)
+                if i >= group.first_block_needed(num_tokens)
                 else None
-                for i in range(limit)
+                for i in range(group.blocks_for(num_tokens))
             )
-            for group, window in enumerate(self._windows)
+            for index, group in enumerate(self._groups)
         )
-        return PrefixHit(limit * self._block_size, limit, blocks)
+        return PrefixHit(num_tokens, blocks, self._checkpoint(names, limit))
 
-    def _of_held(self, held: SavedTables, max_tokens: int) -> PrefixHit:
-        """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""
-        num_tokens = min(held.num_tokens, max_tokens)
-        num_blocks = -(-num_tokens // self._block_size)
-        blocks = tuple(
-            (*[None] * first, *blocks)[:num_blocks]
-            for first, blocks in zip(held.first, held.blocks, strict=True)
-        )
-        return PrefixHit(num_tokens, num_blocks, blocks)
+    def _whole(self, num_names: int) -> int:
+        """The largest length of a hit, in names, that is not above `num_names`."""
+        return num_names - num_names % self._names_per_hit
 
-    def _full_blocks(self, held: SavedTables | None) -> list[dict[int, int]]:
-        """Per group, the full blocks of a held sequence by their index."""
-        if held is None:
-            return [{} for _ in self._windows]
-        end = held.num_tokens // self._block_size
-        return [
-            dict(zip(range(first, end), blocks, strict=False))
-            for first, blocks in zip(held.first, held.blocks, strict=True)
-        ]
+    def _run(
+        self, group: int, names: Sequence[bytes], limit: int, given: dict[int, int]
+    ) -> list[int]:
+        """The blocks of a full group from the first on, up to one that is missing."""
+        step = self._names_per_block[group]
+        start = list(given.values())[: limit // step]
+        wanted = names[(len(start) + 1) * step - 1 : limit : step]
+        return start + self._pool.find_run(group, wanted)
 
-    def _last_missing(
-        self, names: Sequence[bytes], num_blocks: int, given: Sequence[dict[int, int]]
+    def _bound_of_windows(
+        self, names: Sequence[bytes], num_names: int, given: Sequence[dict[int, int]]
     ) -> int:
-        """The last block index that some sliding group lacks for this prefix, or -1."""
-        missing = -1
-        for group, window in self._sliding:
-            for i in range(num_blocks - 1, self._first_needed(window, num_blocks) - 1, -1):
-                if self._find(group, i, names, given) is None:
-                    missing = max(missing, i)
+        """The length, in names, above which no prefix of up to `num_names` has all that its sliding
+        groups need. One of this length needs other blocks, so it is to be asked again."""
+        num_tokens = num_names * self._block_size
+        bound = num_names
+        for index in self._sliding:
+            group = self._groups[index]
+            first = group.first_block_needed(num_tokens)
+            for i in range(group.blocks_for(num_tokens) - 1, first - 1, -1):
+                if self._find(index, i, names, given) is None:
+                    bound = min(bound, self._whole(i * self._names_per_block[index]))
                     break
-        return missing
+        return bound
+
+    def _bound_of_states(self, names: Sequence[bytes], num_names: int) -> int:
+        """The longest prefix of up to `num_names` whose state is kept."""
+        if self._states is None:
+            return num_names
+        lengths = range(num_names, 0, -self._names_per_hit)
+        return next((n for n in lengths if self._states.find(names[n - 1]) is not None), 0)
+
+    def _checkpoint(self, names: Sequence[bytes], num_names: int) -> int:
+        found = None
+        if self._states is not None and num_names:
+            found = self._states.find(names[num_names - 1])
+        return -1 if found is None else found
 
     def _find(
         self, group: int, index: int, names: Sequence[bytes], given: Sequence[dict[int, int]]
     ) -> int | None:
         block = given[group].get(index)
-        return self._pool.find(group, names[index]) if block is None else block
+        if block is not None:
+            return block
+        return self._pool.find(group, names[(index + 1) * self._names_per_block[group] - 1])
 
-    def _first_needed(self, window: int, num_blocks: int) -> int:
-        """By the query that follows a prefix of so many blocks."""
-        return first_block_needed(window, num_blocks * self._block_size, self._block_size)
+    def _of_held(self, held: SavedTables, max_tokens: int) -> PrefixHit:
+        """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""
+        num_tokens = min(held.num_tokens, max_tokens)
+        tables = zip(self._groups, held.first, held.blocks, strict=True)
+        blocks = tuple(
+            (*[None] * first, *blocks)[: group.blocks_for(num_tokens)]
+            for group, first, blocks in tables
+        )
+        return PrefixHit(num_tokens, blocks)
+
+    def _full_blocks(self, held: SavedTables | None) -> list[dict[int, int]]:
+        """Per group, the full blocks of a held sequence by their index."""
+        if held is None:
+            return [{} for _ in self._groups]
+        return [
+            dict(zip(range(first, held.num_tokens // group.tokens_per_block), blocks, strict=False))
+            for group, first, blocks in zip(self._groups, held.first, held.blocks, strict=True)
+        ]

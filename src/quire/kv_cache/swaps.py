@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.kv_layout import KVGroup
 from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
@@ -22,9 +23,16 @@ class Swaps:
     """Copies are recorded in `updates`; the plan that carries them makes them."""
 
     def __init__(
-        self, tables: BlockTables, pool: BlockPool, host: HostTier, updates: UpdateLog
+        self,
+        tables: BlockTables,
+        block_size: int,
+        pool: BlockPool,
+        host: HostTier,
+        updates: UpdateLog,
     ) -> None:
+        """block_size: tokens that one name of a chain stands for."""
         self._tables = tables
+        self._block_size = block_size
         self._pool = pool
         self._host = host
         self._updates = updates
@@ -49,12 +57,12 @@ class Swaps:
         whole: set[int] = set()
         count = 0
         for tables, end in zip(swapped, ends, strict=True):
-            num_full = self._num_full(tables)
-            for first, blocks in zip(tables.first, tables.blocks, strict=True):
-                whole.update(blocks[: max(num_full - first, 0)])
-                count += len(blocks[max(num_full - first, 0) :])
-            grown = self._tables.blocks_for(end) - self._tables.blocks_for(tables.num_tokens)
-            count += grown * self._tables.num_groups
+            rows = zip(self._tables.groups, tables.first, tables.blocks, strict=True)
+            for group, first, blocks in rows:
+                num_full = max(_num_full(tables, group) - first, 0)
+                whole.update(blocks[:num_full])
+                count += len(blocks[num_full:])
+                count += group.blocks_for(end) - group.blocks_for(tables.num_tokens)
         return count + len(whole)
 
     def swap_in(
@@ -64,26 +72,21 @@ class Swaps:
         shared they share again; one that the cache still has under its name is not copied."""
         placed: dict[int, int] = {}
         for slot, tables, chain in zip(slots, swapped, names, strict=True):
-            num_full = self._num_full(tables)
-            for group, (first, blocks) in enumerate(zip(tables.first, tables.blocks, strict=True)):
+            for index, group in enumerate(self._tables.groups):
+                first, num_full = tables.first[index], _num_full(tables, group)
+                step = group.tokens_per_block // self._block_size
                 row = [
-                    self._fetch(group, host, placed, chain[i : i + 1])
+                    self._fetch(index, host, placed, chain[(i + 1) * step - 1 : (i + 1) * step])
                     if i < num_full
                     else self._copy_in(host)
-                    for i, host in enumerate(blocks, first)
+                    for i, host in enumerate(tables.blocks[index], first)
                 ]
-                self._tables.start(slot, group, first, row)
-            self._tables.num_blocks[slot] = self._tables.blocks_for(tables.num_tokens)
+                self._tables.start(slot, index, first, row)
             self._host.release(tables)
 
     def discard(self, swapped: SavedTables) -> None:
         """Nobody wants this sequence's K/V back."""
         self._updates.forget_swaps_out(set(self._host.release(swapped)))
-
-    def _num_full(self, swapped: SavedTables) -> int:
-        """Blocks that nobody writes any more; a partly filled one is not shared after a swap,
-        because each of its owners is about to write into it."""
-        return swapped.num_tokens // self._tables.block_size
 
     def _fetch(self, group: int, host: int, placed: dict[int, int], name: list[bytes]) -> int:
         """The device block of a full host block, one reference more to it."""
@@ -102,3 +105,9 @@ class Swaps:
         self._host.hold([host])
         self._updates.swap_in(host, block)
         return block
+
+
+def _num_full(swapped: SavedTables, group: KVGroup) -> int:
+    """Blocks of a group that nobody writes any more; a partly filled one is not shared after a
+    swap, because each of its owners is about to write into it."""
+    return swapped.num_tokens // group.tokens_per_block

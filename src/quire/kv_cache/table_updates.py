@@ -11,7 +11,8 @@ __all__ = ["TableUpdates", "UpdateLog"]
 @dataclass(frozen=True, slots=True)
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
-    within the device, out to the host (swap_out_src is on the device) and in from it."""
+    within the device, out to the host (swap_out_src is on the device) and in from it. save_slot,
+    save_checkpoint: slots whose recurrent states are kept after the next step."""
 
     group: list[int] = field(default_factory=list[int])
     slot: list[int] = field(default_factory=list[int])
@@ -23,6 +24,8 @@ class TableUpdates:
     swap_out_dst: list[int] = field(default_factory=list[int])
     swap_in_src: list[int] = field(default_factory=list[int])
     swap_in_dst: list[int] = field(default_factory=list[int])
+    save_slot: list[int] = field(default_factory=list[int])
+    save_checkpoint: list[int] = field(default_factory=list[int])
 
 
 class UpdateLog:
@@ -45,11 +48,12 @@ class UpdateLog:
         pending.block.extend(blocks)
 
     def forget_entries(self, slots: Collection[int]) -> None:
-        """Drop the entries of these slots."""
+        """Drop the entries of these slots, and the states that they would have saved."""
         pending = self.pending
         kept = [i for i, owner in enumerate(pending.slot) if owner not in slots]
         for column in (pending.group, pending.slot, pending.index, pending.block):
             column[:] = [column[i] for i in kept]
+        _filter_pairs(pending.save_checkpoint, pending.save_slot, lambda slot: slot not in slots)
 
     def copy(self, src: int, dst: int) -> None:
         self.pending.copy_src.append(src)
@@ -69,6 +73,10 @@ class UpdateLog:
         pending = self.pending
         if not unused.isdisjoint(pending.swap_out_dst):
             _filter_pairs(pending.swap_out_src, pending.swap_out_dst, lambda b: b not in unused)
+
+    def save_state(self, slot: int, checkpoint: int) -> None:
+        self.pending.save_slot.append(slot)
+        self.pending.save_checkpoint.append(checkpoint)
 
     def swap_in(self, host: int, block: int) -> None:
         self.pending.swap_in_src.append(host)

@@ -1,15 +1,16 @@
 """What the pages of a KV cache hold: elements of one dtype and, with int8, their scales.
 
-A page is [S, token_bytes] bytes for each of K and V. A token is K · D elements; in an int8 cache
-the K float32 scales of its heads follow, at the next multiple of 4 bytes: element · scale is the
-value. So whoever copies, shares or counts pages need not know that there are scales.
+A page has a segment of [S, token_bytes] bytes for each plane (K, V) of each layer. A token is K · D
+elements; in an int8 cache the K float32 scales of its heads follow, at the next multiple of 4
+bytes: element · scale is the value. So whoever copies, shares or counts pages need not know that
+there are scales.
 """
 
 from __future__ import annotations
 
 import torch
 
-from quire.config.kv_layout import KV_DTYPES, KVLayout
+from quire.config.kv_layout import KVFormat
 
 __all__ = ["EMPTY_BYTE", "empty_cache", "page_views"]
 
@@ -41,8 +42,7 @@ def empty_cache(
     device: torch.device | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """K or V of one layer, [B, S, K, D], and its scales, in pages that hold nothing but NaN."""
-    size, scale = KV_DTYPES[str(dtype).removeprefix("torch.")]
-    layout = KVLayout((), block_size, num_kv_heads, head_dim, size, scale)
-    shape = (num_blocks, block_size, layout.token_bytes)
+    kv_format = KVFormat.plain(num_kv_heads, head_dim, str(dtype).removeprefix("torch."))
+    shape = (num_blocks, block_size, kv_format.token_bytes)
     pages = torch.full(shape, EMPTY_BYTE, dtype=torch.uint8, device=device)
     return page_views(pages, dtype, num_kv_heads, head_dim)

@@ -41,7 +41,8 @@ class EngineCapacity:
     """What a core that has started can hold.
 
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
-    windows: of the layer groups, whose blocks all come from one pool; None is full attention.
+    groups: window (None is full attention) and tokens per block, of each layer group. All blocks
+        come from one pool.
     uses_priority: requests may name a priority. description: a sentence on the kernels that serve.
     """
 
@@ -51,7 +52,7 @@ class EngineCapacity:
     block_size: int
     num_blocks: int
     capacity_tokens: int
-    windows: tuple[int | None, ...]
+    groups: tuple[tuple[int | None, int], ...]
     uses_priority: bool
     description: str = ""
 

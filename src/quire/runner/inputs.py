@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
+from quire.config.kv_layout import KVGroup
 from quire.runner.kernel_rows import KernelRows, RowList
 from quire.runner.rows import ScheduledRows
 
@@ -49,8 +50,7 @@ class BatchBuffers:
 
 
 class InputGatherer:
-    """Gathers by kernels out of the rows that these read. windows: per layer group. block_size:
-    tokens per block."""
+    """Gathers by kernels out of the rows that these read."""
 
     def __init__(
         self,
@@ -58,8 +58,7 @@ class InputGatherer:
         send: Callable[[RowList | None], None],
         kv: KVPool,
         backend: AttentionBackend,
-        windows: Sequence[int | None],
-        block_size: int,
+        groups: Sequence[KVGroup],
         decode_inputs: Callable[..., None],
         step_inputs: Callable[..., None],
     ) -> None:
@@ -69,8 +68,7 @@ class InputGatherer:
         self._send = send
         self._kv = kv
         self._backend = backend
-        self._windows = tuple(windows)
-        self._block_size = block_size
+        self._groups = tuple(groups)
         self._decode_inputs = decode_inputs
         self._step_inputs = step_inputs
         device = rows.slots.device
@@ -96,9 +94,11 @@ class InputGatherer:
         rows, starts = self._rows, self._one_each[: num_rows + 1]
         batch = self.buffers(num_rows, num_rows, empty=True)
         columns = (rows.slots[:num_rows], rows.num_computed, rows.token_ids)
-        for blocks, slots, table in zip(rows.tables, batch.slot_mapping, batch.tables, strict=True):
+        for group, blocks, slots, table in zip(
+            self._groups, rows.tables, batch.slot_mapping, batch.tables, strict=True
+        ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
-            self._decode_inputs(*columns, blocks, self._block_size, *written)
+            self._decode_inputs(*columns, blocks, group.tokens_per_block, *written)
         step = self.step_of(batch, starts, 1, self.longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
@@ -124,11 +124,11 @@ class InputGatherer:
         source, num_rows = self._rows, len(rows.slots)
         starts = source.starts[: num_rows + 1]
         columns = (source.slots[:num_rows], starts, source.num_computed, source.token_ids)
-        for blocks, slots, table in zip(
-            source.tables, batch.slot_mapping, batch.tables, strict=True
+        for group, blocks, slots, table in zip(
+            self._groups, source.tables, batch.slot_mapping, batch.tables, strict=True
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
-            self._step_inputs(*columns, blocks, self._block_size, *written)
+            self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
         longest = int((rows.num_computed + rows.num_tokens).max())
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)
@@ -142,13 +142,12 @@ class InputGatherer:
         wanted: torch.Tensor | None = None,
     ) -> StepInputs:
         """What attention reads of a batch. starts, wanted: as in `StepInputs`."""
+        windows = [group.window for group in self._groups]
         groups = tuple(
             GroupInputs(
                 table, slots, window, self._backend.plan(starts, batch.seq_lens, table, window)
             )
-            for table, slots, window in zip(
-                batch.tables, batch.slot_mapping, self._windows, strict=True
-            )
+            for table, slots, window in zip(batch.tables, batch.slot_mapping, windows, strict=True)
         )
         lengths = batch.seq_lens
         return StepInputs(starts, lengths, max_query_len, max_seq_len, groups, self._kv, wanted)

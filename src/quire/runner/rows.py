@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -51,11 +52,14 @@ class RowTable:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int
+        self, max_num_seqs: int, max_model_len: int, tokens_per_block: Sequence[int]
     ) -> None:
-        max_blocks = -(-max_model_len // block_size)
+        """tokens_per_block: per layer group."""
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self.tables = [np.zeros((max_num_seqs, max_blocks), np.int32) for _ in range(num_groups)]
+        self.tables = [
+            np.zeros((max_num_seqs, -(-max_model_len // tokens)), np.int32)
+            for tokens in tokens_per_block
+        ]
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)

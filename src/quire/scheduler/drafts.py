@@ -109,8 +109,8 @@ class Drafts:
         base = np.zeros(len(self._table.live), np.int64)
         base[slots] = tokens
         ends = self._table.num_computed[chosen.slots] + base[chosen.slots] + chosen.counts
-        room = self._kv.pool.num_available - len(slots) * self._kv.num_groups
-        most = int((-(-chosen.counts // self._kv.block_size)).sum()) * self._kv.num_groups
+        room = self._kv.pool.num_available - len(slots) * len(self._kv.layout.groups)
+        most = sum(self._kv.layout.blocks_for(count) for count in chosen.counts.tolist())
         if most > room:
             return False
         return self._kv.grow(chosen.slots, self._table.first_query(chosen.slots), ends)

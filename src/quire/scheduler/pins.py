@@ -74,7 +74,7 @@ class PinnedPrefixes:
 
     def _num_blocks(self, num_tokens: int) -> int:
         """Of a prefix that shares nothing with other pins."""
-        return -(-num_tokens // self._kv.block_size) * self._kv.num_groups
+        return self._kv.layout.blocks_for(num_tokens)
 
     def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
         """Hold a sequence that ends with its whole prompt computed; how its request ends."""

@@ -48,7 +48,7 @@ class Recovery:
 
     def _num_blocks(self, num_tokens: np.ndarray) -> int:
         """That would be copied at most: sharing and windows make it less."""
-        return int((-(-num_tokens // self._kv.block_size)).sum()) * self._kv.num_groups
+        return sum(self._kv.layout.blocks_for(count) for count in num_tokens.tolist())
 
     def plan_swap_in(self, group: SequenceGroup, budget: int) -> list[int]:
         """Tokens that each sequence may compute in the step in which it comes back."""

@@ -44,20 +44,18 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     ops, layout = loaded.ops, settings.layout
     kv = KVPool.allocate(layout, size.num_blocks, loaded.kv_dtype, loaded.device)
     rows = RowTable(
-        settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
+        settings.max_num_seqs, size.max_model_len, [g.tokens_per_block for g in layout.groups]
     )
     sampling = SamplingState(settings.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
-    windows = [group.window for group in layout.groups]
     kernel_rows = KernelRows.of_host(rows)
     inputs = InputGatherer(
         kernel_rows,
         kernel_rows.send,
         kv,
         loaded.attention.backend,
-        windows,
-        layout.block_size,
+        layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
     )

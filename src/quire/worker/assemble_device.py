@@ -65,7 +65,7 @@ def _assemble(
     assert isinstance(attention, SplittableAttention), "the model was loaded for rows on the host"
     kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
     rows = RowTable(
-        settings.max_num_seqs, size.max_model_len, layout.block_size, len(layout.groups)
+        settings.max_num_seqs, size.max_model_len, [g.tokens_per_block for g in layout.groups]
     )
     sampling = SamplingState(settings.max_num_seqs + 1, loaded.spec.vocab_size)
     host = HostPages(
@@ -73,14 +73,12 @@ def _assemble(
     )
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
     state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
-    windows = [group.window for group in layout.groups]
     inputs = InputGatherer(
         state.rows,
         state.send,
         kv,
         attention,
-        windows,
-        layout.block_size,
+        layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
     )

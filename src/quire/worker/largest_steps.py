@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.config.kv_layout import KVLayout
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import EnterRow, StepPlan
 
@@ -23,17 +24,17 @@ class LargestSteps:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    num_groups: int
-    block_size: int
+    layout: KVLayout
 
     @property
     def num_blocks(self) -> int:
         """Of the pool that they need."""
-        return self.num_groups * self._blocks_per_row
+        return self.layout.blocks_for(self._longest_row)
 
     def plans(self) -> tuple[StepPlan, StepPlan]:
         counts, slots = self._counts(), np.arange(self.max_num_seqs, dtype=np.int32)
-        tables = np.arange(self.num_blocks, dtype=np.int32).reshape(self.num_groups, -1)
+        blocks = self.layout.first_blocks(self._longest_row)
+        tables = tuple(np.array(each, np.int32) for each in blocks)
         params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.95, top_k=50)
         rows = tuple(
             EnterRow(
@@ -41,7 +42,7 @@ class LargestSteps:
                 token_ids=np.zeros(count, np.int32),
                 num_prompt_tokens=count,
                 num_computed_tokens=0,
-                block_tables=tuple(tables),
+                block_tables=tables,
                 params=params,
                 seed=slot,
                 sample_index=0,
@@ -58,5 +59,6 @@ class LargestSteps:
         return each + (np.arange(self.max_num_seqs) < more).astype(np.int32)
 
     @property
-    def _blocks_per_row(self) -> int:
-        return -(-(int(self._counts().max()) + 1) // self.block_size)
+    def _longest_row(self) -> int:
+        """Tokens after both steps."""
+        return int(self._counts().max()) + 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.config.kv_layout import KVLayout
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import EnterRow, IntArray, StepPlan, StepResult
@@ -25,8 +26,7 @@ def measure_recovery(
     execute: Callable[[StepPlan], StepResult],
     copy_out: Callable[[IntArray, IntArray], None],
     *,
-    num_groups: int,
-    block_size: int,
+    layout: KVLayout,
     num_blocks: int,
     num_host_blocks: int,
     longest_step: int,
@@ -38,24 +38,27 @@ def measure_recovery(
     count = min(NUM_BLOCKS, num_blocks, num_host_blocks)
     blocks = np.arange(count, dtype=np.int32)
     copying = min(_seconds(lambda: copy_out(blocks, blocks)) for _ in range(REPEATS))
-    tokens = max(min(NUM_TOKENS, longest_step, num_blocks // num_groups * block_size), 1)
-    prefill = min(
-        _seconds(lambda: execute(_prompt(tokens, num_groups, block_size))) for _ in range(REPEATS)
-    )
+    tokens = max(min(NUM_TOKENS, longest_step, _tokens_in(layout, num_blocks)), 1)
+    prefill = min(_seconds(lambda: execute(_prompt(tokens, layout))) for _ in range(REPEATS))
     execute(StepPlan(0, leave=np.zeros(1, np.int32)))
     return RecoveryCosts(prefill / tokens, copying / count)
 
 
-def _prompt(num_tokens: int, num_groups: int, block_size: int) -> StepPlan:
+def _tokens_in(layout: KVLayout, num_blocks: int) -> int:
+    """Tokens of a sequence that so many blocks hold in all groups."""
+    return num_blocks // layout.blocks_for(layout.hit_tokens) * layout.hit_tokens
+
+
+def _prompt(num_tokens: int, layout: KVLayout) -> StepPlan:
     """Slot 0 computes a prompt of zeros in the first blocks."""
-    per_group = -(-num_tokens // block_size)
-    tables = np.arange(num_groups * per_group, dtype=np.int32).reshape(num_groups, per_group)
     row = EnterRow(
         slot=0,
         token_ids=np.zeros(num_tokens, np.int32),
         num_prompt_tokens=num_tokens,
         num_computed_tokens=0,
-        block_tables=tuple(tables),
+        block_tables=tuple(
+            np.array(blocks, np.int32) for blocks in layout.first_blocks(num_tokens)
+        ),
         params=SamplingParams(max_tokens=1, temperature=0.0),
         seed=0,
         sample_index=0,

@@ -62,8 +62,7 @@ class Worker:
             settings.max_num_seqs,
             settings.max_num_batched_tokens,
             settings.max_model_len,
-            len(settings.layout.groups),
-            settings.layout.block_size,
+            settings.layout,
         )
         try:
             self._assemble(PoolSize(steps.num_blocks, settings.max_model_len))
@@ -131,8 +130,7 @@ class Worker:
         return measure_recovery(
             self.execute,
             self._copy_out,
-            num_groups=len(chosen.layout.groups),
-            block_size=chosen.layout.block_size,
+            layout=chosen.layout,
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
             longest_step=min(chosen.max_num_batched_tokens, size.max_model_len - 1),

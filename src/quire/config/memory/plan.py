@@ -157,8 +157,7 @@ def capture_bytes(spec: ModelSpec, num_rows: int, num_tokens: int = 0) -> int:
 
 def capture_table_bytes(layout: KVLayout, num_rows: int, max_model_len: int) -> int:
     """Block tables that a captured step of `num_rows` rows reads."""
-    blocks = -(-max_model_len // layout.block_size)
-    return num_rows * len(layout.groups) * blocks * _INT32_BYTES
+    return num_rows * layout.blocks_for(max_model_len) * _INT32_BYTES
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
@@ -174,8 +173,7 @@ def table_bytes(
     """Token ids and block tables of all rows, and cos and sin by position for each kind of rope.
 
     copies: of the rows in this memory: the plan side's and the data side's, or one of them."""
-    blocks = -(-max_model_len // layout.block_size)
-    row = _INT32_BYTES * (max_model_len + 1 + len(layout.groups) * blocks)
+    row = _INT32_BYTES * (max_model_len + 1 + layout.blocks_for(max_model_len))
     ropes = {rope for rope in spec.ropes if rope is not None}
     rope_tables = sum(rope.rotary_dim for rope in ropes) * max_model_len * _FLOAT32_BYTES
     return copies * max_num_seqs * row + rope_tables

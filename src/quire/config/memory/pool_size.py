@@ -102,8 +102,9 @@ class PoolSizing:
 
     def plan(self, context: int, num_blocks: int) -> MemoryPlan:
         """Where the memory goes with a pool of `num_blocks`."""
-        layout, num_groups = self._layout, len(self._layout.groups)
-        capacity = num_blocks // num_groups * layout.block_size
+        layout = self._layout
+        per_hit = layout.blocks_for(layout.hit_tokens)
+        capacity = num_blocks // per_hit * layout.hit_tokens
         longest = largest_context(
             lambda length: self._blocks_for(length) <= num_blocks,
             max(capacity, self._spec.max_context, context),
@@ -114,14 +115,14 @@ class PoolSizing:
             fixed=self._fixed(context),
             page=layout.page_bytes,
             num_kv_blocks=num_blocks,
-            kv_per_token=layout.page_bytes * num_groups // layout.block_size,
+            kv_per_token=layout.page_bytes * per_hit // layout.hit_tokens,
             capacity_tokens=capacity,
             longest_context=longest,
             max_concurrency=num_blocks / self._blocks_for(context),
         )
 
     def _blocks_for(self, context: int) -> int:
-        return self._layout.blocks_for(context, self._step_tokens)
+        return self._layout.most_blocks(context, self._step_tokens)
 
     def _left(self, context: int) -> int | None:
         """Bytes that the KV cache may have at most; None if unlimited."""

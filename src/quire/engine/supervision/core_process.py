@@ -167,7 +167,9 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             block_size=chosen.block_size,
             num_blocks=chosen.num_kv_blocks,
             capacity_tokens=built.resolved.memory.capacity_tokens,
-            windows=tuple(group.window for group in built.resolved.layout.groups),
+            groups=tuple(
+                (group.window, group.tokens_per_block) for group in built.resolved.layout.groups
+            ),
             uses_priority=built.core.uses_priority,
             description=built.providers,
         ),

@@ -2,8 +2,8 @@
 
 `copy_blocks(pages, src, dst) → None`
 
-pages: [L, 2, B, S, ...] of any dtype, contiguous. src, dst: int64 [N] block ids. All sources are
-read before any destination is written; destinations are distinct.
+pages: [N, B, ...] of any dtype, contiguous: N segments of B blocks each. src, dst: int64 [C] block
+ids. All sources are read before any destination is written; destinations are distinct.
 """
 
 from quire.ops.copy_blocks.cpu import bind

@@ -18,13 +18,13 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
     def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
         if src.numel() == 0:
             return
-        num_layers, halves, num_blocks = pages.shape[:3]
+        num_segments, num_blocks = pages.shape[:2]
         call(
             "copy_blocks",
             pages.data_ptr(),
-            num_layers * halves,
+            num_segments,
             num_blocks,
-            pages[0, 0, 0].numel() * pages.element_size(),
+            pages[0, 0].numel() * pages.element_size(),
             src.data_ptr(),
             dst.data_ptr(),
             src.numel(),

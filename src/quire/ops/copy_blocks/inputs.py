@@ -16,7 +16,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Cases as `quire.ops.operation.Op` asks."""
     for dtype in DTYPES:
         for src, dst in (([0], [5]), ([0, 0, 3], [1, 2, 4]), ([0, 1, 2], [1, 2, 0]), ([], [])):
-            pages = normal(generator, 3, 2, 6, 4, 2, 10, dtype=dtype)
+            pages = normal(generator, 6, 6, 4, 2, 10, dtype=dtype)
             yield Case(
                 label=f"{dtype}, {src} to {dst}",
                 args=(

@@ -9,5 +9,5 @@ __all__ = ["copy_blocks"]
 
 def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
     """Shapes as in the contract (`quire.ops.copy_blocks`)."""
-    sources = pages[:, :, src]  # advanced indexing copies: every source is read before any write
-    pages[:, :, dst] = sources
+    sources = pages[:, src]  # advanced indexing copies: every source is read before any write
+    pages[:, dst] = sources

@@ -46,7 +46,7 @@ def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> No
         return
     # By way of a buffer: a source may be another copy's destination, and programs have no order.
     buffer = torch.empty(
-        (*pages.shape[:2], count, *pages.shape[3:]), dtype=pages.dtype, device=pages.device
+        (pages.shape[0], count, *pages.shape[2:]), dtype=pages.dtype, device=pages.device
     )
     places = torch.arange(count, device=pages.device)
     _move(pages, buffer, src, places)
@@ -64,8 +64,8 @@ def swap_blocks(
 
 
 def _move(source: torch.Tensor, target: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
-    planes = source.shape[0] * source.shape[1]
-    block_bytes = source[0, 0, 0].numel() * source.element_size()
+    planes = source.shape[0]
+    block_bytes = source[0, 0].numel() * source.element_size()
     word = next(each for each in _WORDS if block_bytes % each.itemsize == 0)
     block_words = block_bytes // word.itemsize
     grid = (src.numel(), planes, triton.cdiv(block_words, _WORDS_PER_PROGRAM))
@@ -74,8 +74,8 @@ def _move(source: torch.Tensor, target: torch.Tensor, src: torch.Tensor, dst: to
         target.view(-1).view(word),
         src.to(source.device),
         dst.to(source.device),
-        source.shape[2],
-        target.shape[2],
+        source.shape[1],
+        target.shape[1],
         block_words,
         BLOCK=_WORDS_PER_PROGRAM,
     )

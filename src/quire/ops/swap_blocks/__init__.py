@@ -2,8 +2,8 @@
 
 `swap_blocks(source, target, src, dst) → None`
 
-source, target: pages [L, 2, B, S, ...] of one dtype, contiguous, that share no memory; they may
-differ in the number of blocks B. src, dst: int64 [N] block ids; destinations are distinct.
+source, target: pages [N, B, ...] of one dtype, contiguous, that share no memory; they may differ
+in the number of blocks B. src, dst: int64 [N] block ids; destinations are distinct.
 """
 
 from quire.ops.cpu_provider import cpu_providers

@@ -20,15 +20,15 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
     ) -> None:
         if src.numel() == 0:
             return
-        num_layers, halves, num_blocks = source.shape[:3]
+        num_segments, num_blocks = source.shape[:2]
         call(
             "swap_blocks",
             source.data_ptr(),
             num_blocks,
             target.data_ptr(),
-            target.shape[2],
-            num_layers * halves,
-            source[0, 0, 0].numel() * source.element_size(),
+            target.shape[1],
+            num_segments,
+            source[0, 0].numel() * source.element_size(),
             src.data_ptr(),
             dst.data_ptr(),
             src.numel(),

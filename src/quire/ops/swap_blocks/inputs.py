@@ -19,8 +19,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
             yield Case(
                 label=f"{dtype}, {src} to {dst}",
                 args=(
-                    normal(generator, 3, 2, 4, 4, 2, 10, dtype=dtype),
-                    normal(generator, 3, 2, 6, 4, 2, 10, dtype=dtype),
+                    normal(generator, 6, 4, 4, 2, 10, dtype=dtype),
+                    normal(generator, 6, 6, 4, 2, 10, dtype=dtype),
                     torch.tensor(src, dtype=torch.int64),
                     torch.tensor(dst, dtype=torch.int64),
                 ),

@@ -11,4 +11,4 @@ def swap_blocks(
     source: torch.Tensor, target: torch.Tensor, src: torch.Tensor, dst: torch.Tensor
 ) -> None:
     """Shapes as in the contract (`quire.ops.swap_blocks`)."""
-    target[:, :, dst] = source[:, :, src].to(target.device)
+    target[:, dst] = source[:, src].to(target.device)

@@ -36,16 +36,14 @@ class BlockCopies(Protocol):
 
 
 class DirectCopies:
-    """Where device and host are one memory. pages: those of the KV pool, uint8 [L, 2, B, S,
+    """Where device and host are one memory. pages: those of the KV pool, uint8 [N, B, S,
     token_bytes]. swap_blocks: the operation."""
 
     def __init__(
         self, pages: torch.Tensor, num_blocks: int, swap_blocks: Callable[..., None]
     ) -> None:
         self._pages = pages
-        self._host = torch.empty(
-            (*pages.shape[:2], num_blocks, *pages.shape[3:]), dtype=pages.dtype
-        )
+        self._host = torch.empty((pages.shape[0], num_blocks, *pages.shape[2:]), dtype=pages.dtype)
         self._swap_blocks = swap_blocks
 
     def out(self, src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -75,7 +73,7 @@ class StagedCopies:
         self._lane = lane
         self._upload = upload
         word = next(each for each in _WORDS if pages.shape[-1] % each.itemsize == 0)
-        self._blocks = pages.view(word).permute(2, 0, 1, 3, 4)  # [B, L, 2, S, words]
+        self._blocks = pages.view(word).transpose(0, 1)  # [B, N, words]
         block = self._blocks.shape[1:]
         page = self._blocks[:1].numel() * word.itemsize
         pinned = pages.device.type == "cuda"
