@@ -104,17 +104,28 @@ class ResultIntake:
         for slot, piece in result.prompt_logprobs.items():
             if (handle := self._handle_of(step, slot)) is not None:
                 self._outputs.prompt_logprobs(handle, piece)
+        slots = result.slots.astype(np.int64)
+        alive = step.generation[slots] == self._table.generation[slots]
+        is_plain = result.counts is None and step.drafts is None and not result.logprobs
+        if is_plain and alive.all():
+            self._append(slots, result.token_ids)
+        else:
+            self._take_tokens(step, result, alive)
+        for slot, candidates in result.candidates.items():
+            if step.generation[slot] == self._table.generation[slot]:
+                self._beams.take(self._table.at(slot), candidates)
+
+    def _take_tokens(
+        self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]
+    ) -> None:
+        """Any number of tokens per row; alive: [R], which rows still have their slots."""
         given = result.drawn
-        alive = step.generation[given.slots] == self._table.generation[given.slots]
         if not alive.all():
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
         if step.drafts is not None:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
-        for slot, candidates in result.candidates.items():
-            if step.generation[slot] == self._table.generation[slot]:
-                self._beams.take(self._table.at(slot), candidates)
 
     def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Take back what the plan side counted of drafts that were not accepted."""

@@ -49,6 +49,7 @@ class SequenceTable:
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.more_stops: dict[int, frozenset[int]] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._has_drafted = False  # ever: a plain step is not to pay for drafts
 
     @property
     def num_free(self) -> int:
@@ -96,10 +97,12 @@ class SequenceTable:
 
     def first_query(self, slots: Slots) -> Slots:
         """Lower bounds of the positions that these slots [R] compute next."""
-        return self.num_computed[slots] - self.num_drafted[slots]
+        starts = self.num_computed[slots]
+        return starts - self.num_drafted[slots] if self._has_drafted else starts
 
     def draft(self, slots: Slots, counts: Slots) -> None:
         """A step verifies `counts` [R] drafts of `slots` [R]: it may accept all of them."""
+        self._has_drafted = True
         for column in (self.num_computed, self.num_total, self.num_drafted):
             column[slots] += counts
 
