@@ -37,7 +37,7 @@ SUB_ROOMS = {
 }  # fmt: skip
 """Of packages that have some, lower ones first."""
 MAX_FILES = 20
-UNBOUNDED = ("models", "config/families", "ops/csrc", "runner", "scheduler")
+UNBOUNDED = ("models", "config/families", "ops/csrc", "scheduler")
 """Registries, with one file per entry, and folders that are still to be divided."""
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
 
