@@ -130,7 +130,7 @@ class InMemoryClient:
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             asked = self._asked[handle].params.logprobs
             if asked is not None:
-                output.logprobs[handle] = fake_logprobs(token, asked)
+                output.logprobs.setdefault(handle, []).append(fake_logprobs(token, asked))
         for handle in output.num_cached_tokens:
             request = self._asked[handle]
             asked = request.params.prompt_logprobs
