@@ -37,11 +37,11 @@ def test_the_registry_is_read_only() -> None:
 
 
 def test_a_bare_processor_gets_the_references() -> None:
-    """But for drawing, whose reference sorts whole rows. Turns red when a kernel is chosen for a
-    processor without its instructions."""
+    """But for drawing, whose reference sorts whole rows, and inputs, whose reference loops over
+    tokens. Turns red when a kernel is chosen for a processor without its instructions."""
     ops = build_op_set(BARE)
     others = {op: name for op, name in ops.chosen.items() if name != REFERENCE}
-    assert others == {"draw": "numpy"}
+    assert others == {"draw": "numpy", "step_inputs": "numpy"}
     assert ops.rms_norm is ALL_OPS["rms_norm"].reference
 
 
