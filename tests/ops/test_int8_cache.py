@@ -79,7 +79,7 @@ def test_scales_live_in_the_page_of_their_tokens() -> None:
     elements, scales = page_views(pages, torch.int8, 1, 5)
     assert scales is not None
     elements[0, 1], scales[0, 1] = 7, 0.5
-    ALL_OPS["copy_blocks"].reference(pages[None], torch.tensor([1]), torch.tensor([2]))
+    ALL_OPS["copy_blocks"].reference(pages, torch.tensor([1]), torch.tensor([2]))
     assert (elements[0, 2] == 7).all()
     assert (scales[0, 2] == 0.5).all()
     assert scales[0, 0].isnan().all()
