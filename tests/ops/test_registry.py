@@ -37,8 +37,8 @@ def test_the_registry_is_read_only() -> None:
 
 
 def test_a_bare_processor_gets_the_references() -> None:
-    """But for drawing, whose reference sorts whole rows, and inputs, which numpy gathers faster than
-    torch. Turns red when a kernel is chosen for a processor without its instructions."""
+    """But for drawing, whose reference sorts whole rows, and inputs, which numpy gathers
+    faster. Turns red when a kernel is chosen for a processor without its instructions."""
     ops = build_op_set(BARE)
     others = {op: name for op, name in ops.chosen.items() if name != REFERENCE}
     assert others == {"draw": "numpy", "step_inputs": "numpy"}
