@@ -26,7 +26,7 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
 from quire.runner.rows import RowTable
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 SEED = 0
 POOL_TOKENS = 15_700
@@ -89,7 +89,7 @@ def make_scheduler(block_size: int) -> Scheduler:
         kv=KVManager(layout, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
         hasher=BlockHasher(block_size, b"benchmark"),
         policy=Fcfs(),
-        admission=Admission(layout, num_blocks, MAX_NUM_SEQS, TOKEN_BUDGET, MAX_MODEL_LEN),
+        feasibility=Feasibility(layout, num_blocks, MAX_NUM_SEQS, TOKEN_BUDGET, MAX_MODEL_LEN),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=TOKEN_BUDGET,
         max_model_len=MAX_MODEL_LEN,

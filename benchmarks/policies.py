@@ -26,7 +26,7 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
-from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
+from quire.scheduler import Feasibility, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 DEFAULT_OUT = Path(__file__).parent / "results" / "policies.json"
 SEED = 0
@@ -93,7 +93,7 @@ def make_scheduler(
         kv=KVManager(layout, num_blocks, num_seqs, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=make_policy(policy, PolicySettings(step_tokens)),
-        admission=Admission(layout, num_blocks, num_seqs, step_tokens, MAX_MODEL_LEN),
+        feasibility=Feasibility(layout, num_blocks, num_seqs, step_tokens, MAX_MODEL_LEN),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         max_model_len=MAX_MODEL_LEN,

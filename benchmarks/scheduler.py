@@ -24,7 +24,7 @@ from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192
@@ -66,7 +66,7 @@ def make_scheduler(max_num_seqs: int, num_blocks: int) -> Scheduler:
         kv=KVManager(layout, num_blocks, max_num_seqs, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
-        admission=Admission(layout, num_blocks, max_num_seqs, budget, MAX_MODEL_LEN),
+        feasibility=Feasibility(layout, num_blocks, max_num_seqs, budget, MAX_MODEL_LEN),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=MAX_MODEL_LEN,
@@ -161,7 +161,7 @@ def best_round(num_seqs: int, repeats: int, lockstep: bool = False) -> dict[str,
 
 def _drain_prompts(scheduler: Scheduler, num_seqs: int) -> None:
     """Run until every sequence decodes: rows that reached their total draw token 3."""
-    tokens = scheduler._table  # noqa: SLF001 - who samples is known to the table alone
+    tokens = scheduler.state.table
     while True:
         before = tokens.num_total.copy()
         plan = scheduler.plan(0.0)

@@ -28,7 +28,7 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "shared_prefix_simulated.json"
 SEED = 0
@@ -51,7 +51,7 @@ def make_scheduler(reuses_prefixes: bool) -> Scheduler:
         kv=KVManager(layout, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
-        admission=Admission(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),
+        feasibility=Feasibility(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=STEP_TOKENS,
         max_model_len=MAX_MODEL_LEN,

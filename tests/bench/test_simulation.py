@@ -12,7 +12,7 @@ import pytest
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -67,7 +67,7 @@ def make_scheduler() -> Scheduler:
         kv=KVManager(layout, 100, 8, 512),
         hasher=BlockHasher(16, b"test"),
         policy=Fcfs(),
-        admission=Admission(layout, 100, 8, 64, 512),
+        feasibility=Feasibility(layout, 100, 8, 64, 512),
         max_num_seqs=8,
         max_num_batched_tokens=64,
         max_model_len=512,

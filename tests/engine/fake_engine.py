@@ -11,7 +11,7 @@ from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
-from quire.scheduler import Admission, Fcfs, Scheduler
+from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 
 class FakeEngine:
@@ -39,7 +39,7 @@ class FakeEngine:
             kv=self.kv,
             hasher=BlockHasher(block_size, b"test"),
             policy=Fcfs(),
-            admission=Admission(
+            feasibility=Feasibility(
                 layout, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len
             ),
             max_num_seqs=max_num_seqs,

@@ -185,8 +185,8 @@ def preempted_search(llm: LLM, prompt: list[int], every: int) -> BeamSearchOutpu
     def plan_and_preempt(now: float) -> Any:
         nonlocal count
         count += 1
-        if every and count % every == 0 and count < 16 and scheduler._roster.running:
-            scheduler._roster.preempt(scheduler._roster.running[0])
+        if every and count % every == 0 and count < 16 and scheduler.state.roster.running:
+            scheduler._lifecycle.preempt(scheduler.state.roster.running[0])
         return plan(now)
 
     scheduler.plan = plan_and_preempt

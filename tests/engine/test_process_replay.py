@@ -234,7 +234,7 @@ def test_the_request_that_kills_cores_is_the_one_that_fails(
     for _ in range(3000):
         if not world.client:
             break
-        sequences = world.engine.scheduler._table.sequences
+        sequences = world.engine.scheduler.state.table.sequences
         is_in = any(s is not None and s.group.request.seed == 99 for s in sequences)
         ran = ran + 1 if is_in else 0
         if is_in and ran > min(fatal_step, 3) and not poison.is_finished:

@@ -31,7 +31,7 @@ from quire.protocol import (
 )
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
-    Admission,
+    Feasibility,
     Policy,
     PolicySettings,
     PrefillLimits,
@@ -162,7 +162,7 @@ class Simulation:
             kv=self.kv,
             hasher=BlockHasher(setup.block_size, b"test"),
             policy=self.policy,
-            admission=Admission(
+            feasibility=Feasibility(
                 layout,
                 setup.num_blocks,
                 setup.max_num_seqs,
@@ -261,7 +261,7 @@ class Simulation:
             self.check()
             return []
         self.check()
-        limit = self.scheduler._roster.groups[first].max_total_tokens - len(prompt)
+        limit = self.scheduler.state.roster.groups[first].max_total_tokens - len(prompt)
         if given is not None:
             limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
             self.arriving[first] = prompt[given:]
@@ -325,8 +325,8 @@ class Simulation:
         """Plan one more step, if the depth allows it; whether there was one."""
         if len(self.in_flight) >= self.setup.depth:
             return False
-        scheduler, table = self.scheduler, self.scheduler._table
-        oldest = scheduler._roster.running[0] if scheduler._roster.running else None
+        scheduler, table = self.scheduler, self.scheduler.state.table
+        oldest = scheduler.state.roster.running[0] if scheduler.state.roster.running else None
         todo = table.todo()
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
@@ -339,8 +339,8 @@ class Simulation:
             is_running = oldest.state is GroupState.RUNNING or oldest.request.is_open
             assert is_running, "the oldest group was preempted"
         if plan is None:
-            is_done = not scheduler._roster.groups or scheduler.waits_for_input
-            is_done |= scheduler._outputs.has_any  # what aborts gave leaves first
+            is_done = not scheduler.state.roster.groups or scheduler.waits_for_input
+            is_done |= scheduler.state.outputs.has_any  # what aborts gave leaves first
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
@@ -376,9 +376,9 @@ class Simulation:
         """The device gives up: what is in flight never happens, and what runs fails."""
         self.in_flight.clear()
         self.executor.drop_queued()
-        running = {id(group) for group in self.scheduler._roster.running}
+        running = {id(group) for group in self.scheduler.state.roster.running}
         self.lost |= {
-            h for h, group in self.scheduler._roster.groups.items() if id(group) in running
+            h for h, group in self.scheduler.state.roster.groups.items() if id(group) in running
         }
         self._take(self.scheduler.fail_running("the device is gone"))
         self.check()
@@ -400,20 +400,20 @@ class Simulation:
             assert self.num_steps <= bound, f"no end: {self.scheduler.stats()}"
         for handle, client in self.clients.items():
             self._check_client(handle, client)
-        self.scheduler._pins.release_all()
+        self.scheduler.state.pins.release_all()
         self.check()
         assert self.scheduler.stats().num_used_blocks == 0
         assert self.scheduler.stats().num_used_host_blocks == 0
-        assert self.scheduler._table.num_free == self.setup.max_num_seqs
-        assert self.scheduler._roster.branching == []
+        assert self.scheduler.state.table.num_free == self.setup.max_num_seqs
+        assert self.scheduler.state.roster.branching == []
 
     # --- checks --------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.scheduler.check_invariants()
-        table = self.scheduler._table
+        table = self.scheduler.state.table
         drafted = np.zeros(self.setup.max_num_seqs, np.int64)
-        for step in self.scheduler._intake._in_flight:
+        for step in self.scheduler._results._in_flight:
             if step.drafts is not None:
                 is_same = step.generation == table.generation
                 drafted[is_same] += step.drafts[is_same]
@@ -436,10 +436,10 @@ class Simulation:
         self._check_prefill_limits()
         for fork in plan.forks:
             self.standing[fork.dst] = self.standing[fork.src]
-        assert int(self.scheduler._table.live.sum()) <= self.setup.max_num_seqs
+        assert int(self.scheduler.state.table.live.sum()) <= self.setup.max_num_seqs
 
     def _check_prefill_limits(self) -> None:
-        limits, table = self.setup.prefill_limits, self.scheduler._table
+        limits, table = self.setup.prefill_limits, self.scheduler.state.table
         assert self.standing.max() <= limits.long_prefill_token_threshold
         is_whole = ~np.isin(table.handle, list(self.in_pieces))  # others grow when they have begun
         is_partial = table.live & is_whole & (table.num_total - table.num_computed > 1)

@@ -52,9 +52,9 @@ def test_preempted_at_every_step_is_not_preempted(depth, windows):
             else:
                 while simulation.plan():
                     pass
-        group = simulation.scheduler._roster.groups.get(handles[0])
-        if group is not None and group in simulation.scheduler._roster.running:
-            simulation.scheduler._roster.preempt(group)
+        group = simulation.scheduler.state.roster.groups.get(handles[0])
+        if group is not None and group in simulation.scheduler.state.roster.running:
+            simulation.scheduler._lifecycle.preempt(group)
             simulation.check()
         simulation.drain()
 
@@ -101,11 +101,11 @@ def test_blocks_of_beams_that_end_come_back_at_once():
     while scheduler.has_unfinished:
         simulation.plan()
         simulation.apply()
-        live = np.flatnonzero(scheduler._table.live)
+        live = np.flatnonzero(scheduler.state.table.live)
         prefixes = {
-            tuple(scheduler._table.token_ids[slot, : min(end, computed)].tolist())
+            tuple(scheduler.state.table.token_ids[slot, : min(end, computed)].tolist())
             for slot in live.tolist()
-            for computed in [int(scheduler._table.num_computed[slot])]
+            for computed in [int(scheduler.state.table.num_computed[slot])]
             for end in range(size, computed + size, size)
         }
         assert simulation.kv.pool.num_used <= len(prefixes)

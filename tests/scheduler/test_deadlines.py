@@ -96,7 +96,7 @@ def test_those_that_have_ended_are_not_kept():
     for i in range(200):
         simulation.add(prompt(3, i % 20), max_tokens=1, scheduling=within(1e6))
         run_at(simulation, 0.1)
-    assert len(simulation.scheduler._deadlines._latest_starts) <= 64
+    assert len(simulation.scheduler.state.deadlines._latest_starts) <= 64
 
 
 def test_one_that_waits_too_long_is_dropped():

@@ -134,7 +134,7 @@ def test_rejected_drafts_give_their_blocks_back() -> None:
         drafted = found.scheduler.stats().num_used_blocks
         found.apply()
         used = found.scheduler.stats().num_used_blocks
-        assert used == -(-int(found.scheduler._table.num_computed.max()) // 2)
+        assert used == -(-int(found.scheduler.state.table.num_computed.max()) // 2)
         assert used < drafted
     found.drain()
 
@@ -201,8 +201,8 @@ def test_a_sequence_preempted_with_drafts_in_flight_goes_on(
             found.apply()
         while found.plan():
             pass
-        for group in list(found.scheduler._roster.running):
-            found.scheduler._roster.preempt(group)
+        for group in list(found.scheduler.state.roster.running):
+            found.scheduler._lifecycle.preempt(group)
         found.drain()
 
 
@@ -211,11 +211,11 @@ def test_later_steps_learn_where_they_began(depth: int) -> None:
     """Turns red when the blocks of a row that fails later are counted from an upper bound."""
     found = simulation(1, depth=depth)
     found.add(PROMPT, max_tokens=20)
-    table, seen = found.scheduler._table, 0
+    table, seen = found.scheduler.state.table, 0
     while found.plan():
         pass
     while found.apply() and table.live[0]:
-        for step in list(found.scheduler._intake._in_flight)[:1]:
+        for step in list(found.scheduler._results._in_flight)[:1]:
             assert step.starts[0] == table.num_known[0] - 1
             seen += 1
         found.plan()

@@ -71,7 +71,7 @@ def test_a_reader_that_was_preempted_gets_no_token_made_of_garbage(readers_fail)
     simulation.add(POISONED)
     (reader,) = simulation.add(HEALTHY, max_tokens=8)
     simulation.plan()
-    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[reader])
+    simulation.scheduler._lifecycle.preempt(simulation.scheduler.state.roster.groups[reader])
     simulation.drain()
     assert simulation.clients[reader].finish.reason is FinishReason.LENGTH
 
@@ -82,7 +82,7 @@ def test_a_row_that_fails_after_its_preemption_fails_its_request(readers_fail):
     simulation = _failing(2, readers_fail)
     (bad,) = simulation.add([*POISONED, *range(20)], max_tokens=2)
     simulation.plan()
-    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[bad])
+    simulation.scheduler._lifecycle.preempt(simulation.scheduler.state.roster.groups[bad])
     simulation.apply()
     assert simulation.clients[bad].finish.reason is FinishReason.ERROR
     (reader,) = simulation.add(HEALTHY)
@@ -112,7 +112,7 @@ def test_a_lost_plan_takes_its_leaving_rows_along():
     simulation.plan()
     simulation.apply()
     simulation.plan()
-    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[second])
+    simulation.scheduler._lifecycle.preempt(simulation.scheduler.state.roster.groups[second])
     simulation.plan()  # not admitted again while a token of it is in flight
     simulation.lose_steps()
     simulation.drain()
@@ -170,13 +170,13 @@ def test_a_full_pool_does_not_reorder_what_is_cached_for_one_who_cannot_enter():
     simulation.plan()
     simulation.add([9, 9, 9, 9, 8, 8, 8, 8, 8], max_tokens=4)
     cached = list(simulation.kv.pool._cached)
-    generation = simulation.scheduler._table.generation.copy()
+    generation = simulation.scheduler.state.table.generation.copy()
     simulation.apply()
     simulation.plan()
     assert [block for block in cached if block in simulation.kv.pool._cached] == list(
         simulation.kv.pool._cached
     )
-    assert (simulation.scheduler._table.generation == generation).all()
+    assert (simulation.scheduler.state.table.generation == generation).all()
     simulation.drain()
 
 
@@ -207,9 +207,9 @@ def test_preempted_at_every_token_is_not_preempted(depth, windows, num_host_bloc
             while simulation.plan():
                 pass
             simulation.apply()
-        group = simulation.scheduler._roster.groups.get(handles[0])
-        if group is not None and group in simulation.scheduler._roster.running:
-            simulation.scheduler._roster.preempt(group)
+        group = simulation.scheduler.state.roster.groups.get(handles[0])
+        if group is not None and group in simulation.scheduler.state.roster.running:
+            simulation.scheduler._lifecycle.preempt(group)
             assert (group.sequences[0].swapped is not None) == (num_host_blocks > 0)
             simulation.check()
         simulation.drain()
@@ -245,4 +245,4 @@ def test_an_unchanged_step_is_an_empty_difference():
     assert not any(len(array) for array in arrays)
     assert not plan.enter
     assert not plan.forks
-    assert np.flatnonzero(simulation.scheduler._table.standing).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(simulation.scheduler.state.table.standing).tolist() == [0, 1, 2, 3]

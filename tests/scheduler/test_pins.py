@@ -39,7 +39,7 @@ def test_requests_branch_off_with_the_partly_filled_block(windows) -> None:
     for ending in ([3], [4, 5], [6] * 6):
         simulation.add(PREFIX + ending, max_tokens=4)
     simulation.plan()
-    table = simulation.scheduler._table
+    table = simulation.scheduler.state.table
     assert table.num_computed[table.live].sum() == 3 * 23 + 9
     grown = simulation.scheduler.stats().num_used_blocks - held
     assert grown == len(windows) * (1 + 2 + 3)  # a copied tail each, up to 24, 25 and 29 tokens
@@ -62,7 +62,7 @@ def test_samples_are_one_hit(num_blocks) -> None:
     operator goes by: how many requests a prefix has served."""
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": num_blocks}))
     handles = simulation.add([*PREFIX, 5], max_tokens=4, n=3)
-    groups = {id(simulation.scheduler._roster.groups[handle]) for handle in handles}
+    groups = {id(simulation.scheduler.state.roster.groups[handle]) for handle in handles}
     assert len(groups) == (1 if num_blocks == 40 else 3)
     run(simulation)
     assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
@@ -73,7 +73,7 @@ def test_a_request_that_comes_back_hits_no_more() -> None:
     simulation, _ = pinned()
     (handle,) = simulation.add([*PREFIX, 5], max_tokens=6)
     simulation.plan()
-    simulation.scheduler._roster.preempt(simulation.scheduler._roster.groups[handle])
+    simulation.scheduler._lifecycle.preempt(simulation.scheduler.state.roster.groups[handle])
     run(simulation)
     assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
     simulation.drain()
@@ -152,12 +152,12 @@ def test_a_running_request_grows_into_what_is_pinned() -> None:
 def test_pins_that_would_crowd_out_the_others_are_refused() -> None:
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 14}))
     with pytest.raises(RequestError, match="takes 6 KV blocks, but of the 14 there are only 1"):
-        simulation.scheduler._pins.check(_request(simulation))
+        simulation.scheduler.state.pins.check(_request(simulation))
 
 
 def _request(simulation: Simulation):
     (handle,) = simulation.add([9] * 23, max_tokens=1)
-    return simulation.scheduler._roster.groups[handle].request
+    return simulation.scheduler.state.roster.groups[handle].request
 
 
 def test_what_was_swapped_by_a_lost_step_is_computed_again() -> None:
@@ -167,8 +167,8 @@ def test_what_was_swapped_by_a_lost_step_is_computed_again() -> None:
     (second,) = simulation.add([4, 5, 6, 7], max_tokens=6)
     simulation.plan()
     simulation.apply()
-    group = simulation.scheduler._roster.groups[second]
-    simulation.scheduler._roster.preempt(group)
+    group = simulation.scheduler.state.roster.groups[second]
+    simulation.scheduler._lifecycle.preempt(group)
     simulation.scheduler._budget._max_tokens = 1  # so that it is not admitted in the same step
     simulation.plan()
     simulation.scheduler._budget._max_tokens = 8

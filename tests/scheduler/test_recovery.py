@@ -38,15 +38,15 @@ def preempted(
     (handle, *_) = simulation.add(PROMPT, max_tokens=8, n=n)
     simulation.plan()
     simulation.apply()
-    group = simulation.scheduler._roster.groups[handle]
+    group = simulation.scheduler.state.roster.groups[handle]
     assert [s.num_pending for s in group.sequences] == [0] * n
-    simulation.scheduler._roster.preempt(group)
+    simulation.scheduler._lifecycle.preempt(group)
     return simulation
 
 
 def ways(simulation: Simulation) -> set[bool]:
     """Of each sequence that waits, whether the host has it."""
-    groups = simulation.scheduler._roster.groups.values()
+    groups = simulation.scheduler.state.roster.groups.values()
     return {sequence.swapped is not None for group in groups for sequence in group.sequences}
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from quire import LLM
-from quire.config.admission import check_servable
+from quire.config.feasibility import check_servable
 from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
 from quire.errors import EngineUnavailableError, RequestError

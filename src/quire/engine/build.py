@@ -27,7 +27,7 @@ from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
-from quire.scheduler import Admission, PolicySettings, PrefillLimits, Scheduler, make_policy
+from quire.scheduler import Feasibility, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 if TYPE_CHECKING:
     from quire.executor.in_process import InProcessExecutor
@@ -217,7 +217,7 @@ def _build_scheduler(
                 chosen.max_num_batched_tokens, chosen.staging_queue_size, chosen.priority_ageing_s
             ),
         ),
-        admission=Admission(
+        feasibility=Feasibility(
             layout,
             chosen.num_kv_blocks,
             chosen.max_num_seqs,

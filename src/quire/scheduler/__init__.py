@@ -1,6 +1,6 @@
 """Continuous batching: sequences, queues, budgets, preemption. Never imports torch."""
 
-from quire.config.admission import Admission
+from quire.config.feasibility import Feasibility
 from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
 from quire.scheduler.policy import Policy
 from quire.scheduler.scheduler import Scheduler
@@ -9,8 +9,8 @@ from quire.scheduler.stats import SchedulerStats
 from quire.scheduler.token_budget import PrefillLimits
 
 __all__ = [
-    "Admission",
     "Fcfs",
+    "Feasibility",
     "KeyedPolicy",
     "Policy",
     "PolicySettings",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kv_cache import KVManager
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish, WholeSequence
 from quire.protocol.step import TokenCandidates
 from quire.scheduler.beam_search import BeamSearch, Continuation, FoundSequence
-from quire.scheduler.branching import branch_off
-from quire.scheduler.plan_builder import PlanBuilder
-from quire.scheduler.roster import Roster
+from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import BeamGroup, Sequence, SequenceGroup
-from quire.scheduler.table import SequenceTable
+from quire.scheduler.state import SchedulerState
 
 __all__ = ["BeamIntake", "new_beam_group"]
 
@@ -33,13 +30,10 @@ class BeamIntake:
     """A row that gives candidates has no token to compute until it is given one, so a beam group
     is not planned ahead of its own result: it skips the steps that were in flight."""
 
-    def __init__(
-        self, table: SequenceTable, kv: KVManager, builder: PlanBuilder, roster: Roster
-    ) -> None:
-        self._table = table
-        self._kv = kv
-        self._builder = builder
-        self._roster = roster
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
+        self._table = state.table
+        self._builder = state.builder
+        self._lifecycle = lifecycle
 
     def take(self, sequence: Sequence, candidates: TokenCandidates) -> None:
         """Candidates of one row. With those of the last one the search goes a token further."""
@@ -66,7 +60,7 @@ class BeamIntake:
         any leaves. Only then are the chosen tokens appended."""
         parents = list(group.sequences)
         for index in set(range(len(parents))) - {step.parent for step in going_on}:
-            self._roster.drop(parents[index])
+            self._lifecycle.drop(parents[index])
         in_place = set[int]()
         group.sequences = []
         for step in going_on:
@@ -80,7 +74,7 @@ class BeamIntake:
         self._builder.append(slots, tokens)
 
     def _fork(self, parent: Sequence) -> Sequence:
-        sequence = branch_off(parent, parent.sample_index, self._table, self._kv)
+        sequence = self._lifecycle.branch_off(parent, parent.sample_index)
         self._builder.start_fork(parent.slot, sequence.slot)
         return sequence
 
@@ -93,7 +87,7 @@ class BeamIntake:
             else _finish_without(first_handle + rank, len(found))
             for rank in beams.wanted
         ]
-        self._roster.end_group(group, finishes)
+        self._lifecycle.end_group(group, finishes)
 
 
 def _finish_as(handle: int, found: FoundSequence) -> SequenceFinish:

@@ -10,17 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.kv_cache import KVManager
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.drafts import ChosenDrafts
-from quire.scheduler.outputs import OutputCollector
-from quire.scheduler.prefix import PrefixCache
-from quire.scheduler.recovery import Recovery
-from quire.scheduler.roster import Roster
+from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import GroupState, Sequence
-from quire.scheduler.table import SequenceTable
+from quire.scheduler.state import SchedulerState
 
 __all__ = ["ResultIntake"]
 
@@ -55,22 +51,13 @@ class InFlight:
 class ResultIntake:
     """Knows the steps in flight, oldest first, and applies their results in this order."""
 
-    def __init__(
-        self,
-        table: SequenceTable,
-        kv: KVManager,
-        prefixes: PrefixCache,
-        roster: Roster,
-        recovery: Recovery,
-        outputs: OutputCollector,
-        beams: BeamIntake,
-    ) -> None:
-        self._table = table
-        self._kv = kv
-        self._prefixes = prefixes
-        self._roster = roster
-        self._recovery = recovery
-        self._outputs = outputs
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle, beams: BeamIntake) -> None:
+        self._table = state.table
+        self._kv = state.kv
+        self._prefixes = state.prefixes
+        self._recovery = state.recovery
+        self._outputs = state.outputs
+        self._lifecycle = lifecycle
         self._beams = beams
         self._in_flight: deque[InFlight] = deque()
 
@@ -167,7 +154,7 @@ class ResultIntake:
         for i in ended.nonzero()[0].tolist():
             sequence = table.at(int(slots[i]))
             stop = int(tokens[i]) if stopped[i] else None
-            self._roster.finish(sequence, self._ended(sequence, stop))
+            self._lifecycle.finish(sequence, self._ended(sequence, stop))
 
     def _ended(self, sequence: Sequence, stop_token_id: int | None) -> SequenceFinish:
         reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
@@ -207,9 +194,9 @@ class ResultIntake:
         request = sequence.group.request
         num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
         if request.is_stop(token, num_output):
-            self._roster.finish(sequence, self._ended(sequence, token))
+            self._lifecycle.finish(sequence, self._ended(sequence, token))
         elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
-            self._roster.finish(sequence, self._ended(sequence, None))
+            self._lifecycle.finish(sequence, self._ended(sequence, None))
 
     def _fail_rows(self, step: InFlight, result: StepResult) -> None:
         """Fail the requests of failed rows. What was published since the step was planned may be
@@ -224,7 +211,7 @@ class ResultIntake:
             if len(sequence.names) > bad_block:
                 self._distrust(step, sequence, bad_block)
             if sequence in sequence.group.sequences:
-                self._roster.fail(
+                self._lifecycle.fail(
                     sequence.group, failure.message, is_request_fault=failure.is_request_fault
                 )
 
@@ -243,7 +230,7 @@ class ResultIntake:
         }
         for group in readers.values():
             if group.state is GroupState.RUNNING:
-                self._roster.preempt(group, may_swap=False)
+                self._lifecycle.preempt(group, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0

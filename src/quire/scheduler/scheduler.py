@@ -5,21 +5,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.config.admission import Admission
+from quire.config.feasibility import Feasibility
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import IntArray, StepPlan, StepResult
-from quire.scheduler.arrivals import Arrivals
+from quire.scheduler.admission import Admission
+from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams import BeamIntake
-from quire.scheduler.branching import branch_off
-from quire.scheduler.deadlines import Deadlines, PrefillSpeed
+from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
-from quire.scheduler.entrance import Entrance
-from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.intake import RequestIntake
+from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.pins import PinnedPrefixes
-from quire.scheduler.placement import Placement
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import CountsTokens, Policy
 from quire.scheduler.prefix import PrefixCache
@@ -27,6 +26,7 @@ from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
+from quire.scheduler.state import SchedulerState
 from quire.scheduler.stats import SchedulerStats
 from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import PrefillLimits, TokenBudget
@@ -52,7 +52,7 @@ class Scheduler:
         kv: KVManager,
         hasher: BlockHasher,
         policy: Policy,
-        admission: Admission,
+        feasibility: Feasibility,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
@@ -63,108 +63,78 @@ class Scheduler:
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
         proposer: of drafts, None to decode token by token."""
-        self._kv = kv
-        self._policy = policy
+        table, pins = SequenceTable(max_num_seqs, max_model_len), PinnedPrefixes(kv)
+        prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
+        self.state = state = SchedulerState(
+            kv=kv,
+            table=table,
+            roster=Roster(policy),
+            builder=PlanBuilder(table, kv),
+            pins=pins,
+            prefixes=prefixes,
+            recovery=Recovery(table, kv, recovery_costs),
+            deadlines=Deadlines(prefixes.num_uncached),
+        )
+        self._budget = TokenBudget(table, max_num_batched_tokens, prefill_limits or PrefillLimits())
+        self._drafts = Drafts(table, kv, proposer, max_num_batched_tokens)
+        self._lifecycle = Lifecycle(state)
+        self._requests = RequestIntake(state, self._lifecycle, feasibility)
+        self._allocation = Allocation(state)
+        self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
+        beams = BeamIntake(state, self._lifecycle)
+        self._results = ResultIntake(state, self._lifecycle, beams)
         self._counter = policy if isinstance(policy, CountsTokens) else None
-        self._table = SequenceTable(max_num_seqs, max_model_len)
-        limits = prefill_limits or PrefillLimits()
-        self._budget = TokenBudget(self._table, max_num_batched_tokens, limits)
-        self._pins = PinnedPrefixes(kv)
-        self._prefixes = PrefixCache(self._table, kv, hasher, self._pins, enable_prefix_caching)
-        self._builder = PlanBuilder(self._table, kv)
-        self._drafts = Drafts(self._table, kv, proposer, max_num_batched_tokens)
-        self._outputs = OutputCollector()
-        self._recovery = Recovery(self._table, kv, recovery_costs)
-        self._roster = Roster(
-            self._table, kv, self._builder, self._outputs, policy, self._recovery, self._pins
-        )
-        beams = BeamIntake(self._table, kv, self._builder, self._roster)
-        self._intake = ResultIntake(
-            self._table, kv, self._prefixes, self._roster, self._recovery, self._outputs, beams
-        )
-        self._speed = PrefillSpeed()
-        self._deadlines = Deadlines(self._prefixes.num_uncached)
-        self._arrivals = Arrivals(
-            self._table,
-            self._builder,
-            self._roster,
-            admission,
-            policy,
-            self._prefixes,
-            self._pins,
-            self._deadlines,
-            self._speed,
-        )
-        self._placement = Placement(
-            self._table,
-            kv,
-            self._builder,
-            self._roster,
-            self._prefixes,
-            self._pins,
-            self._recovery,
-            self._outputs,
-        )
-        self._entrance = Entrance(
-            policy,
-            self._roster,
-            self._budget,
-            self._prefixes,
-            self._placement,
-            self._deadlines,
-            self._speed,
-        )
         self._steps_total = 0
 
     # --- requests come and go -------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
-        self._arrivals.add(request)
+        self._requests.add(request)
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
         """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One
         that has ended meanwhile is ignored. RequestError if it is not open, or grows too long."""
-        self._arrivals.extend(handle, token_ids, is_last=is_last)
+        self._requests.extend(handle, token_ids, is_last=is_last)
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
-        self._roster.abort(handle)
+        self._lifecycle.abort(handle)
 
     def unpin(self, handle: int) -> bool:
         """Let the prefix go that this request pinned; whether there was one."""
-        return self._pins.release(handle)
+        return self.state.pins.release(handle)
 
     def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
         """The prefixes that are held."""
-        return self._pins.list(now)
+        return self.state.pins.list(now)
 
     # --- planning -------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
-        mark = self._kv.mark()
-        self._pins.expire(now)
-        self._entrance.drop_late(now)
+        mark = self.state.kv.mark()
+        self.state.pins.expire(now)
+        self._admission.drop_late(now)
         slots, tokens, was_preempted = self._choose_running()
         if not was_preempted:
-            slots, tokens = self._entrance.admit(slots, tokens, now)
+            slots, tokens = self._admission.admit(slots, tokens, now)
         if not len(slots):
             return None
         self._count(slots, tokens, now)
-        starts = self._table.num_computed.copy()
+        starts = self.state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
         self._advance(slots, tokens, drafts)
-        plan = self._builder.build(slots, tokens, drafts)
-        self._intake.expect(plan.step_id, starts, mark, drafts)
+        plan = self.state.builder.build(slots, tokens, drafts)
+        self._results.expect(plan.step_id, starts, mark, drafts)
         return plan
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
         """Tell those who measure what a step computes."""
-        table = self._table
+        table = self.state.table
         self._steps_total += 1
         of_prompts = table.num_computed[slots] < table.num_prompt[slots]
-        self._speed.step_planned(now, int(tokens[of_prompts].sum()))
+        self.state.speed.step_planned(now, int(tokens[of_prompts].sum()))
         if self._counter is not None:
             self._counter.count_tokens(table.account[slots], tokens)
 
@@ -181,128 +151,117 @@ class Scheduler:
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short."""
-        ends = self._table.num_computed[slots] + tokens
-        if self._kv.grow(slots, self._table.first_query(slots), ends):
+        table = self.state.table
+        ends = table.num_computed[slots] + tokens
+        if self.state.kv.grow(slots, table.first_query(slots), ends):
             return slots, tokens, False
         chosen = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
-        for group in list(self._roster.running):
+        for group in list(self.state.roster.running):
             # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                self._roster.make_room()
-        kept = [slot for slot in chosen if self._table.live[slot]]
+                self._lifecycle.make_room()
+        kept = [slot for slot in chosen if table.live[slot]]
         counts = [chosen[slot] for slot in kept]
         return np.array(kept, np.int64), np.array(counts, np.int64), True
 
     def _grow_group(self, group: SequenceGroup, chosen: dict[int, int]) -> bool:
         slots = np.array([s.slot for s in group.sequences if s.slot in chosen], np.int64)
         tokens = np.array([chosen[int(slot)] for slot in slots], np.int64)
-        ends = self._table.num_computed[slots] + tokens
-        return self._kv.grow(slots, self._table.first_query(slots), ends)
+        table = self.state.table
+        ends = table.num_computed[slots] + tokens
+        return self.state.kv.grow(slots, table.first_query(slots), ends)
 
     def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> None:
         """Count the step as done: upper bounds from now on. Samples branch off here."""
-        table = self._table
+        table = self.state.table
         table.num_computed[slots] += tokens
-        self._prefixes.publish(slots)
+        self.state.prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):
             table.draft(drafts.slots, drafts.counts)
-        for group in self._roster.branching:
-            self._fork_unborn(group)
-        self._roster.branching = [group for group in self._roster.branching if group.may_branch]
-
-    def _fork_unborn(self, group: SequenceGroup) -> None:
-        table = self._table
-        source = group.sequences[0]
-        src = source.slot
-        if table.num_total[src] == table.num_known[src]:
-            return  # its prompt is not computed yet
-        for sample in group.unborn:
-            sequence = branch_off(source, sample, table, self._kv)
-            table.num_total[sequence.slot] += 1
-            group.sequences.append(sequence)
-            self._builder.fork(src, sequence.slot, sample)
-        group.unborn = ()
+        self._lifecycle.branch_ready()
 
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> EngineOutput:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
-        self._intake.apply(result)
-        self._speed.step_ended(result.seconds)
-        return self._outputs.drain()
+        self._results.apply(result)
+        self.state.speed.step_ended(result.seconds)
+        return self.state.outputs.drain()
 
     def fail_running(self, message: str) -> EngineOutput:
         """Take in that the steps in flight are lost: requests that were in them fail, those that
         wait do not, and nothing that was cached is trusted any more."""
-        self._intake.lose_all()
-        self._speed.steps_lost()
-        for group in list(self._roster.running):
-            self._roster.fail(group, message)
-        self._roster.forget_swapped()
-        self._pins.release_all()
-        self._builder.leave_all()
-        self._kv.pool.drop_cached()
-        self._kv.settle(self._kv.mark())
-        return self._outputs.drain()
+        self._results.lose_all()
+        self.state.speed.steps_lost()
+        for group in list(self.state.roster.running):
+            self._lifecycle.fail(group, message)
+        self._lifecycle.forget_swapped()
+        self.state.pins.release_all()
+        self.state.builder.leave_all()
+        self.state.kv.pool.drop_cached()
+        self.state.kv.settle(self.state.kv.mark())
+        return self.state.outputs.drain()
 
     # --- readings -------------------------------------------------------------------------------
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has not ended, or its end has not been reported yet."""
-        return bool(self._roster.groups) or self._outputs.has_any
+        return bool(self.state.roster.groups) or self.state.outputs.has_any
 
     @property
     def uses_priority(self) -> bool:
         """Whether requests may name a priority."""
-        return self._policy.uses_priority
+        return self.state.waiting.uses_priority
 
     def awaits_prompt(self, handle: int) -> bool:
         """Whether this is an open request that may be extended; not once it has ended."""
-        group = self._roster.groups.get(handle)
+        group = self.state.roster.groups.get(handle)
         return group is not None and group.request.is_open
 
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
         return (
-            all(group.request.is_open for group in self._roster.groups.values())
-            and not len(self._policy)
-            and not self._outputs.has_any
-            and not self._table.todo().any()
+            all(group.request.is_open for group in self.state.roster.groups.values())
+            and not len(self.state.waiting)
+            and not self.state.outputs.has_any
+            and not self.state.table.todo().any()
         )
 
     def running_handles(self) -> npt.NDArray[np.int64]:
         """Of the sequences that have a slot: [number of them]."""
-        return self._table.handle[self._table.live]
+        return self.state.table.handle[self.state.table.live]
 
     def flush(self) -> EngineOutput:
         """What aborts gave to clients, when there is no result to carry it."""
-        return self._outputs.drain()
+        return self.state.outputs.drain()
 
     def stats(self) -> SchedulerStats:
-        pool = self._kv.pool
+        pool = self.state.kv.pool
         return SchedulerStats(
-            num_running=len(self._roster.running),
-            num_waiting=len(self._policy),
+            num_running=len(self.state.roster.running),
+            num_waiting=len(self.state.waiting),
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
-            num_table_entries=self._kv.num_table_entries,
-            num_tokens_in_used_blocks=int(self._table.num_computed[self._table.live].sum()),
-            preempted_total=self._roster.preempted_total,
-            num_host_blocks=self._kv.host.num_blocks,
-            num_used_host_blocks=self._kv.host.num_used,
-            swapped_out_total=self._recovery.swapped_out_total,
-            swapped_in_total=self._recovery.swapped_in_total,
-            prompt_tokens_total=self._placement.prompt_tokens_total,
-            cached_tokens_total=self._placement.cached_tokens_total,
+            num_table_entries=self.state.kv.num_table_entries,
+            num_tokens_in_used_blocks=int(
+                self.state.table.num_computed[self.state.table.live].sum()
+            ),
+            preempted_total=self._lifecycle.preempted_total,
+            num_host_blocks=self.state.kv.host.num_blocks,
+            num_used_host_blocks=self.state.kv.host.num_used,
+            swapped_out_total=self.state.recovery.swapped_out_total,
+            swapped_in_total=self.state.recovery.swapped_in_total,
+            prompt_tokens_total=self._allocation.prompt_tokens_total,
+            cached_tokens_total=self._allocation.cached_tokens_total,
             steps_total=self._steps_total,
         )
 
     def check_invariants(self) -> None:
         """Raise EngineError if bookkeeping and queues disagree; for tests and debugging."""
-        self._kv.check_invariants()
-        self._roster.check_invariants()
+        self.state.kv.check_invariants()
+        self._lifecycle.check_invariants()

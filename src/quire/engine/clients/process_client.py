@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from quire.config.admission import check_servable
+from quire.config.feasibility import check_servable
 from quire.engine.clients.core_connection import CoreConnection
 from quire.engine.clients.core_queries import CoreQueries
 from quire.engine.clients.engine_watch import EngineWatch

@@ -10,21 +10,21 @@ from quire.errors import RequestError
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity
 
-__all__ = ["Admission", "HoldsTokens", "check_servable"]
+__all__ = ["Feasibility", "HoldsTokens", "check_servable"]
 
 
 def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
     """RequestError if a core of this capacity could never serve the request. It says the same; but
     it is asked between steps, which may take seconds."""
     request.scheduling.check_policy(uses_priority=capacity.uses_priority)
-    admission = Admission(
+    feasibility = Feasibility(
         _Groups(capacity),
         capacity.num_blocks,
         capacity.max_num_seqs,
         capacity.max_num_batched_tokens,
         capacity.max_model_len,
     )
-    admission.max_total_tokens(request)
+    feasibility.max_total_tokens(request)
 
 
 class HoldsTokens(Protocol):
@@ -46,7 +46,7 @@ class _Groups:
         return sum(most_blocks(*group, num_tokens, max_step_tokens) for group in groups)
 
 
-class Admission:
+class Feasibility:
     """Worst cases against the pool, so that the oldest group can always finish.
 
     A request whose samples fit the pool together runs as one group and branches after its prompt;

@@ -5,17 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from quire.errors import EngineError
-from quire.kv_cache import KVManager, PrefixHit
-from quire.scheduler.outputs import OutputCollector
-from quire.scheduler.pins import PinnedPrefixes
-from quire.scheduler.plan_builder import PlanBuilder
-from quire.scheduler.prefix import PrefixCache
-from quire.scheduler.recovery import Recovery
-from quire.scheduler.roster import Roster
+from quire.kv_cache import PrefixHit
 from quire.scheduler.sequence import Sequence, SequenceGroup
-from quire.scheduler.table import SequenceTable
+from quire.scheduler.state import SchedulerState
 
-__all__ = ["Placement"]
+__all__ = ["Allocation"]
 
 NUM_BLOCKS_PER_HEADROOM = 100
 """New groups leave one block in a hundred to those that already run, so that an admission does
@@ -25,38 +19,21 @@ Chunk = tuple[int, int]
 """A slot, and the tokens that it computes in the step in which it is filled."""
 
 
-class Placement:
+class Allocation:
     """Places groups whole or not at all.
 
     prompt_tokens_total, cached_tokens_total: of all groups placed for the first time.
     """
 
-    def __init__(
-        self,
-        table: SequenceTable,
-        kv: KVManager,
-        builder: PlanBuilder,
-        roster: Roster,
-        prefixes: PrefixCache,
-        pins: PinnedPrefixes,
-        recovery: Recovery,
-        outputs: OutputCollector,
-    ) -> None:
-        self._table = table
-        self._kv = kv
-        self._builder = builder
-        self._roster = roster
-        self._prefixes = prefixes
-        self._pins = pins
-        self._recovery = recovery
-        self._outputs = outputs
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
 
     def place(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """Let each sequence of a waiting group compute, at most `budget` tokens in all; nothing,
         and no change, if the group does not fit."""
-        if budget <= 0 or group.num_slots > self._roster.num_free_slots:
+        if budget <= 0 or group.num_slots > self._state.num_free_slots:
             return []
         if group.sequences[0].swapped is not None:
             chunks, num_cached = self._swap_in(group, budget), 0
@@ -74,16 +51,16 @@ class Placement:
         if sequence.swapped is not None:
             num_cached = sequence.swapped.num_tokens
         else:
-            num_cached = self._prefixes.lookup(sequence).num_tokens
+            num_cached = self._state.prefixes.lookup(sequence).num_tokens
         return num_cached >= len(sequence.token_ids) - 1
 
     def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], int]:
         """What `place` says, and how many tokens were cached."""
         chunks: list[Chunk] = []
         hits: list[PrefixHit] = []
-        mark = self._kv.mark()
+        mark = self._state.kv.mark()
         for sequence in group.sequences:
-            hit = self._prefixes.lookup(sequence)
+            hit = self._state.prefixes.lookup(sequence)
             chunk = self._enter(sequence, hit, budget)
             if chunk is None:
                 self._undo(group, mark)
@@ -92,7 +69,7 @@ class Placement:
             chunks.append(chunk)
             hits.append(hit)
         for sequence, hit in zip(group.sequences, hits, strict=True):
-            self._pins.note_hit(hit, sequence)
+            self._state.pins.note_hit(hit, sequence)
         return chunks, sum(hit.num_tokens for hit in hits)
 
     def _enter(self, sequence: Sequence, hit: PrefixHit, budget: int) -> Chunk | None:
@@ -100,47 +77,47 @@ class Placement:
         tokens as the budget allows. None if there is no room."""
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
         end = min(num_ready, hit.num_tokens + budget)
-        if not self._has_room(self._kv.prefixes.num_blocks_to_enter(hit, end)):
+        if not self._has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
-        slot = self._table.enter(sequence, hit.num_tokens)
+        slot = self._state.table.enter(sequence, hit.num_tokens)
         slots = np.array([slot], np.int64)
-        self._kv.enter(slot, hit)
-        if not self._kv.grow(slots, slots * 0 + hit.num_tokens, slots * 0 + end):
+        self._state.kv.enter(slot, hit)
+        if not self._state.kv.grow(slots, slots * 0 + hit.num_tokens, slots * 0 + end):
             raise EngineError("an admission was given fewer blocks than were counted for it")
-        self._prefixes.publish_to(slot, end)
+        self._state.prefixes.publish_to(slot, end)
         return slot, end - hit.num_tokens
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """What `place` says, for a group whose K/V wait in the host."""
-        counts = self._recovery.plan_swap_in(group, budget)
-        if not self._has_room(self._recovery.num_blocks_to_swap_in(group, counts)):
+        counts = self._state.recovery.plan_swap_in(group, budget)
+        if not self._has_room(self._state.recovery.num_blocks_to_swap_in(group, counts)):
             return []
-        chunks = self._recovery.swap_in(group, counts)
+        chunks = self._state.recovery.swap_in(group, counts)
         for slot, _ in chunks:
-            self._prefixes.publish_to(slot, int(self._table.num_computed[slot]))
+            self._state.prefixes.publish_to(slot, int(self._state.table.num_computed[slot]))
         return chunks
 
     def _has_room(self, num_blocks: int) -> bool:
-        pool = self._kv.pool
-        headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._roster.running else 0
+        pool = self._state.kv.pool
+        headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._state.roster.running else 0
         return num_blocks + headroom <= pool.num_available
 
     def _undo(self, group: SequenceGroup, mark: int) -> None:
         """Take back what sequences of the group have got since `mark`."""
-        self._kv.retract(mark)
+        self._state.kv.retract(mark)
         entered = [sequence for sequence in group.sequences if sequence.slot >= 0]
-        self._kv.forget_updates({sequence.slot for sequence in entered})
+        self._state.kv.forget_updates({sequence.slot for sequence in entered})
         for sequence in entered:
-            self._kv.free(sequence.slot)
-            self._table.leave(sequence)
-        self._kv.forget_copies()
+            self._state.kv.free(sequence.slot)
+            self._state.table.leave(sequence)
+        self._state.kv.forget_copies()
 
     def _note(self, group: SequenceGroup, num_cached: int) -> None:
         """Tell the plan, and with the first admission the client."""
         for sequence in group.sequences:
-            self._builder.enter(sequence, int(self._table.num_computed[sequence.slot]))
+            self._state.builder.enter(sequence, int(self._state.table.num_computed[sequence.slot]))
         if not group.was_admitted:
             group.was_admitted = True
             self.prompt_tokens_total += len(group.request.prompt_token_ids)
             self.cached_tokens_total += num_cached
-            self._outputs.cached(group.sequences[0].handle, num_cached)
+            self._state.outputs.cached(group.sequences[0].handle, num_cached)

@@ -6,39 +6,31 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.request import FinishReason
-from quire.scheduler.deadlines import Deadlines, PrefillSpeed
-from quire.scheduler.placement import Placement
-from quire.scheduler.policy import Policy
-from quire.scheduler.prefix import PrefixCache
-from quire.scheduler.roster import Roster
+from quire.scheduler.allocation import Allocation
+from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.state import SchedulerState
 from quire.scheduler.token_budget import TokenBudget
 
-__all__ = ["Entrance"]
+__all__ = ["Admission"]
 
 Slots = npt.NDArray[np.int64]
 
 
-class Entrance:
+class Admission:
     """Between those that wait and those that run; drops who can no longer be served in time."""
 
     def __init__(
         self,
-        policy: Policy,
-        roster: Roster,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
         budget: TokenBudget,
-        prefixes: PrefixCache,
-        placement: Placement,
-        deadlines: Deadlines,
-        speed: PrefillSpeed,
+        allocation: Allocation,
     ) -> None:
-        self._policy = policy
-        self._roster = roster
+        self._state = state
+        self._lifecycle = lifecycle
         self._budget = budget
-        self._prefixes = prefixes
-        self._placement = placement
-        self._deadlines = deadlines
-        self._speed = speed
+        self._allocation = allocation
 
     def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all after it. They
@@ -46,40 +38,42 @@ class Entrance:
 
         slots, tokens: what running sequences compute, [R]; what all compute then.
         """
-        if not len(self._policy):
+        if not len(self._state.waiting):
             return slots, tokens
-        if self._roster.num_free_slots <= 0 and not self._roster.park_one():
+        if self._state.num_free_slots <= 0 and not self._lifecycle.park_one():
             return slots, tokens
         step = self._budget.open(slots, tokens)
-        while group := self._policy.first(step.may_start, self._prefixes.num_uncached):
-            if self._deadlines.is_late(group, now, self._prefill_speed(now)):
+        while group := self._state.waiting.first(step.may_start, self._state.prefixes.num_uncached):
+            if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop(group)
                 continue
             if any(sequence.num_pending for sequence in group.sequences):
                 break
-            if self._placement.has_nothing_to_compute(group):
-                self._roster.park(group)
+            if self._allocation.has_nothing_to_compute(group):
+                self._state.roster.park(group)
                 continue
             budget = step.offered_to(group)
-            chunks = self._placement.place(group, budget)
+            chunks = self._allocation.place(group, budget)
             is_short = budget > 0 and not chunks
-            if is_short and self._roster.free_idle(is_last_resort=not self._roster.running):
+            if is_short and self._lifecycle.free_idle(
+                is_last_resort=not self._state.roster.running
+            ):
                 continue
             if not chunks:
                 break
-            self._roster.start_running(group)
+            self._state.roster.run(group)
             step.admit(chunks)
         return step.chosen()
 
     def drop_late(self, now: float) -> None:
         """End the waiting groups whose first token can no longer come before their deadline."""
-        for group in self._deadlines.pop_late(now, self._prefill_speed(now)):
+        for group in self._state.deadlines.pop_late(now, self._prefill_speed(now)):
             self._drop(group)
 
     def _prefill_speed(self, now: float) -> float:
         """By which requests are dropped; 0.0, which drops nobody before time, while nothing runs:
         a wrong estimate must not keep away those who would correct it."""
-        return self._speed.tokens_per_s(now) if self._roster.running else 0.0
+        return self._state.speed.tokens_per_s(now) if self._state.roster.running else 0.0
 
     def _drop(self, group: SequenceGroup) -> None:
         message = (
@@ -87,4 +81,4 @@ class Entrance:
             "the request's arrival (deadline_s), so its prompt was not computed: send it "
             "again when the engine has less to do, or allow more time"
         )
-        self._roster.fail(group, message, FinishReason.DEADLINE)
+        self._lifecycle.fail(group, message, FinishReason.DEADLINE)

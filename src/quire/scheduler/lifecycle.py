@@ -1,0 +1,218 @@
+"""What becomes of groups: preempted, branched, ended; and who takes and gives back blocks then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from quire.errors import EngineError
+from quire.protocol.request import FinishReason, SequenceFinish
+from quire.scheduler.sequence import Sequence, SequenceGroup
+from quire.scheduler.state import SchedulerState
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """Moves groups between the states of the roster, with their slots, blocks and outputs.
+
+    preempted_total: groups that lost their blocks before they ended.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.preempted_total = 0
+
+    def queue(self, group: SequenceGroup) -> None:
+        """Take in a new group. EngineError if one of its handles is in use. The last known token
+        of an open prompt is not computed, so one token alone is nothing to do."""
+        has_nothing = group.request.is_open and len(group.sequences[0].token_ids) < 2
+        self._state.roster.add(group, is_parked=has_nothing)
+
+    # --- making room ----------------------------------------------------------------------------
+
+    def park_one(self) -> bool:
+        """Take the blocks of a running group that has nothing to compute before its prompt goes on,
+        the last one by key; whether there was any."""
+        table = self._state.table
+        if not table.num_held_back.any():
+            return False
+        for group in reversed(self._state.roster.running):
+            slot = group.sequences[0].slot
+            if table.num_held_back[slot] and not table.todo()[slot]:
+                self.preempt(group)
+                self._state.roster.park(group)
+                return True
+        return False
+
+    def free_idle(self, *, is_last_resort: bool) -> bool:
+        """Take blocks from who does not compute; of pins only `is_last_resort`. Whether there was
+        anyone."""
+        return self.park_one() or (is_last_resort and self._state.pins.release_one())
+
+    def make_room(self) -> None:
+        """Take blocks from someone, so that a running group can grow: from who does not compute, or
+        else from the last running group by key."""
+        running = self._state.roster.running
+        if not self.free_idle(is_last_resort=len(running) == 1):
+            self.preempt(running[-1])
+
+    def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
+        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides."""
+        state = self._state
+        if may_swap:
+            state.recovery.save(group)
+        for sequence in group.sequences:
+            slot = sequence.slot
+            sequence.num_pending = int(state.table.num_total[slot] - state.table.num_known[slot])
+            self._vacate(sequence)
+        if group.beams is not None:
+            group.beams.candidates.clear()  # each row will give its own again
+        state.roster.wait(group)
+        self.preempted_total += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self._state.kv.free(sequence.slot)
+        self._state.builder.leave(self._state.table.leave(sequence))
+
+    def forget_swapped(self) -> None:
+        """Steps were lost, and perhaps copies to the host with them."""
+        roster = self._state.roster
+        for group in (*roster.waiting, *roster.parked):
+            self._state.recovery.forget(group)
+
+    # --- branching ------------------------------------------------------------------------------
+
+    def branch_off(self, source: Sequence, sample_index: int) -> Sequence:
+        """Copy a running sequence to a slot of its own, over the same blocks. The caller adds it
+        to the group."""
+        table = self._state.table
+        tokens = table.known_tokens(source.slot)
+        sequence = Sequence(source.group, sample_index, tokens, list(source.names))
+        slot = table.enter(sequence, int(table.num_computed[source.slot]))
+        self._state.kv.fork(source.slot, slot)
+        return sequence
+
+    def branch_ready(self) -> None:
+        """Let the samples branch off whose prompts are computed with the step being planned."""
+        roster = self._state.roster
+        if not roster.branching:
+            return
+        for group in roster.branching:
+            self._branch_unborn(group)
+        roster.settle_branching()
+
+    def _branch_unborn(self, group: SequenceGroup) -> None:
+        table = self._state.table
+        source = group.sequences[0]
+        if table.num_total[source.slot] == table.num_known[source.slot]:
+            return  # its prompt is not computed yet
+        for sample in group.unborn:
+            sequence = self.branch_off(source, sample)
+            table.num_total[sequence.slot] += 1
+            group.sequences.append(sequence)
+            self._state.builder.fork(source.slot, sequence.slot, sample)
+        group.unborn = ()
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def abort(self, handle: int) -> None:
+        """End one sequence, whatever its state; its finish leaves with the next output."""
+        group = self._state.roster.groups.get(handle)
+        if group is None:
+            return
+        sample = handle - group.request.first_handle
+        finish = SequenceFinish(handle, FinishReason.ABORT)
+        if group.beams is not None:
+            group.beams.wanted.remove(sample)
+            if group.beams.wanted:
+                self._report(finish)
+            else:
+                self.end_group(group, [finish])
+            return
+        if sample in group.unborn:
+            group.unborn = tuple(i for i in group.unborn if i != sample)
+            self._close(group, finish)
+            return
+        sequence = next(s for s in group.sequences if s.sample_index == sample)
+        if group.unborn and len(group.sequences) == 1 and sequence.sample_index == sample:
+            self._pass_on(group, sequence)
+            self._close(group, finish)
+            return
+        self.finish(sequence, finish)
+
+    def _pass_on(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The only sequence so far is aborted while samples wait to branch off from it: the first
+        of them takes its place. A row's random stream is fixed when it enters, so a running one
+        starts again; the prefix cache gives its blocks back."""
+        if sequence.slot >= 0:
+            self.preempt(group)
+        sequence.sample_index, *rest = group.unborn
+        group.unborn = tuple(rest)
+
+    def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
+        """End one sequence and take back what it holds, but for a prefix that it pins."""
+        finish = self._state.pins.keep(sequence, finish)
+        self.drop(sequence)
+        self._close(sequence.group, finish)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take back what one sequence holds; its group goes on."""
+        if sequence.slot >= 0:
+            self._vacate(sequence)
+        if sequence.swapped is not None:
+            self._state.kv.swaps.discard(sequence.swapped)
+            sequence.swapped = None
+        sequence.num_pending = 0
+        sequence.group.sequences.remove(sequence)
+
+    def end_group(self, group: SequenceGroup, finishes: Iterable[SequenceFinish]) -> None:
+        """End all sequences of a group at once; `finishes` are the last words on its samples."""
+        for sequence in list(group.sequences):
+            self.drop(sequence)
+        for finish in finishes:
+            self._report(finish)
+        self._state.roster.end(group)
+
+    def fail(
+        self,
+        group: SequenceGroup,
+        message: str,
+        reason: FinishReason = FinishReason.ERROR,
+        *,
+        is_request_fault: bool = False,
+    ) -> None:
+        """End all sequences of a group with an error."""
+        base = group.request.first_handle
+        finishes = [
+            SequenceFinish(
+                base + sample, reason, message=message, is_request_fault=is_request_fault
+            )
+            for sample in group.live_samples
+        ]
+        group.unborn = ()
+        self.end_group(group, finishes)
+
+    def _close(self, group: SequenceGroup, finish: SequenceFinish) -> None:
+        """Report the end of one sequence, and drop its group when it was the last."""
+        self._report(finish)
+        if not group.sequences:
+            self._state.roster.end(group)
+
+    def _report(self, finish: SequenceFinish) -> None:
+        self._state.roster.end_sequence(finish.handle)
+        self._state.outputs.finish(finish)
+
+    # --- truths ---------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Raise EngineError if slots, blocks and queues disagree."""
+        state, roster = self._state, self._state.roster
+        roster.check_invariants()
+        held = {s.slot for group in roster.running for s in group.sequences}
+        if held != set(np.flatnonzero(state.table.live).tolist()):
+            raise EngineError(f"slots {sorted(held)} are held but other slots are live")
+        num_used = state.kv.pool.num_used - state.pins.num_blocks + state.kv.host.num_used
+        if not roster.groups and num_used:
+            raise EngineError("blocks are left although every request has ended")

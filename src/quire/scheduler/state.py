@@ -1,0 +1,49 @@
+"""Everything that one scheduler knows, in one object that its parts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.kv_cache import KVManager
+from quire.scheduler.deadlines import Deadlines, PrefillSpeed
+from quire.scheduler.outputs import OutputCollector
+from quire.scheduler.pins import PinnedPrefixes
+from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.policy import Policy
+from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.recovery import Recovery
+from quire.scheduler.roster import Roster
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["SchedulerState"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """The parts never change; each changes what it holds through its own methods.
+
+    table: running sequences, by slot. kv: their blocks. roster: groups by what becomes of them.
+    builder: changes for the next plan. outputs: news for clients. prefixes, pins: cached and
+    pinned K/V. recovery: way back of preempted groups. deadlines, speed: who comes too late.
+    """
+
+    kv: KVManager
+    table: SequenceTable
+    roster: Roster
+    builder: PlanBuilder
+    pins: PinnedPrefixes
+    prefixes: PrefixCache
+    recovery: Recovery
+    deadlines: Deadlines
+    speed: PrefillSpeed = field(default_factory=PrefillSpeed)
+    outputs: OutputCollector = field(default_factory=OutputCollector)
+
+    @property
+    def waiting(self) -> Policy:
+        """Groups that wait to be admitted."""
+        return self.roster.waiting
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that are neither taken nor reserved for sequences still to branch off."""
+        return self.table.num_free - self.roster.num_reserved_slots
