@@ -68,8 +68,10 @@ def test_a_full_host_computes_again(make: Maker) -> None:
     assert stats.preempted_total > stats.swapped_out_total
 
 
-def test_what_a_failed_copy_lost_fails_alone(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third copy raises: requests that were in it end with a sentence, others are right."""
+def test_what_a_failed_copy_lost_is_computed_again(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third copy raises, out or in: nobody fails, and nobody reads what is not there."""
     expected = tokens(outputs(make()))
     llm = make(num_kv_blocks=9, swap_space="64MiB", preemption_mode="swap")
     host: HostPages = llm.engine.client._core._executor._worker._assembly.host
@@ -85,12 +87,8 @@ def test_what_a_failed_copy_lost_fails_alone(make: Maker, monkeypatch: pytest.Mo
         whole(*args)
 
     monkeypatch.setattr(copies, "_swap_blocks", breaks)
-    results = outputs(llm)
-    failed = [each for each in results if each.error is not None]
-    assert failed
-    assert all("host memory" in each.error for each in failed)
-    for each, right in zip(results, expected, strict=True):
-        assert each.error is not None or tokens([each])[0] == right
+    assert tokens(outputs(llm)) == expected
+    assert calls > 6
     assert llm.engine.client.stats().num_used_host_blocks == 0
     monkeypatch.undo()
     assert tokens(outputs(llm)) == expected

@@ -70,6 +70,7 @@ class PagedModel:
         self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
         self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
         self.swapped: list[list[tuple[Row, SavedTables]]] = []
+        self.num_tickets = 0
         self.entered: list[int] = []
         self.saving: dict[int, bytes] = {}  # slots whose state is kept after this step
 
@@ -240,7 +241,8 @@ class PagedModel:
         if len(rows) > len(self.free_slots) or needed > self.kv.pool.num_available:
             return False
         slots, available = self.free_slots[: len(rows)], self.kv.pool.num_available
-        self.kv.swaps.swap_in(slots, swapped, [row.names for row in rows])
+        self.num_tickets += 1
+        self.kv.swaps.swap_in(slots, swapped, [row.names for row in rows], self.num_tickets)
         self.swapped.remove(group)
         for slot, row in zip(slots, rows, strict=True):
             tables = self.kv.tables(slot)
@@ -254,6 +256,9 @@ class PagedModel:
         assert not counts or self.grow(counts), "fewer blocks were counted than it takes"
         assert available - self.kv.pool.num_available <= needed
         self.execute()
+        self.kv.swaps.end(self.num_tickets)
+        for each in swapped:
+            self.kv.swaps.discard(each)
         return True
 
     def free(self, slot: int) -> None:

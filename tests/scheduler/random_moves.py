@@ -52,7 +52,12 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
     num_host_blocks = rng.choice((0, 2, num_blocks // 2, 4 * num_blocks))
     max_drafts = rng.choice((0, 0, 1, 3, 6))
     return replace(
-        setup, num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_drafts=max_drafts
+        setup,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_drafts=max_drafts,
+        ticket_steps=rng.choice(((0,), (0,), (0, 2, 1), (4, 0, 1))),
+        losses=rng.choice((0.0, 0.0, 0.1, 0.6)),
     )
 
 

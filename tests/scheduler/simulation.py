@@ -72,6 +72,10 @@ class Setup:
         """names_per_block: of each group, one if it is empty."""
         steps = self.names_per_block or (1,) * len(self.windows)
         return make_layout(tuple(zip(self.windows, steps, strict=True)), self.block_size)
+    ticket_steps: tuple[int, ...] = (0,)
+    """What copies from the host take after the step that starts them, ticket by ticket in turn."""
+    losses: float = 0.0
+    """Of the blocks that are copied from the host, those whose copies fail."""
 
 
 @dataclass
@@ -186,7 +190,10 @@ class Simulation:
             num_host_blocks=setup.num_host_blocks,
             poison=setup.poison,
             readers_fail=setup.readers_fail,
+            ticket_steps=lambda ticket: setup.ticket_steps[ticket % len(setup.ticket_steps)],
+            lose=lambda blocks: blocks[self._rng.random(len(blocks)) < setup.losses],
         )
+        self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
         self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
@@ -326,7 +333,9 @@ class Simulation:
         if len(self.in_flight) >= self.setup.depth:
             return False
         scheduler, table = self.scheduler, self.scheduler.state.table
-        oldest = scheduler.state.roster.running[0] if scheduler.state.roster.running else None
+        roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps
+        holders = [*roster.running, *(group for group in roster.blocked if group.is_coming_in)]
+        oldest = min(holders, key=lambda group: group.key, default=None)
         todo = table.todo()
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
@@ -336,15 +345,14 @@ class Simulation:
         plan = scheduler.plan(self.now)
         self.check()
         if oldest is not None:
-            is_running = oldest.state is GroupState.RUNNING or oldest.request.is_open
-            assert is_running, "the oldest group was preempted"
+            assert oldest.has_slots or oldest.request.is_open, "the oldest group was preempted"
         if plan is None:
-            is_done = not scheduler.state.roster.groups or scheduler.waits_for_input
+            is_done = not roster.groups or scheduler.waits_for_input
             is_done |= scheduler.state.outputs.has_any  # what aborts gave leaves first
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
-        if len(decoding) <= self.setup.max_num_batched_tokens:
+        if len(decoding) <= self.setup.max_num_batched_tokens and not swaps.num_orphaned:
             for (slot, generation), computed in decoding.items():
                 if table.generation[slot] == generation:
                     assert table.num_computed[slot] >= computed + 1, "a decode was starved"
@@ -376,10 +384,8 @@ class Simulation:
         """The device gives up: what is in flight never happens, and what runs fails."""
         self.in_flight.clear()
         self.executor.drop_queued()
-        running = {id(group) for group in self.scheduler.state.roster.running}
-        self.lost |= {
-            h for h, group in self.scheduler.state.roster.groups.items() if id(group) in running
-        }
+        groups = self.scheduler.state.roster.groups
+        self.lost |= {h for h, g in groups.items() if g.has_slots and not g.is_coming_in}
         self._take(self.scheduler.fail_running("the device is gone"))
         self.check()
 
@@ -392,6 +398,7 @@ class Simulation:
             for client in self.clients.values()
             if client.finish is None
         )
+        work *= 1 + max(self.setup.ticket_steps)
         bound = self.num_steps + 50 + 2 * self.setup.depth * work
         while self.scheduler.has_unfinished or self.in_flight:
             while self.plan():
@@ -431,7 +438,9 @@ class Simulation:
             self.standing[row.slot] = 0
         self.standing[plan.delta_slot] = plan.delta_tokens
         num_tokens = self.standing.sum() + len(plan.draft_slot)
-        assert 0 < num_tokens <= self.setup.max_num_batched_tokens
+        assert num_tokens <= self.setup.max_num_batched_tokens
+        swaps = self.scheduler.state.kv.swaps
+        assert num_tokens or swaps.are_under_way, "a step for nothing"
         assert self.standing[plan.draft_slot].all(), "drafts for a row that does not compute"
         self._check_prefill_limits()
         for fork in plan.forks:

@@ -6,8 +6,9 @@ changes what is read, and so the tokens. `expected_tokens` computes them without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from quire.protocol.step import (
     RowTokens,
     StepPlan,
     StepResult,
+    TicketFailure,
     TokenCandidates,
     TokenLogprobs,
 )
@@ -105,11 +107,24 @@ class FakeModel:
         return self.read(deep, len(tokens) - 1)
 
 
+@dataclass(slots=True)
+class _Copies:
+    """Host blocks `src` to device blocks `dst`, under a ticket that ends after `steps_left`."""
+
+    ticket: int
+    src: IntArray
+    dst: IntArray
+    steps_left: int
+
+
 class FakeExecutor:
     """Runs plans over a fake paged cache; late: nothing is computed until a result is asked for,
     and then everything given so far is.
 
-    poison: a token id; a row that computes it fails, and what it writes in that step is garbage.
+    ticket_steps: steps, after the one that starts it, until the work under a ticket has ended; its
+    copies are made then, and not before. lose: of the blocks [N] that a ticket should fill, those
+    whose copies fail. poison: a token id; a row that computes it fails, and what it writes in that
+    step is garbage.
     readers_fail: a row that reads garbage fails too, as NaN does it; else its tokens are wrong.
     """
 
@@ -124,8 +139,14 @@ class FakeExecutor:
         num_host_blocks: int = 0,
         poison: int | None = None,
         readers_fail: bool = False,
+        ticket_steps: Callable[[int], int] = lambda _: 0,
+        lose: Callable[[IntArray], IntArray] = lambda _: EMPTY_INTS,
     ) -> None:
+        """ticket_steps: called with the ticket's number."""
         self._model = model
+        self._ticket_steps = ticket_steps
+        self._lose = lose
+        self._tickets: list[_Copies] = []
         self._readers_fail = readers_fail
         self._tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._poison = poison
@@ -162,6 +183,7 @@ class FakeExecutor:
     def drop_queued(self) -> None:
         """Lose everything that was given and not computed, as a device fault does."""
         self._queue.clear()
+        self._tickets.clear()
 
     def _step(self, plan: StepPlan) -> StepResult:
         self._copy_blocks(plan)
@@ -177,6 +199,7 @@ class FakeExecutor:
         asked = [slot for slot in hidden if self._streams[slot].num_candidates]
         candidates = {slot: self._candidates_of(slot, hidden.pop(slot)[0]) for slot in asked}
         drawn = self._sample(plan, hidden, failures)
+        done, lost = self._end_tickets(plan)
         return StepResult(
             plan.step_id,
             drawn.slots.astype(np.int32),
@@ -184,15 +207,38 @@ class FakeExecutor:
             candidates,
             failed=tuple(failures),
             counts=counts_of(drawn),
+            done=done,
+            failed_tickets=lost,
         )
 
+    def _end_tickets(self, plan: StepPlan) -> tuple[tuple[int, ...], tuple[TicketFailure, ...]]:
+        """Start those of this plan and end those whose time has come."""
+        for ticket in plan.started:
+            of_ticket = plan.swap_in_ticket == ticket
+            src, dst = plan.swap_in_src[of_ticket], plan.swap_in_dst[of_ticket]
+            self._tickets.append(_Copies(ticket, src, dst, self._ticket_steps(ticket)))
+        done: list[int] = []
+        failed: list[TicketFailure] = []
+        for copies in [copies for copies in self._tickets if not copies.steps_left]:
+            lost = self._lose(copies.dst)
+            arrives = ~np.isin(copies.dst, lost)
+            src, dst = copies.src[arrives], copies.dst[arrives]
+            self._cache[:, dst], self._garbage[dst] = self._host[:, src], self._host_garbage[src]
+            if len(lost):
+                failed.append(TicketFailure(copies.ticket, lost, "the copy failed"))
+            else:
+                done.append(copies.ticket)
+        self._tickets = [copies for copies in self._tickets if copies.steps_left]
+        for copies in self._tickets:
+            copies.steps_left -= 1
+        return tuple(done), tuple(failed)
+
     def _copy_blocks(self, plan: StepPlan) -> None:
-        """Out to the host, within the device, in from the host."""
+        """Out to the host, and within the device; those from the host are under tickets."""
         device, host = (self._cache, self._garbage), (self._host, self._host_garbage)
         for source, src, target, dst in (
             (device, plan.swap_out_src, host, plan.swap_out_dst),
             (device, plan.copy_src, device, plan.copy_dst),
-            (host, plan.swap_in_src, device, plan.swap_in_dst),
         ):
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]

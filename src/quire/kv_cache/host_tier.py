@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
 
@@ -15,7 +17,7 @@ class HostTier:
     def __init__(self, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks, 1)
         self._tables: set[SavedTables] = set()
-        self._held: list[int] = []  # sources of copies that no plan carries yet
+        self._held = Counter[int]()  # sources of copies to the device that have not ended
 
     @property
     def num_blocks(self) -> int:
@@ -55,19 +57,19 @@ class HostTier:
         return [block for block in swapped.all_blocks() if not self._pool.ref_count(block)]
 
     def hold(self, blocks: list[int]) -> None:
-        """Keep sources of copies until the plan that copies them is made."""
+        """Keep sources of copies until `let_go`."""
         self._pool.share(blocks)
-        self._held += blocks
+        self._held.update(blocks)
 
-    def let_go(self) -> None:
-        for block in self._held:
+    def let_go(self, blocks: list[int]) -> None:
+        """The copies that read these blocks have ended."""
+        for block in blocks:
             self._pool.release(block)
-        self._held.clear()
+        self._held.subtract(blocks)
 
     def check_invariants(self) -> None:
         """EngineError unless references equal what swapped sequences and pending copies name."""
-        references: dict[int, int] = {}
-        named = [block for swapped in self._tables for block in swapped.all_blocks()]
-        for block in named + self._held:
-            references[block] = references.get(block, 0) + 1
+        references = Counter(self._held)
+        for swapped in self._tables:
+            references.update(swapped.all_blocks())
         self._pool.check_invariants(references)

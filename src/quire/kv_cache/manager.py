@@ -159,7 +159,6 @@ class KVManager:
         updates = self._updates.drain()
         for block in updates.copy_src:
             self.pool.release(block)
-        self.host.let_go()
         return updates
 
     def forget_updates(self, slots: Collection[int]) -> None:
@@ -205,6 +204,25 @@ class KVManager:
     def _release_backwards(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
             self.pool.release(block)
+
+    def num_intact(self, slot: int, num_tokens: int, lost: Collection[int]) -> int:
+        """Number of a slot's first tokens that it still has if the blocks `lost` hold nothing: 0
+        if a window would reach blocks before those that it has. Fewer than `num_tokens` end where
+        every group has a whole page, so that recomputation writes into no shared block."""
+        kept = num_tokens
+        for index, group in enumerate(self.layout.groups):
+            for i, block in enumerate(
+                self._tables.held(slot, index), int(self._tables.first[index][slot])
+            ):
+                if block in lost:
+                    kept = min(kept, i * group.tokens_per_block)
+                    break
+        if kept < num_tokens:
+            kept -= kept % self.layout.hit_tokens
+        firsts = zip(self.layout.groups, self._tables.first, strict=True)
+        if any(first[slot] > group.first_block_needed(kept) for group, first in firsts):
+            return 0
+        return kept
 
     def tables(self, slot: int) -> tuple[IntArray, ...]:
         """Copies of a slot's block tables, one per group; released entries are 0."""
@@ -310,6 +328,7 @@ class KVManager:
         references.update(self._tables.entries())
         for held in self._held:
             references.update(held.all_blocks())
+        references.update(self.swaps.held_blocks())
         self.pool.check_invariants(references)
         self.host.check_invariants()
         if self.states is not None:

@@ -26,6 +26,7 @@ class TableUpdates:
     swap_in_dst: list[int] = field(default_factory=list[int])
     save_slot: list[int] = field(default_factory=list[int])
     save_checkpoint: list[int] = field(default_factory=list[int])
+    swap_in_ticket: list[int] = field(default_factory=list[int])
 
 
 class UpdateLog:
@@ -78,9 +79,11 @@ class UpdateLog:
         self.pending.save_slot.append(slot)
         self.pending.save_checkpoint.append(checkpoint)
 
-    def swap_in(self, host: int, block: int) -> None:
+    def swap_in(self, ticket: int, host: int, block: int) -> None:
+        """Copy a host block to a device block, as part of the work under `ticket`."""
         self.pending.swap_in_src.append(host)
         self.pending.swap_in_dst.append(block)
+        self.pending.swap_in_ticket.append(ticket)
 
 
 def _filter_pairs(

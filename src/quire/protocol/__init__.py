@@ -19,6 +19,7 @@ from quire.protocol.step import (
     RowFailure,
     StepPlan,
     StepResult,
+    TicketFailure,
     TokenCandidates,
     TokenLogprobs,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "SequenceFinish",
     "StepPlan",
     "StepResult",
+    "TicketFailure",
     "TokenCandidates",
     "TokenLogprobs",
     "WholeSequence",

@@ -5,6 +5,11 @@ in this order: leave → swap out → copy blocks → swap in → enter → exte
 → table updates → deltas, drafts → forward → fork → sample and verify. All block copies read their
 sources before any destination is written, and no block is both source and destination of copies in
 one plan.
+
+Work that may take longer than its step runs under a ticket, a number that is never used again. A
+plan starts it; the result of that step or of any later one says that it is done or that it failed.
+Until then its blocks belong to it, and no row reads them. While tickets are out and no row can go
+on, plans that compute nothing are given, one at a time, and their results bring the news.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ __all__ = [
     "RowTokens",
     "StepPlan",
     "StepResult",
+    "TicketFailure",
     "TokenCandidates",
     "TokenLogprobs",
     "no_ints",
@@ -122,6 +128,7 @@ class StepPlan:
     swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
     copy_src, copy_dst: block ids, [number of copies].
     swap_in_src, swap_in_dst: host and device block ids, [number of copies in].
+    swap_in_ticket: the ticket of each of these copies; the copies of one ticket start together.
     enter: rows that come in.
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
@@ -144,6 +151,7 @@ class StepPlan:
     copy_dst: IntArray = field(default_factory=no_ints)
     swap_in_src: IntArray = field(default_factory=no_ints)
     swap_in_dst: IntArray = field(default_factory=no_ints)
+    swap_in_ticket: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
     extend: tuple[ExtendPrompt, ...] = ()
     start_fork_src: IntArray = field(default_factory=no_ints)
@@ -159,6 +167,13 @@ class StepPlan:
     draft_slot: IntArray = field(default_factory=no_ints)
     draft_token: IntArray = field(default_factory=no_ints)
     forks: tuple[ForkRow, ...] = ()
+
+    @property
+    def started(self) -> tuple[int, ...]:
+        """Tickets that start with this plan, in order."""
+        if not len(self.swap_in_ticket):
+            return ()
+        return tuple(sorted(set(self.swap_in_ticket.tolist())))
 
     @property
     def keeps_rows(self) -> bool:
@@ -262,6 +277,18 @@ _NO_ROWS = np.zeros(0, np.int64)
 NOTHING_DRAWN = RowTokens(_NO_ROWS, _NO_ROWS, EMPTY_INTS)
 
 
+@dataclass(frozen=True, slots=True)
+class TicketFailure:
+    """Work under a ticket that failed; its other blocks are as if it were done.
+
+    blocks: int32, device blocks whose K/V did not arrive.
+    """
+
+    ticket: int
+    blocks: IntArray
+    message: str
+
+
 def _nothing() -> Mapping[int, Any]:
     return _NOTHING
 
@@ -278,6 +305,7 @@ class StepResult:
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
     failed: rows that produced nothing valid; their requests fail, nobody else's.
+    done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
     seconds: that the step computed, 0.0 if nobody measured it.
     """
 
@@ -290,6 +318,8 @@ class StepResult:
     failed: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
     counts: IntArray | None = None
+    done: tuple[int, ...] = ()
+    failed_tickets: tuple[TicketFailure, ...] = ()
 
     @property
     def drawn(self) -> RowTokens:

@@ -46,12 +46,12 @@ class PlanChanges:
 
     def apply(self, plan: StepPlan) -> list[RowFailure]:
         """Take over the difference; rows whose parameters the sampler refuses fail."""
-        lost_blocks = self._move_blocks(plan)
+        self._move_blocks(plan)
         for slot in plan.leave.tolist():
             self._sampling.leave(slot)
             self.num_prompt_logprobs.pop(slot, None)
         self._rows.apply(plan)
-        refused = self._fail_rows_of(lost_blocks, plan)
+        refused: list[RowFailure] = []
         for row in plan.enter:
             try:
                 self._sampling.enter(
@@ -86,23 +86,10 @@ class PlanChanges:
                 failed.append(RowFailure(fork.dst, message))
         return failed
 
-    def _move_blocks(self, plan: StepPlan) -> frozenset[int]:
-        """Copies between host and device, and within it. Blocks that could not be brought in."""
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Copies between host and device, and within it."""
         self._host.copy_out(plan.swap_out_src, plan.swap_out_dst)
         if len(plan.copy_src):
             src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
             self._copy_blocks(self._pages, self._upload(src), self._upload(dst))
-        return self._host.copy_in(plan.swap_in_src, plan.swap_in_dst)
-
-    def _fail_rows_of(self, lost_blocks: frozenset[int], plan: StepPlan) -> list[RowFailure]:
-        """Rows that enter with blocks whose K/V were lost on the way to the host or back."""
-        if not lost_blocks:
-            return []
-        message = "its K/V were lost on the way to host memory or back: send it again"
-        slots = [
-            row.slot
-            for row in plan.enter
-            if any(not lost_blocks.isdisjoint(table.tolist()) for table in row.block_tables)
-        ]
-        self._rows.failed[slots] = True
-        return [RowFailure(slot, message) for slot in slots]
+        self._host.copy_in(plan.swap_in_src, plan.swap_in_dst)

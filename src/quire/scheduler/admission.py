@@ -40,7 +40,7 @@ class Admission:
         """
         if not len(self._state.waiting):
             return slots, tokens
-        if self._state.num_free_slots <= 0 and not self._lifecycle.park_one():
+        if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             return slots, tokens
         step = self._budget.open(slots, tokens)
         while group := self._state.waiting.first(step.may_start, self._state.prefixes.num_uncached):
@@ -50,7 +50,7 @@ class Admission:
             if any(sequence.num_pending for sequence in group.sequences):
                 break
             if self._allocation.has_nothing_to_compute(group):
-                self._state.roster.park(group)
+                self._lifecycle.await_input(group)
                 continue
             budget = step.offered_to(group)
             chunks = self._allocation.place(group, budget)
@@ -61,6 +61,9 @@ class Admission:
                 continue
             if not chunks:
                 break
+            if group.blocked_on:
+                self._state.roster.block(group)
+                continue
             self._state.roster.run(group)
             step.admit(chunks)
         return step.chosen()

@@ -32,14 +32,15 @@ class Allocation:
 
     def place(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """Let each sequence of a waiting group compute, at most `budget` tokens in all; nothing,
-        and no change, if the group does not fit."""
+        and no change, if the group does not fit. One whose K/V are copied from the host first is
+        blocked on that then, with slots and blocks for these tokens."""
         if budget <= 0 or group.num_slots > self._state.num_free_slots:
             return []
         if group.sequences[0].swapped is not None:
             chunks, num_cached = self._swap_in(group, budget), 0
         else:
             chunks, num_cached = self._enter_all(group, budget)
-        if chunks:
+        if chunks and not group.blocked_on:
             self._note(group, num_cached)
         return chunks
 
@@ -89,13 +90,19 @@ class Allocation:
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """What `place` says, for a group whose K/V wait in the host."""
-        counts = self._state.recovery.plan_swap_in(group, budget)
-        if not self._has_room(self._state.recovery.num_blocks_to_swap_in(group, counts)):
+        state, recovery = self._state, self._state.recovery
+        counts = recovery.plan_swap_in(group, budget)
+        if not self._has_room(recovery.num_blocks_to_swap_in(group, counts)):
             return []
-        chunks = self._state.recovery.swap_in(group, counts)
-        for slot, _ in chunks:
-            self._state.prefixes.publish_to(slot, int(self._state.table.num_computed[slot]))
-        return chunks
+        ticket = state.tickets.start(group)
+        if not recovery.swap_in(group, counts, ticket):
+            state.tickets.end(ticket)
+            recovery.arrive(group)
+            for sequence in group.sequences:
+                num_computed = int(state.table.num_computed[sequence.slot])
+                state.prefixes.publish_to(sequence.slot, num_computed)
+        slots = [sequence.slot for sequence in group.sequences]
+        return list(zip(slots, counts, strict=True))
 
     def _has_room(self, num_blocks: int) -> bool:
         pool = self._state.kv.pool

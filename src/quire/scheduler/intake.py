@@ -11,7 +11,7 @@ from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams import new_beam_group
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
+from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["RequestIntake"]
@@ -65,10 +65,10 @@ class RequestIntake:
         sequence = group.sequences[0]
         if sequence.slot >= 0:
             self._state.table.extend(sequence.slot, token_ids)
-            self._state.builder.extend(sequence.slot, token_ids)
+            if not group.is_coming_in:
+                self._state.builder.extend(sequence.slot, token_ids)
             if is_last:
                 self._state.table.close(sequence.slot, max_total)
         else:
             sequence.token_ids = prompt
-        if group.state is GroupState.PARKED and (is_last or length > 1):
-            self._state.roster.wait(group)
+        self._lifecycle.input_arrived(group)

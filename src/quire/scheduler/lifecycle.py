@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.scheduler.sequence import Sequence, SequenceGroup
+from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["Lifecycle"]
@@ -27,41 +27,108 @@ class Lifecycle:
     def queue(self, group: SequenceGroup) -> None:
         """Take in a new group. EngineError if one of its handles is in use. The last known token
         of an open prompt is not computed, so one token alone is nothing to do."""
-        has_nothing = group.request.is_open and len(group.sequences[0].token_ids) < 2
-        self._state.roster.add(group, is_parked=has_nothing)
+        if group.request.is_open and len(group.sequences[0].token_ids) < 2:
+            self._state.tickets.start(group)
+        self._state.roster.add(group)
+
+    # --- waiting for tickets --------------------------------------------------------------------
+
+    def await_input(self, group: SequenceGroup) -> None:
+        """Block a group that has nothing to compute before its prompt goes on."""
+        self._state.tickets.start(group)
+        self._state.roster.block(group)
+
+    def block_idle(self) -> None:
+        """Block the running groups that have nothing to compute before their prompts go on."""
+        table = self._state.table
+        if not table.num_held_back.any():
+            return
+        todo = table.todo()
+        for group in list(self._state.roster.running):
+            if group.request.is_open and not todo[group.sequences[0].slot]:
+                self.await_input(group)
+
+    def input_arrived(self, group: SequenceGroup) -> None:
+        """The prompt of a group has gone on: it is blocked no longer if that gave it work."""
+        if group.state is not GroupState.BLOCKED or group.is_coming_in:
+            return
+        sequence, table = group.sequences[0], self._state.table
+        if sequence.slot >= 0:
+            has_work = bool(table.todo()[sequence.slot])
+        else:
+            has_work = not group.request.is_open or len(sequence.token_ids) > 1
+        if has_work:
+            self._state.tickets.forget(group)
+            self._go_on(group)
+
+    def end_ticket(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
+        """Work has ended: whoever was blocked on it alone goes on. lost: blocks that it should have
+        filled and has not; they are computed again."""
+        self._state.kv.swaps.end(ticket)
+        group = self._state.tickets.end(ticket)
+        if group is None:
+            return
+        if group.is_coming_in and not self._take_in(group, lost):
+            return
+        if not group.blocked_on:
+            self._go_on(group)
+
+    def _take_in(self, group: SequenceGroup, lost: frozenset[int]) -> bool:
+        """A swapped group is back on the device; whether it can go on with what arrived. If not,
+        it waits to be computed again."""
+        state = self._state
+        if not state.recovery.arrive(group, lost):
+            self.preempt(group, may_swap=False)
+            return False
+        for sequence in group.sequences:
+            num_computed = int(state.table.num_computed[sequence.slot])
+            state.prefixes.publish_to(sequence.slot, num_computed)
+            state.builder.enter(sequence, num_computed)
+        return True
+
+    def _go_on(self, group: SequenceGroup) -> None:
+        if group.has_slots:
+            self._state.roster.run(group)
+            self.block_idle()
+        else:
+            self._state.roster.wait(group)
 
     # --- making room ----------------------------------------------------------------------------
 
-    def park_one(self) -> bool:
-        """Take the blocks of a running group that has nothing to compute before its prompt goes on,
-        the last one by key; whether there was any."""
-        table = self._state.table
-        if not table.num_held_back.any():
+    def yield_idle(self) -> bool:
+        """Take the blocks of a group that has nothing to compute before its prompt goes on, the
+        last one by key; whether there was any."""
+        idle = [g for g in self._state.roster.blocked if g.has_slots and not g.is_coming_in]
+        if not idle:
             return False
-        for group in reversed(self._state.roster.running):
-            slot = group.sequences[0].slot
-            if table.num_held_back[slot] and not table.todo()[slot]:
-                self.preempt(group)
-                self._state.roster.park(group)
-                return True
-        return False
+        group = max(idle, key=lambda g: g.key)
+        self.preempt(group)
+        self.await_input(group)
+        return True
 
     def free_idle(self, *, is_last_resort: bool) -> bool:
         """Take blocks from who does not compute; of pins only `is_last_resort`. Whether there was
         anyone."""
-        return self.park_one() or (is_last_resort and self._state.pins.release_one())
+        return self.yield_idle() or (is_last_resort and self._state.pins.release_one())
 
-    def make_room(self) -> None:
+    def make_room(self) -> bool:
         """Take blocks from someone, so that a running group can grow: from who does not compute, or
-        else from the last running group by key."""
-        running = self._state.roster.running
-        if not self.free_idle(is_last_resort=len(running) == 1):
-            self.preempt(running[-1])
+        else from the last group by key. False if more will be free only when copies have ended."""
+        roster, kv = self._state.roster, self._state.kv
+        holders = [*roster.running, *(g for g in roster.blocked if g.is_coming_in)]
+        if self.free_idle(is_last_resort=len(holders) == 1):
+            return True
+        if kv.swaps.num_orphaned:
+            return False
+        last = max(holders, key=lambda g: g.key)
+        self.preempt(last)
+        return not kv.swaps.num_orphaned
 
     def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
-        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides."""
+        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides. One
+        that is coming in stays in the host, and its blocks are free when the copies have ended."""
         state = self._state
-        if may_swap:
+        if may_swap and not group.is_coming_in:
             state.recovery.save(group)
         for sequence in group.sequences:
             slot = sequence.slot
@@ -69,6 +136,7 @@ class Lifecycle:
             self._vacate(sequence)
         if group.beams is not None:
             group.beams.candidates.clear()  # each row will give its own again
+        state.tickets.forget(group)
         state.roster.wait(group)
         self.preempted_total += 1
 
@@ -76,10 +144,17 @@ class Lifecycle:
         self._state.kv.free(sequence.slot)
         self._state.builder.leave(self._state.table.leave(sequence))
 
-    def forget_swapped(self) -> None:
-        """Steps were lost, and perhaps copies to the host with them."""
+    def lose_steps(self, message: str) -> None:
+        """Steps in flight were lost, and perhaps copies with them: groups that have rows fail,
+        those that were coming in wait again, and nothing in the host is trusted."""
         roster = self._state.roster
-        for group in (*roster.waiting, *roster.parked):
+        self._state.kv.swaps.lose_all()
+        for group in [*roster.running, *roster.blocked]:
+            if group.is_coming_in:
+                self.preempt(group, may_swap=False)
+            elif group.has_slots:
+                self.fail(group, message)
+        for group in (*roster.waiting, *roster.blocked):
             self._state.recovery.forget(group)
 
     # --- branching ------------------------------------------------------------------------------
@@ -173,7 +248,7 @@ class Lifecycle:
             self.drop(sequence)
         for finish in finishes:
             self._report(finish)
-        self._state.roster.end(group)
+        self._end(group)
 
     def fail(
         self,
@@ -198,7 +273,11 @@ class Lifecycle:
         """Report the end of one sequence, and drop its group when it was the last."""
         self._report(finish)
         if not group.sequences:
-            self._state.roster.end(group)
+            self._end(group)
+
+    def _end(self, group: SequenceGroup) -> None:
+        self._state.tickets.forget(group)
+        self._state.roster.end(group)
 
     def _report(self, finish: SequenceFinish) -> None:
         self._state.roster.end_sequence(finish.handle)
@@ -210,9 +289,10 @@ class Lifecycle:
         """Raise EngineError if slots, blocks and queues disagree."""
         state, roster = self._state, self._state.roster
         roster.check_invariants()
-        held = {s.slot for group in roster.running for s in group.sequences}
+        with_rows = [g for g in (*roster.running, *roster.blocked) if not g.is_coming_in]
+        held = {s.slot for group in with_rows for s in group.sequences if s.slot >= 0}
         if held != set(np.flatnonzero(state.table.live).tolist()):
             raise EngineError(f"slots {sorted(held)} are held but other slots are live")
         num_used = state.kv.pool.num_used - state.pins.num_blocks + state.kv.host.num_used
-        if not roster.groups and num_used:
+        if not roster.groups and num_used and not state.kv.swaps.are_under_way:
             raise EngineError("blocks are left although every request has ended")

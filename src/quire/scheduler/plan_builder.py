@@ -35,6 +35,7 @@ class PlanBuilder:
     def leave(self, slot: int) -> None:
         """The sequence in `slot` is gone, and what was meant for it with it."""
         self._leave.append(slot)
+        self._enter = [entry for entry in self._enter if entry[0].slot not in (slot, -1)]
         self._start_forks = [fork for fork in self._start_forks if slot not in fork]
         self._chosen.pop(slot, None)
         self._extend = [piece for piece in self._extend if piece.slot != slot]
@@ -89,6 +90,7 @@ class PlanBuilder:
             copy_dst=_ints(updates.copy_dst),
             swap_in_src=_ints(updates.swap_in_src),
             swap_in_dst=_ints(updates.swap_in_dst),
+            swap_in_ticket=_ints(updates.swap_in_ticket),
             enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
             extend=tuple(self._extend),
             start_fork_src=_ints([src for src, _ in self._start_forks]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.kv_cache import KVManager, SavedTables
@@ -11,6 +12,8 @@ from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["Recovery"]
+
+Slots = npt.NDArray[np.int64]
 
 
 class Recovery:
@@ -23,7 +26,8 @@ class Recovery:
         self._table = table
         self._kv = kv
         self._costs = costs
-        self._swapped_in: list[int] = []
+        self._arrived = set[int]()
+        self._swapped_in: set[int] = set()
         self.swapped_out_total = 0
         self.swapped_in_total = 0
 
@@ -65,25 +69,52 @@ class Recovery:
         ends = [each.num_tokens + count for each, count in zip(swapped, counts, strict=True)]
         return self._kv.swaps.num_blocks_to_swap_in(swapped, ends)
 
-    def swap_in(self, group: SequenceGroup, counts: list[int]) -> list[tuple[int, int]]:
-        """Give each sequence a slot, its blocks and those for `counts` tokens more: (slot, tokens)
-        of each."""
+    def swap_in(self, group: SequenceGroup, counts: list[int], ticket: int) -> bool:
+        """Give each sequence a slot, its blocks and those for `counts` tokens more. Whether the
+        K/V are there only when `ticket` is done; if not, `arrive` may follow at once."""
         swapped = [_swapped(sequence) for sequence in group.sequences]
         starts = [each.num_tokens for each in swapped]
         slots = [self._table.enter(*each) for each in zip(group.sequences, starts, strict=True)]
-        self._kv.swaps.swap_in(slots, swapped, [sequence.names for sequence in group.sequences])
+        names = [sequence.names for sequence in group.sequences]
+        is_copying = self._kv.swaps.swap_in(slots, swapped, names, ticket)
         begin = np.array(starts, np.int64)
         if not self._kv.grow(np.array(slots, np.int64), begin, begin + np.array(counts, np.int64)):
             raise EngineError("a swapped group was given fewer blocks than were counted for it")
-        for sequence in group.sequences:
-            sequence.swapped = None
         self.swapped_in_total += 1
-        self._swapped_in += slots
-        return list(zip(slots, counts, strict=True))
+        if is_copying:
+            self._table.suspend(slots)
+            self._kv.forget_updates(slots)  # their rows enter later, with whole tables
+        return is_copying
+
+    def arrive(self, group: SequenceGroup, lost: frozenset[int] = frozenset()) -> bool:
+        """The K/V of a group that was swapped in are there, but for what the blocks `lost` should
+        hold: count as computed what precedes them. False if it has to be computed from the start,
+        or by its samples in turn."""
+        kept: list[int] = []
+        for sequence in group.sequences:
+            swapped, slot = _swapped(sequence), sequence.slot
+            count = swapped.num_tokens
+            if lost:
+                count = self._kv.num_intact(slot, count, lost)
+            kept.append(count)
+            self._kv.swaps.discard(swapped)
+            sequence.swapped = None
+            self._table.resume(slot, count)
+            self._arrived.add(slot)
+        return not lost or (len(kept) == 1 and kept[0] > 0)
+
+    def note_planned(self, slots: Slots) -> None:
+        """These slots compute in the step that is being planned."""
+        if self._arrived:
+            planned: list[int] = slots.tolist()
+            self._swapped_in = self._arrived.intersection(planned)
+            self._arrived -= self._swapped_in
 
     def slots_swapped_in(self) -> frozenset[int]:
-        """Those since the last call."""
-        slots, self._swapped_in = frozenset(self._swapped_in), []
+        """Slots that compute for the first time since they were swapped in, in the step planned
+        last. Once."""
+        slots = frozenset(self._swapped_in)
+        self._swapped_in.clear()
         return slots
 
     def forget(self, group: SequenceGroup) -> None:

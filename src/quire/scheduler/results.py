@@ -15,7 +15,7 @@ from quire.protocol.step import RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams import BeamIntake
 from quire.scheduler.drafts import ChosenDrafts
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.sequence import GroupState, Sequence
+from quire.scheduler.sequence import Sequence
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["ResultIntake"]
@@ -229,7 +229,7 @@ class ResultIntake:
             and sequence.names[bad_block : bad_block + 1] == [name]
         }
         for group in readers.values():
-            if group.state is GroupState.RUNNING:
+            if group.has_slots:
                 self._lifecycle.preempt(group, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:

@@ -1,4 +1,4 @@
-"""Groups by their state: waiting, parked, running."""
+"""Groups by their state: waiting, blocked, running."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ __all__ = ["Roster"]
 class Roster:
     """Membership only; `Lifecycle` gives and takes what comes with a state.
 
-    waiting: the policy holds these. running: sorted by key. parked: open prompts that wait for
-    their client. branching: running groups that may branch. groups: by handle of each live
-    sequence.
+    waiting: the policy holds these. running: sorted by key. blocked: wait for their tickets, some
+    of them with slots. branching: groups with slots that may branch. groups: by handle of each
+    live sequence.
     """
 
     def __init__(self, waiting: Policy) -> None:
         self.waiting = waiting
         self.running: list[SequenceGroup] = []
-        self.parked: list[SequenceGroup] = []
+        self.blocked: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
 
     @property
     def num_reserved_slots(self) -> int:
-        """Slots of running groups for sequences still to branch off."""
+        """Slots for sequences still to branch off from those that have slots."""
         return sum(group.num_slots - len(group.sequences) for group in self.branching)
 
-    def add(self, group: SequenceGroup, *, is_parked: bool) -> None:
+    def add(self, group: SequenceGroup) -> None:
         """Take in a new group. EngineError if one of its handles is in use."""
         base = group.request.first_handle
         for sample in group.live_samples:
             if base + sample in self.groups:
                 raise EngineError(f"handle {base + sample} is in use already; choose another")
             self.groups[base + sample] = group
-        if is_parked:
-            self._park(group)
+        if group.blocked_on:
+            self._block(group)
         else:
             self._wait(group)
 
@@ -48,18 +48,17 @@ class Roster:
         self._remove(group)
         self._wait(group)
 
-    def park(self, group: SequenceGroup) -> None:
-        """Move a group that has nothing to compute before its prompt goes on out of the queue."""
+    def block(self, group: SequenceGroup) -> None:
+        """Move a group that cannot go on before its tickets have ended out of the way."""
         self._remove(group)
-        self._park(group)
+        self._block(group)
 
     def run(self, group: SequenceGroup) -> None:
         """Move a group that has slots and blocks to the running ones."""
         self._remove(group)
         bisect.insort(self.running, group, key=lambda g: g.key)
         group.state = GroupState.RUNNING
-        if group.may_branch:
-            self.branching.append(group)
+        self._reserve(group)
 
     def end(self, group: SequenceGroup) -> None:
         """Take out a group whose sequences have all ended."""
@@ -78,19 +77,23 @@ class Roster:
         group.state = GroupState.WAITING
         self.waiting.add(group)
 
-    def _park(self, group: SequenceGroup) -> None:
-        group.state = GroupState.PARKED
-        self.parked.append(group)
+    def _block(self, group: SequenceGroup) -> None:
+        group.state = GroupState.BLOCKED
+        self.blocked.append(group)
+        if group.has_slots:
+            self._reserve(group)
+
+    def _reserve(self, group: SequenceGroup) -> None:
+        if group.may_branch:
+            self.branching.append(group)
 
     def _remove(self, group: SequenceGroup) -> None:
         if group.state is GroupState.WAITING:
             self.waiting.remove(group)
-        elif group.state is GroupState.PARKED:
-            self.parked.remove(group)
-        else:
-            self.running.remove(group)
-            if group in self.branching:
-                self.branching.remove(group)
+            return
+        (self.running if group.state is GroupState.RUNNING else self.blocked).remove(group)
+        if group in self.branching:
+            self.branching.remove(group)
 
     def check_invariants(self) -> None:
         """Raise EngineError if the lists disagree with each other or are out of order."""
@@ -100,7 +103,9 @@ class Roster:
         waiting = {id(group) for group in self.groups.values() if group.state is GroupState.WAITING}
         if waiting != {id(group) for group in self.waiting} or len(waiting) != len(self.waiting):
             raise EngineError(f"{len(waiting)} groups wait but the policy holds others")
-        if any(s.slot >= 0 for g in (*self.waiting, *self.parked) for s in g.sequences):
+        if any(group.has_slots for group in self.waiting):
             raise EngineError("a waiting sequence holds a slot")
-        if not self.groups and (self.running or len(self.waiting) or self.parked):
+        if any(bool(g.blocked_on) != (g.state is GroupState.BLOCKED) for g in self.groups.values()):
+            raise EngineError("a group is blocked on nothing, or has tickets but is not blocked")
+        if not self.groups and (self.running or len(self.waiting) or self.blocked):
             raise EngineError("groups are left although every request has ended")

@@ -85,6 +85,7 @@ class Scheduler:
         self._results = ResultIntake(state, self._lifecycle, beams)
         self._counter = policy if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
+        self._num_in_flight = 0
 
     # --- requests come and go -------------------------------------------------------------------
 
@@ -119,15 +120,24 @@ class Scheduler:
         slots, tokens, was_preempted = self._choose_running()
         if not was_preempted:
             slots, tokens = self._admission.admit(slots, tokens, now)
-        if not len(slots):
+        if not len(slots) and not self._has_news_to_fetch:
             return None
+        self.state.recovery.note_planned(slots)
         self._count(slots, tokens, now)
         starts = self.state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
         self._advance(slots, tokens, drafts)
         plan = self.state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
+        self._num_in_flight += 1
         return plan
+
+    @property
+    def _has_news_to_fetch(self) -> bool:
+        """Whether a step that computes nothing is needed: to start copies, or to hear of those that
+        are under way when no other step will."""
+        swaps = self.state.kv.swaps
+        return swaps.are_to_start or (swaps.are_under_way and not self._num_in_flight)
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
         """Tell those who measure what a step computes."""
@@ -145,12 +155,13 @@ class Scheduler:
         while True:
             slots, tokens, is_short = self._give_blocks(*self._budget.choose_running())
             was_preempted |= is_short
-            if len(slots) or not is_short:
-                return slots, tokens, was_preempted and len(slots) > 0
+            if len(slots) or not is_short or self.state.kv.swaps.num_orphaned:
+                return slots, tokens, was_preempted and (is_short or len(slots) > 0)
             # The budget was theirs that are preempted now: others may have it.
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
-        """Allocate for the chosen tokens; preempt from the back of the order while short."""
+        """Allocate for the chosen tokens; preempt from the back of the order while short. Who would
+        need blocks into which copies are under way sits the step out."""
         table = self.state.table
         ends = table.num_computed[slots] + tokens
         if self.state.kv.grow(slots, table.first_query(slots), ends):
@@ -159,7 +170,10 @@ class Scheduler:
         for group in list(self.state.roster.running):
             # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                self._lifecycle.make_room()
+                if not self._lifecycle.make_room() and group.state is GroupState.RUNNING:
+                    for sequence in group.sequences:
+                        chosen.pop(sequence.slot, None)
+                    break
         kept = [slot for slot in chosen if table.live[slot]]
         counts = [chosen[slot] for slot in kept]
         return np.array(kept, np.int64), np.array(counts, np.int64), True
@@ -181,12 +195,18 @@ class Scheduler:
         if len(drafts.slots):
             table.draft(drafts.slots, drafts.counts)
         self._lifecycle.branch_ready()
+        self._lifecycle.block_idle()
 
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> EngineOutput:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
+        self._num_in_flight -= 1
         self._results.apply(result)
+        for ticket in result.done:
+            self._lifecycle.end_ticket(ticket)
+        for failure in result.failed_tickets:
+            self._lifecycle.end_ticket(failure.ticket, frozenset(failure.blocks.tolist()))
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
 
@@ -195,9 +215,8 @@ class Scheduler:
         wait do not, and nothing that was cached is trusted any more."""
         self._results.lose_all()
         self.state.speed.steps_lost()
-        for group in list(self.state.roster.running):
-            self._lifecycle.fail(group, message)
-        self._lifecycle.forget_swapped()
+        self._num_in_flight = 0
+        self._lifecycle.lose_steps(message)
         self.state.pins.release_all()
         self.state.builder.leave_all()
         self.state.kv.pool.drop_cached()
@@ -208,8 +227,10 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request has not ended, or its end has not been reported yet."""
-        return bool(self.state.roster.groups) or self.state.outputs.has_any
+        """Whether any request has not ended, or its end has not been reported yet, or copies that
+        were made for one are under way."""
+        state = self.state
+        return bool(state.roster.groups) or state.outputs.has_any or state.kv.swaps.are_under_way
 
     @property
     def uses_priority(self) -> bool:
@@ -224,11 +245,11 @@ class Scheduler:
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
+        state = self.state
         return (
-            all(group.request.is_open for group in self.state.roster.groups.values())
-            and not len(self.state.waiting)
-            and not self.state.outputs.has_any
-            and not self.state.table.todo().any()
+            all(group.state is GroupState.BLOCKED for group in state.roster.groups.values())
+            and not state.outputs.has_any
+            and not state.kv.swaps.are_under_way
         )
 
     def running_handles(self) -> npt.NDArray[np.int64]:

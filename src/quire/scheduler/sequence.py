@@ -15,7 +15,7 @@ __all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup"]
 
 class GroupState(enum.Enum):
     WAITING = "waiting"  # has no slots; new or preempted
-    PARKED = "parked"  # has no slots, and waits for more of its prompt
+    BLOCKED = "blocked"  # waits for its tickets, with slots or without
     RUNNING = "running"  # every live sequence has a slot
     FINISHED = "finished"
 
@@ -27,7 +27,7 @@ class Sequence:
 
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
     flight will still bring to a sequence that was preempted after they were planned. swapped: its
-    K/V in host memory, if that is where they wait.
+    K/V in host memory, if that is where they wait, or from where they are being copied.
     """
 
     group: SequenceGroup
@@ -67,7 +67,8 @@ class SequenceGroup:
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
-    beams. pins_hit: handles of the pinned prefixes that the request has used; its groups share it.
+    beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
+    pinned prefixes that the request has used; its groups share it.
     """
 
     request: EngineRequest
@@ -81,7 +82,18 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
     beams: BeamGroup | None = None
+    blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
+
+    @property
+    def has_slots(self) -> bool:
+        return any(sequence.slot >= 0 for sequence in self.sequences)
+
+    @property
+    def is_coming_in(self) -> bool:
+        """Whether its K/V are being copied from the host: it has slots and blocks, but the data
+        side has no rows for them yet."""
+        return any(s.slot >= 0 and s.swapped is not None for s in self.sequences)
 
     @property
     def num_slots(self) -> int:

@@ -14,6 +14,7 @@ from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
 from quire.scheduler.table import SequenceTable
+from quire.scheduler.tickets import Tickets
 
 __all__ = ["SchedulerState"]
 
@@ -24,7 +25,8 @@ class SchedulerState:
 
     table: running sequences, by slot. kv: their blocks. roster: groups by what becomes of them.
     builder: changes for the next plan. outputs: news for clients. prefixes, pins: cached and
-    pinned K/V. recovery: way back of preempted groups. deadlines, speed: who comes too late.
+    pinned K/V. recovery: way back of preempted groups. tickets: what groups are blocked on.
+    deadlines, speed: who comes too late.
     """
 
     kv: KVManager
@@ -36,6 +38,7 @@ class SchedulerState:
     recovery: Recovery
     deadlines: Deadlines
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
+    tickets: Tickets = field(default_factory=Tickets)
     outputs: OutputCollector = field(default_factory=OutputCollector)
 
     @property

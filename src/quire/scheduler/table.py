@@ -90,6 +90,15 @@ class SequenceTable:
         self.num_held_back[slot] = 0
         self.max_total[slot] = max_total
 
+    def suspend(self, slots: list[int]) -> None:
+        """These slots are taken, but compute nothing before `resume`: their K/V are on the way."""
+        self.live[slots] = False
+
+    def resume(self, slot: int, num_computed: int) -> None:
+        """A suspended slot has the K/V of its first `num_computed` tokens."""
+        self.live[slot] = True
+        self.num_computed[slot] = num_computed
+
     def todo(self) -> Slots:
         """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
         left = self.num_total - self.num_held_back - self.num_computed

@@ -19,6 +19,7 @@ from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.recovery import measure_recovery
 from quire.worker.settings import WorkerSettings
+from quire.worker.tickets import TicketedStep, failures_of
 
 __all__ = ["Worker"]
 
@@ -115,9 +116,15 @@ class Worker:
             torch.cuda.synchronize(self._device)
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step; see `Runner.launch`. After `allocate`."""
+        """Start a step; see `Runner.launch`. After `allocate`. Copies from the host are made in the
+        order of the steps, so their tickets end with the step that starts them."""
         assert self._assembly is not None, "allocate comes first"
-        return self._assembly.runner.launch(plan)
+        step = self._assembly.runner.launch(plan)
+        if not plan.started:
+            return step
+        failed = failures_of(plan, self._assembly.host.take_not_arrived())
+        lost = {failure.ticket for failure in failed}
+        return TicketedStep(step, tuple(t for t in plan.started if t not in lost), failed)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step."""

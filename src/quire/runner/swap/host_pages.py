@@ -26,6 +26,7 @@ class HostPages:
     def __init__(self, copies: BlockCopies) -> None:
         self._copies = copies
         self._lost: set[int] = set()
+        self._not_arrived: set[int] = set()
 
     def copy_out(self, src: IntArray, dst: IntArray) -> None:
         """Device blocks `src` to host blocks `dst`, int32 [N]."""
@@ -36,16 +37,23 @@ class HostPages:
         else:
             self._lost.update(dst.tolist())
 
-    def copy_in(self, src: IntArray, dst: IntArray) -> frozenset[int]:
-        """Host blocks `src` to device blocks `dst`, int32 [N]. Device blocks that now hold nothing
-        of worth, because this copy failed or an earlier one."""
+    def copy_in(self, src: IntArray, dst: IntArray) -> None:
+        """Host blocks `src` to device blocks `dst`, int32 [N]."""
         if not len(src):
-            return frozenset()
+            return
         if not _succeeds(self._copies.back, src, dst):
-            return frozenset(dst.tolist())
-        return frozenset(
-            to for host, to in zip(src.tolist(), dst.tolist(), strict=True) if host in self._lost
-        )
+            self._not_arrived.update(dst.tolist())
+            return
+        for host, block in zip(src.tolist(), dst.tolist(), strict=True):
+            if host in self._lost:
+                self._not_arrived.add(block)
+
+    def take_not_arrived(self) -> frozenset[int]:
+        """Device blocks, of all copies in since the last call, that hold nothing of worth because
+        the copy failed, or an earlier one to the host."""
+        blocks = frozenset(self._not_arrived)
+        self._not_arrived.clear()
+        return blocks
 
 
 def _succeeds(
