@@ -40,13 +40,12 @@ class Lifecycle:
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
-        table = self._state.table
-        if not table.num_held_back.any():
-            return
-        todo = table.todo()
-        for group in list(self._state.roster.running):
-            if group.request.is_open and not todo[group.sequences[0].slot]:
-                self.await_input(group)
+        arriving = self._state.roster.arriving
+        if arriving:
+            todo = self._state.table.todo()
+            for group in list(arriving):
+                if group.request.is_open and not todo[group.sequences[0].slot]:
+                    self.await_input(group)
 
     def input_arrived(self, group: SequenceGroup) -> None:
         """The prompt of a group has gone on: it is blocked no longer if that gave it work."""

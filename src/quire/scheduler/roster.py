@@ -15,8 +15,8 @@ class Roster:
     """Membership only; `Lifecycle` gives and takes what comes with a state.
 
     waiting: the policy holds these. running: sorted by key. blocked: wait for their tickets, some
-    of them with slots. branching: groups with slots that may branch. groups: by handle of each
-    live sequence.
+    of them with slots. branching: groups with slots that may branch. arriving: running groups
+    whose prompts were open when they began to run. groups: by handle of each live sequence.
     """
 
     def __init__(self, waiting: Policy) -> None:
@@ -24,6 +24,7 @@ class Roster:
         self.running: list[SequenceGroup] = []
         self.blocked: list[SequenceGroup] = []
         self.branching: list[SequenceGroup] = []
+        self.arriving: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
 
     @property
@@ -59,6 +60,8 @@ class Roster:
         bisect.insort(self.running, group, key=lambda g: g.key)
         group.state = GroupState.RUNNING
         self._reserve(group)
+        if group.request.is_open:
+            self.arriving.append(group)
 
     def end(self, group: SequenceGroup) -> None:
         """Take out a group whose sequences have all ended."""
@@ -92,8 +95,9 @@ class Roster:
             self.waiting.remove(group)
             return
         (self.running if group.state is GroupState.RUNNING else self.blocked).remove(group)
-        if group in self.branching:
-            self.branching.remove(group)
+        for some in (self.branching, self.arriving):
+            if group in some:
+                some.remove(group)
 
     def check_invariants(self) -> None:
         """Raise EngineError if the lists disagree with each other or are out of order."""
