@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
@@ -17,6 +18,21 @@ from quire.engine.build import Engine, build_engine
 from quire.engine.clients.prompt_stream import PromptStream
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
+from quire.protocol.control import (
+    ControlOp,
+    ListPins,
+    Pause,
+    PauseMode,
+    Report,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Unpin,
+    UpdateWeights,
+    Wake,
+)
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.sampling_params import SamplingParams
@@ -246,11 +262,65 @@ class LLM:
         """Let a prefix go before its time; whether it was still there."""
         if not isinstance(pin, PinnedPrefix):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"pin is {pin!r}: give what pin_prefix or pinned_prefixes gave")
-        return self._engine.client.unpin(pin.handle)
+        return self._engine.client.control(Unpin(pin.handle)).was_there
 
     def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
         """The prefixes that are kept: size, hits, seconds left."""
-        return self._engine.client.pins()
+        return self._engine.client.control(ListPins()).pins
+
+    # --- memory, weights, profiles --------------------------------------------------------------
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back until `wake_up`. level 1: the KV cache; weights stay on a CPU, and go
+        from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode: of
+        open streams, as in `pause`; those that are kept are computed again. Cached and pinned
+        prefixes are lost."""
+        self._control(Sleep(level, mode))
+
+    def wake_up(self) -> None:
+        """Take memory again after `sleep`, and go on. ConfigError if it has gone to somebody else
+        meanwhile; then the engine sleeps on."""
+        self._control(Wake())
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._engine.client.report.sleep_level > 0
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Compute nothing until `resume`. mode: "keep" lets open streams stand still, "wait" lets
+        those go on to their end that the engine has admitted, "abort" ends them."""
+        self._control(Pause(mode))
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._control(Resume())
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes but pinned ones. reset_running_requests: requests that are
+        under way are computed again too, so that no K/V from before is left. Returns True."""
+        self._control(ResetPrefixCache(reset_running_requests))
+        return True
+
+    def update_weights(self, tensors: Mapping[str, Any]) -> int:
+        """Replace weights by name, as the checkpoint names them; others stay. Nothing that was
+        cached before is hit any more; open streams go on with the new weights. The new version
+        number. ConfigError, and nothing changes, for unknown names and other shapes.
+
+        tensors: torch tensors or arrays.
+        """
+        return self._control(UpdateWeights(tensors)).weights_version
+
+    def start_profile(self, directory: str = "quire-profile") -> None:
+        """Record what steps do; a trace is written to `directory` by `stop_profile`."""
+        self._control(StartProfile(directory))
+
+    def stop_profile(self) -> str:
+        """End the recording. The file, in Chrome's trace format."""
+        return self._control(StopProfile()).profile
+
+    def _control(self, op: ControlOp) -> Report:
+        with self._sole_use():
+            return self._engine.client.control(op)
 
     # --- running --------------------------------------------------------------------------------
 
@@ -288,16 +358,23 @@ class LLM:
 
     def _step(self) -> Mapping[str, RequestOutput]:
         """One engine step; the requests that it changed, by id."""
+        if self._engine.client.report.is_paused and self._engine.client.waits_for_input:
+            raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
+        with self._sole_use():
+            update = self._assembler.process(self._engine.client.step())
+            if update.aborts:
+                self._engine.client.abort(update.aborts)
+            return update.requests
+
+    @contextmanager
+    def _sole_use(self) -> Iterator[None]:
         if not self._in_use.acquire(blocking=False):
             raise EngineError(
                 "another thread is using this LLM: use it from one thread at a time, or start one "
                 "LLM per thread"
             )
         try:
-            update = self._assembler.process(self._engine.client.step())
-            if update.aborts:
-                self._engine.client.abort(update.aborts)
-            return update.requests
+            yield
         finally:
             self._in_use.release()
 
@@ -307,8 +384,11 @@ class LLM:
         if live:
             self._assembler.drop(live)
             self._engine.client.abort(live)
-        while self._engine.client.has_unfinished and not self._assembler.has_unfinished:
-            self._engine.client.step()
+        client = self._engine.client
+        while client.has_unfinished and not self._assembler.has_unfinished:
+            if client.waits_for_input:
+                break
+            client.step()
 
     def _admit(
         self,

@@ -22,6 +22,7 @@ from quire.engine.core.heartbeat import Progress  # noqa: E402
 from quire.engine.supervision.core_process import StartedCore, run_core_process  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.protocol import StepPlan, StepResult  # noqa: E402
+from quire.protocol.control import ControlOp, Report  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
@@ -78,6 +79,12 @@ class FaultyExecutor:
 
         future.result = result
         return future
+
+    def start(self) -> Report:
+        return self._executor.start()
+
+    def control(self, op: ControlOp) -> Report:
+        return self._executor.control(op)
 
     def shutdown(self) -> None:
         self._executor.shutdown()

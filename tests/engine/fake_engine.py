@@ -56,7 +56,7 @@ class FakeEngine:
             max_model_len=max_model_len,
             poison=poison,
         )
-        self.core = EngineCore(self.scheduler, executor, depth, on_plan)
+        self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start())
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}

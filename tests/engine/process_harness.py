@@ -19,6 +19,7 @@ from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
 from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
+from quire.protocol.control import ListPins
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.waiting import WAIT_S
@@ -95,7 +96,7 @@ async def until_idle(client: ProcessEngineClient) -> None:
 async def until_fresh(client: ProcessEngineClient) -> None:
     """Until the client's readings know of all that it has sent so far."""
     await until_state(client, EngineState.READY)
-    await client.pins()
+    await client.control(ListPins())
     for _ in range(NUM_FRESH_BEATS):
         beat = client._watch._beat
         while client._watch._beat is beat:

@@ -11,6 +11,7 @@ import pytest
 from quire.errors import EngineError
 from quire.executor.in_process import InProcessExecutor
 from quire.protocol import StepPlan, StepResult
+from quire.protocol.control import Report
 from quire.protocol.step import EMPTY_INTS
 from quire.runner.pending import FinishedStep
 from tests.waiting import WAIT_S
@@ -24,7 +25,9 @@ class Worker:
     may_launch: threading.Event = field(default_factory=threading.Event)
     launched: list[int] = field(default_factory=list[int])
     lost: frozenset[int] = frozenset()
-    providers: str = ""
+
+    def measure(self) -> Report:
+        return Report()
 
     def launch(self, plan: StepPlan) -> FinishedStep:
         self.is_asked.set()
@@ -39,7 +42,9 @@ class Worker:
 
 
 def executor_of(worker: Any) -> InProcessExecutor:
-    return InProcessExecutor(lambda: worker)
+    executor = InProcessExecutor(lambda: worker)
+    assert executor.start() == Report()
+    return executor
 
 
 def test_steps_are_launched_in_order_though_some_are_lost() -> None:

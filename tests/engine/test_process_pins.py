@@ -16,6 +16,7 @@ from quire.engine.clients.request_stream import RequestStream
 from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
+from quire.protocol.control import ListPins, Unpin
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
@@ -96,14 +97,14 @@ def test_any_client_sees_a_pin_and_lets_it_go() -> None:
             handle = await pin(other, "policy.txt")
             assert handle == HANDLES_PER_CLIENT
             await other.close()
-            (held,) = await host.client.pins()
+            (held,) = (await host.client.control(ListPins())).pins
             assert (held.name, held.num_tokens, held.num_blocks) == ("policy.txt", 23, 6)
             assert (held.seconds_left, held.is_shared, held.tenant) == (math.inf, False, "")
             assert await num_cached(host.client, [*PREFIX, 7]) == 23
-            assert (await host.client.pins())[0].hits == 1
-            assert await host.client.unpin(handle)
-            assert not await host.client.unpin(handle)
-            assert await host.client.pins() == ()
+            assert (await host.client.control(ListPins())).pins[0].hits == 1
+            assert (await host.client.control(Unpin(handle))).was_there
+            assert not (await host.client.control(Unpin(handle))).was_there
+            assert (await host.client.control(ListPins())).pins == ()
             await until_idle(host.client)
 
     run(work())
@@ -115,7 +116,7 @@ def test_a_question_is_answered_or_fails() -> None:
             stream = await ask(host.client, [1], max_tokens=500)
             await anext(stream)
             os.kill(host.supervisor.pid, signal.SIGSTOP)  # it does not come to the question
-            question = asyncio.ensure_future(host.client.pins())
+            question = asyncio.ensure_future(host.client.control(ListPins()))
             await asyncio.sleep(0.1)
             assert not question.done()
             os.kill(host.supervisor.pid, signal.SIGKILL)
@@ -123,9 +124,9 @@ def test_a_question_is_answered_or_fails() -> None:
                 await question
             stream.abort()
             with pytest.raises(EngineUnavailableError):
-                await host.client.unpin(3)
+                await host.client.control(Unpin(3))
             await until_state(host.client, EngineState.READY)
-            assert await host.client.pins() == ()
+            assert (await host.client.control(ListPins())).pins == ()
 
     run(work())
 

@@ -16,6 +16,7 @@ from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
+from quire.protocol.control import ExtendPrompt
 from quire.protocol.messages import Add, ClientMessage, CoreMessage, Extend, Output
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.process_harness import FAKE_MODEL, Collected
@@ -73,7 +74,8 @@ class Cut:
         if in_core is not None:
             message = self._from_client.decode(encode(Extend(in_core, tokens, is_last)))
             assert isinstance(message, Extend)
-            self.engine.core.extend(message.handle, message.token_ids, is_last=message.is_last)
+            op = ExtendPrompt(message.handle, message.token_ids, message.is_last)
+            self.engine.core.control(op, 0.0)
 
     def step(self) -> None:
         self.engine.now += 1

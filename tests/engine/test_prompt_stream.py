@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, SchedulingParams
 from quire.engine.clients.prompt_stream import PromptStream
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, StepPlan, StepResult
+from quire.protocol.control import ExtendPrompt
 
 TEXT = "The capital of France is Paris, and the capital of Portugal is Lisbon; that of Italy is"
 IDS = [5 + 7 * i % 400 for i in range(60)]
@@ -131,9 +133,7 @@ def test_a_prompt_that_was_ended_takes_no_more(llm: LLM) -> None:
     client = llm.engine.client
     with llm.open_prompt(PARAMS) as stream:
         stream.append(IDS[:30])
-        assert client.awaits_prompt(stream.handle)
         client.abort([stream.handle])
-        assert not client.awaits_prompt(stream.handle)
         with pytest.raises(RequestError, match="ended before its prompt did"):
             stream.append(IDS[30:])
     with llm.open_prompt(PARAMS) as stream:
@@ -141,17 +141,19 @@ def test_a_prompt_that_was_ended_takes_no_more(llm: LLM) -> None:
         client.abort([stream.handle])
         with pytest.raises(RequestError, match="ended before its prompt did"):
             stream.finish()
-    assert not client.awaits_prompt(10**6)
+    nothing = np.zeros(0, np.int32)
+    assert not client.control(ExtendPrompt(10**6, nothing, is_last=False)).was_there
 
 
 def test_a_prompt_awaits_its_rest_until_it_is_finished(llm: LLM) -> None:
-    client = llm.engine.client
+    client, nothing = llm.engine.client, np.zeros(0, np.int32)
     with llm.open_prompt(PARAMS) as stream:
-        assert not client.awaits_prompt(stream.handle)  # nothing was given to the engine yet
+        more = ExtendPrompt(stream.handle, nothing, is_last=False)
+        assert not client.control(more).was_there  # nothing was given to the engine yet
         stream.append(IDS)
-        assert client.awaits_prompt(stream.handle)
+        assert client.control(more).was_there
         stream.finish()
-        assert not client.awaits_prompt(stream.handle)
+        assert not client.control(more).was_there
         with pytest.raises(RequestError, match="this prompt has ended"):
             stream.append(IDS)
 

@@ -24,22 +24,33 @@ from quire.protocol import (
     WholeSequence,
 )
 from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.control import (
+    Inspect,
+    ListPins,
+    Pause,
+    Report,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Unpin,
+    Wake,
+)
 from quire.protocol.messages import (
     Abort,
     Add,
+    Answer,
     ClientMessage,
+    Control,
     CoreMessage,
     Extend,
     Goodbye,
     Heartbeat,
     Hello,
-    ListPins,
     Output,
-    PinList,
     Probe,
     Refused,
-    Unpin,
-    Unpinned,
     Welcome,
 )
 from quire.protocol.pins import PinnedPrefix
@@ -142,13 +153,21 @@ OUTPUTS = st.integers(0, 6).flatmap(
         ),
     )
 )
+MODES = st.sampled_from(["keep", "wait", "abort"])
+OPS = st.one_of(
+    *(st.builds(kind) for kind in (Inspect, ListPins, Resume, Wake, StopProfile)),
+    st.builds(Unpin, st.integers(0, 2**62)),
+    st.builds(ResetPrefixCache, st.booleans()),
+    st.builds(Pause, MODES),
+    st.builds(Sleep, st.integers(1, 2), MODES),
+    st.builds(StartProfile, st.text(max_size=9)),
+)
 FROM_CLIENTS = st.one_of(
     st.builds(Hello, st.integers(), st.integers(0, 99)).filter(lambda h: abs(h.version) < 2**62),
     st.builds(Add, REQUESTS),
     st.builds(Abort, st.lists(st.integers(0, 2**62), max_size=4)),
     st.builds(Extend, st.integers(0, 2**62), ints(), st.booleans()),
-    st.builds(ListPins, st.integers(0, 2**62)),
-    st.builds(Unpin, st.integers(0, 2**62), st.integers(0, 2**62)),
+    st.builds(Control, st.integers(0, 2**62), OPS),
     st.just(Goodbye()),
 )
 
@@ -168,7 +187,8 @@ def test_outputs_survive(output: EngineOutput) -> None:
 def test_other_messages_survive() -> None:
     capacity = EngineCapacity(128, 16, 64, 16, 100, 1600, ((None, 16), (128, 48)), True, "fast")
     pin = PinnedPrefix(7, 341, 22, 5, math.inf, "policy.txt", "", is_shared=True)
-    answers = (PinList(3, (pin, pin)), Unpinned(4, was_held=True), Probe())
+    report = Report("fast ones", "cpu", "invariant", 3, 1, pins=(pin, pin))
+    answers = (Answer(3, report, "", 1), Answer(4, None, "it sleeps", 2), Probe())
     for message in (Welcome(3, capacity), Refused(7, "too long"), *answers):
         assert FROM_CORE.decode(encode(message)) == message
     beat = Heartbeat(

@@ -29,6 +29,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
+from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
     Feasibility,
@@ -317,7 +318,7 @@ class Simulation:
         if not rest:
             del self.arriving[handle]
         try:
-            self.scheduler.extend(handle, np.array(piece, np.int32), is_last=not rest)
+            self.scheduler.extend(ExtendPrompt(handle, np.array(piece, np.int32), not rest))
         except RequestError:
             self.arriving.pop(handle, None)
             self.num_refused += 1
@@ -325,7 +326,7 @@ class Simulation:
         self.check()
 
     def unpin(self, handle: int) -> None:
-        self.scheduler.unpin(handle)
+        self.scheduler.state.pins.release(handle)
         self.check()
 
     def plan(self) -> bool:

@@ -43,7 +43,7 @@ def test_requests_branch_off_with_the_partly_filled_block(windows) -> None:
     assert table.num_computed[table.live].sum() == 3 * 23 + 9
     grown = simulation.scheduler.stats().num_used_blocks - held
     assert grown == len(windows) * (1 + 2 + 3)  # a copied tail each, up to 24, 25 and 29 tokens
-    (pin,) = simulation.scheduler.pins(simulation.now)
+    (pin,) = simulation.scheduler.state.pins.list(simulation.now)
     assert (pin.handle, pin.num_tokens, pin.hits) == (handle, 23, 3)
     simulation.drain()
 
@@ -65,7 +65,7 @@ def test_samples_are_one_hit(num_blocks) -> None:
     groups = {id(simulation.scheduler.state.roster.groups[handle]) for handle in handles}
     assert len(groups) == (1 if num_blocks == 40 else 3)
     run(simulation)
-    assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
+    assert [pin.hits for pin in simulation.scheduler.state.pins.list(simulation.now)] == [1]
     simulation.drain()
 
 
@@ -75,7 +75,7 @@ def test_a_request_that_comes_back_hits_no_more() -> None:
     simulation.plan()
     simulation.scheduler._lifecycle.preempt(simulation.scheduler.state.roster.groups[handle])
     run(simulation)
-    assert [pin.hits for pin in simulation.scheduler.pins(simulation.now)] == [1]
+    assert [pin.hits for pin in simulation.scheduler.state.pins.list(simulation.now)] == [1]
     simulation.drain()
 
 
@@ -96,7 +96,7 @@ def test_a_shared_pin_is_for_every_tenant(windows, enable_prefix_caching) -> Non
         simulation.add([*PREFIX, 5], max_tokens=4, salt=salt)
     simulation.plan()
     assert simulation.standing.tolist().count(1) == 3
-    (pin,) = simulation.scheduler.pins(simulation.now)
+    (pin,) = simulation.scheduler.state.pins.list(simulation.now)
     assert (pin.is_shared, pin.hits) == (True, 3)
     simulation.drain()
 
@@ -119,14 +119,14 @@ def test_a_tenant_finds_its_own_blocks_behind_a_shared_pin(windows) -> None:
 
 def test_a_pin_ends_by_time_or_by_word() -> None:
     simulation, handle = pinned(seconds=5.0)
-    assert simulation.scheduler.pins(simulation.now)[0].seconds_left == 5.0
+    assert simulation.scheduler.state.pins.list(simulation.now)[0].seconds_left == 5.0
     simulation.now += 6
-    assert simulation.scheduler.pins(simulation.now) == ()
+    assert simulation.scheduler.state.pins.list(simulation.now) == ()
     simulation.plan()
     assert simulation.scheduler.stats().num_used_blocks == 0
     simulation, handle = pinned()
-    assert simulation.scheduler.unpin(handle)
-    assert not simulation.scheduler.unpin(handle)
+    assert simulation.scheduler.state.pins.release(handle)
+    assert not simulation.scheduler.state.pins.release(handle)
     assert simulation.scheduler.stats().num_used_blocks == 0
 
 
@@ -136,7 +136,7 @@ def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
     (handle,) = simulation.add([7] * 40, max_tokens=6)
     run(simulation)
     assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
-    assert simulation.scheduler.pins(simulation.now) == ()
+    assert simulation.scheduler.state.pins.list(simulation.now) == ()
     simulation.drain()
 
 

@@ -17,7 +17,7 @@ from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
@@ -93,16 +93,17 @@ class InMemoryClient:
         self._open.abort(handles)
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        self.engine.core.extend(handle, token_ids, is_last=is_last)
+        op = ExtendPrompt(handle, token_ids, is_last)
+        self.engine.core.control(op, time.monotonic())
 
-    def awaits_prompt(self, handle: int) -> bool:
-        return self.engine.core.awaits_prompt(handle)
-
-    async def pins(self) -> tuple[PinnedPrefix, ...]:
-        return self.engine.core.pins(time.monotonic())
-
-    async def unpin(self, handle: int) -> bool:
-        return self.engine.core.unpin(handle)
+    async def control(self, op: AdminOp) -> Report:
+        core = self.engine.core
+        while not core.is_ready_for(op):
+            await asyncio.sleep(0.001)
+        report = core.control(op, time.monotonic())
+        if self.state in (EngineState.READY, EngineState.SLEEPING):
+            self.state = EngineState.SLEEPING if report.sleep_level else EngineState.READY
+        return report
 
     def _abort_in_core(self, handles: list[int]) -> None:
         self.engine.core.abort(handles)
@@ -110,7 +111,7 @@ class InMemoryClient:
     async def _run(self) -> None:
         while self.engine.core.has_unfinished:
             await asyncio.sleep(self.step_s)
-            if self.paused:
+            if self.paused or self.engine.core.waits_for_input:
                 continue
             output = self.engine.core.step(time.monotonic())
             self.engine.core.check_invariants()
@@ -141,7 +142,9 @@ class InMemoryClient:
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, capacity=self._capacity)
+        level = self.engine.core.report.sleep_level
+        message = asleep(level) if level else ""
+        return EngineStatus(self.state, capacity=self._capacity, message=message)
 
     @property
     def stats(self) -> EngineStats:

@@ -15,6 +15,7 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.protocol.control import ListPins
 from quire.protocol.status import EngineState
 from quire.server.prefixes.files import RenderedPrefix, read_prefix_files, render_prefixes
 from quire.server.prefixes.pinning import PrefixKeeper
@@ -169,15 +170,16 @@ def test_prefixes_are_pinned_on_every_core() -> None:
             keeper = PrefixKeeper(host.client, prefixes)
             await keeper.start()
             await keeper.start()  # what is there is not pinned again
-            assert [held.name for held in await host.client.pins()] == ["one", "two"]
+            pins = (await host.client.control(ListPins())).pins
+            assert [held.name for held in pins] == ["one", "two"]
             keeping = asyncio.ensure_future(keeper.keep())
             for _ in range(2):
                 os.kill(host.supervisor.pid, signal.SIGKILL)
                 await until_state(host.client, EngineState.RESTARTING)
                 await until_state(host.client, EngineState.READY)
-                while len(await host.client.pins()) < 2:
+                while len((await host.client.control(ListPins())).pins) < 2:
                     await asyncio.sleep(0.02)
-                assert all(held.is_shared for held in await host.client.pins())
+                assert all(held.is_shared for held in (await host.client.control(ListPins())).pins)
             keeping.cancel()
 
     run(work())

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from quire.bundled import bundled_model_path
-from quire.config.measured import MeasuredMemory, render_measured, replan
+from quire.config.measured import render_measured, replan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.errors import ConfigError, EngineError
 from quire.platform import detect_platform
+from quire.protocol.control import MeasuredMemory
 from quire.runner.device.queue import HostQueue
 from quire.runner.forward import ForwardPass
 from quire.runner.swap.block_copies import StagedCopies

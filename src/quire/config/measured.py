@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quire.config.memory.budget import device_budget
 from quire.config.memory.plan import FixedBytes, format_bytes
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.resolve import Decision, Resolved
 from quire.config.settings import EngineSettings
+from quire.protocol.control import MeasuredMemory
 
-__all__ = ["MeasuredMemory", "render_measured", "replan"]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredMemory:
-    """Bytes of a device. total: that it has. free: of all programs, before this one took any.
-
-    weights: in tensors, after loading. loaded: all that this process has then. peak: the most that
-    it had while the largest steps were computed, the KV cache excepted.
-    """
-
-    total: int
-    free: int
-    weights: int
-    loaded: int
-    peak: int
+__all__ = ["render_measured", "replan"]
 
 
 def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -> Resolved:

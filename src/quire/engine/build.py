@@ -22,15 +22,16 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.model_front import load_model_front
+from quire.executor import Executor
 from quire.kv_cache import BlockHasher, KVManager
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
+from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.scheduler import Feasibility, PolicySettings, PrefillLimits, Scheduler, make_policy
 
 if TYPE_CHECKING:
-    from quire.executor.in_process import InProcessExecutor
     from quire.models import LoadFormat
 
 __all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
@@ -52,11 +53,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
-    """providers: a sentence on the kernels that serve."""
+    """report: of the executor's start."""
 
     core: EngineCore
     resolved: Resolved
-    providers: str
+    report: Report
     recovery_costs: RecoveryCosts | None
 
 
@@ -75,7 +76,7 @@ def build_engine(settings: EngineSettings, measure: Measure = time_kernels) -> E
     built = _load_core(plan)
     if not settings.quiet:
         seconds = time.monotonic() - started
-        print(f"{built.providers}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+        print(f"{built.report.kernels}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
     return Engine(
         client=InProcessClient(built.core),
         renderer=front.renderer,
@@ -150,35 +151,37 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         torch_compile=chosen.torch_compile,
         show_progress=not chosen.quiet,
     )
-    executor = InProcessExecutor(lambda: Worker(worker_settings))
+    executor: Executor = InProcessExecutor(lambda: Worker(worker_settings))
     try:
-        resolved = _allocate(executor, plan)
+        report = executor.start()
+        resolved = _allocate(executor, plan, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
     except BaseException:
         executor.shutdown()
         raise
     scheduler = _build_scheduler(resolved, plan.folder, costs)
-    core = EngineCore(scheduler, executor, chosen.depth, on_plan)
-    return BuiltCore(core, resolved, executor.providers, costs)
+    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report)
+    return BuiltCore(core, resolved, report, costs)
 
 
-def _allocate(executor: InProcessExecutor, plan: StartupPlan) -> Resolved:
+def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved:
     """Make the KV pool. The plan as it is then: on a GPU, of sizes that were measured before."""
-    resolved, measured = plan.resolved, executor.measure_memory()
-    if measured is not None:
-        settled = replan(plan.asked, resolved, measured)
+    resolved = plan.resolved
+    if report.measured is not None:
+        settled = replan(plan.asked, resolved, report.measured)
         if not settled.settings.quiet:
             print(render_measured(resolved, settled), file=sys.stderr)  # noqa: T201
         resolved = settled
-    executor.allocate(resolved.settings.num_kv_blocks, resolved.settings.max_model_len)
+    chosen = resolved.settings
+    executor.control(Allocate(chosen.num_kv_blocks, chosen.max_model_len))
     return resolved
 
 
-def _recovery_costs(executor: InProcessExecutor, preemption_mode: str) -> RecoveryCosts | None:
+def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:
     """By which preempted requests are swapped; None if they never are."""
     if preemption_mode == "swap":
         return ALWAYS_SWAP
-    return executor.measure_recovery() if preemption_mode == "auto" else None
+    return executor.control(MeasureRecovery()).recovery_costs if preemption_mode == "auto" else None
 
 
 def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | None]:

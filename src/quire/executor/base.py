@@ -1,9 +1,10 @@
-"""The door between plan and data: plans in, futures of results out."""
+"""The doors between plan and data: plans in, futures of results out; operations between them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from quire.protocol.control import ControlOp, Report
 from quire.protocol.step import StepPlan, StepResult
 
 __all__ = ["Executor", "StepFuture"]
@@ -27,6 +28,15 @@ class StepFuture(Protocol):
 
 class Executor(Protocol):
     """Executes plans in the order in which they are given."""
+
+    def start(self) -> Report:
+        """Load the model and measure, once, before all else. ConfigError if it cannot be loaded as
+        asked; nothing is left behind then."""
+        ...
+
+    def control(self, op: ControlOp) -> Report:
+        """Carry out an operation while no step is in flight. Raises what it says of itself."""
+        ...
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Start a step and return at once. The future raises on a fault of the device or the

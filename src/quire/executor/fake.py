@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
+from quire.errors import EngineError
+from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
@@ -147,6 +149,8 @@ class FakeExecutor:
         self._ticket_steps = ticket_steps
         self._lose = lose
         self._tickets: list[_Copies] = []
+        self._sleep_level = 0
+        self._weights_version = 0
         self._readers_fail = readers_fail
         self._tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._poison = poison
@@ -162,7 +166,40 @@ class FakeExecutor:
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
         self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
 
+    def start(self) -> Report:
+        return self._report()
+
+    def control(self, op: ControlOp) -> Report:
+        """What is dropped is filled with garbage, and all rows are gone."""
+        if self._queue:
+            raise EngineError(f"{type(op).__name__} was given while steps are in flight")
+        if isinstance(op, Sleep | UpdateWeights):
+            self._cache = self._rng.integers(0, 2**63, self._cache.shape).astype(np.uint64)
+            self._host = self._rng.integers(0, 2**63, self._host.shape).astype(np.uint64)
+            self._garbage[:] = True
+            self._host_garbage[:] = True
+            self._rows.standing[:] = 0
+            self._tickets.clear()
+        if isinstance(op, Sleep):
+            self._sleep_level = op.level
+        elif isinstance(op, Wake):
+            self._sleep_level = 0
+        elif isinstance(op, UpdateWeights):
+            self._weights_version += 1
+        return self._report()
+
+    def _report(self) -> Report:
+        return Report(
+            kernels="none: tokens are hashes",
+            kernel_family="fake",
+            numerics="invariant",
+            weights_version=self._weights_version,
+            sleep_level=self._sleep_level,
+        )
+
     def execute(self, plan: StepPlan) -> Future[StepResult]:
+        if self._sleep_level:
+            raise EngineError(f"a step was given at sleep level {self._sleep_level}")
         future: Future[StepResult] = _LateFuture(self)
         self._queue.append((plan, future))
         return future

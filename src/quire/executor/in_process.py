@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.config.measured import MeasuredMemory
 from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
-from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.control import ControlOp, Report
 from quire.protocol.step import StepPlan
 from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
@@ -26,8 +25,8 @@ class InProcessExecutor:
     thread waits for their results, in order."""
 
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
-        """make_worker: called in the thread, because thread settings of the math libraries belong
-        to the thread that computes. What it raises is raised here."""
+        """make_worker: called by `start` in the thread, because thread settings of the math
+        libraries belong to the thread that computes. What it raises is raised there."""
         self._process_id = os.getpid()
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
@@ -35,25 +34,41 @@ class InProcessExecutor:
         self._to_launch: deque[tuple[StepPlan, LaunchedStep]] = deque()
         self._is_launching = False
         self._last_end = 0.0
-        try:
-            self._worker: Worker | None = self._launcher.submit(make_worker).result()
-        except BaseException:
-            self._launcher.shutdown(wait=True, cancel_futures=True)
-            raise
-        self.providers = self._worker.providers if self._worker else ""
+        self._make_worker = make_worker
+        self._worker: Worker | None = None
+        self._is_started = False
 
-    def execute(self, plan: StepPlan) -> LaunchedStep:
+    def start(self) -> Report:
+        self._is_started = True
+        try:
+            self._worker = self._launcher.submit(self._make_worker).result()
+            return self._launcher.submit(self._worker.measure).result()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def control(self, op: ControlOp) -> Report:
+        """In the thread that computes."""
+        worker = self._require_worker()
+        return self._launcher.submit(worker.control, op).result()
+
+    def _require_worker(self) -> Worker:
         if self._worker is None:
-            raise EngineError("the engine has been shut down: start a new one")
+            what = "has been shut down" if self._is_started else "was not started"
+            raise EngineError(f"the engine {what}: start a new one")
         if os.getpid() != self._process_id:
             raise EngineError(
                 f"the engine's thread stayed in process {self._process_id} when this one was "
                 "forked from it: start a new engine here"
             )
+        return self._worker
+
+    def execute(self, plan: StepPlan) -> LaunchedStep:
+        worker = self._require_worker()
         launched = LaunchedStep()
         with self._lock:
             if not self._is_launching:
-                self._launcher.submit(self._launch_all, self._worker)
+                self._launcher.submit(self._launch_all, worker)
                 self._is_launching = True
             self._to_launch.append((plan, launched))
         return launched
@@ -95,21 +110,6 @@ class InProcessExecutor:
         seconds = ended - max(started, self._last_end)
         self._last_end = ended
         return seconds
-
-    def measure_memory(self) -> MeasuredMemory | None:
-        """As `Worker.measure_memory`, in the thread that computes."""
-        assert self._worker is not None
-        return self._launcher.submit(self._worker.measure_memory).result()
-
-    def allocate(self, num_blocks: int, max_model_len: int) -> None:
-        """As `Worker.allocate`, in the thread that computes. Before the first step."""
-        assert self._worker is not None
-        self._launcher.submit(self._worker.allocate, num_blocks, max_model_len).result()
-
-    def measure_recovery(self) -> RecoveryCosts:
-        """As `Worker.measure_recovery`, in the thread that computes."""
-        assert self._worker is not None
-        return self._launcher.submit(self._worker.measure_recovery).result()
 
     def shutdown(self) -> None:
         """What was not launched yet is dropped, and whoever waits for it is told so."""

@@ -29,6 +29,10 @@ class BlockHasher:
         self._digest = partial(hashlib.blake2b, digest_size=DIGEST_BYTES, key=key)
         self._weights_version = weights_version
 
+    def raise_version(self) -> None:
+        """The weights have changed: roots made from now on lead to no older name."""
+        self._weights_version += 1
+
     def root(self, salt: str = "") -> bytes:
         """The parent of a sequence's first block."""
         seed = f"{self._weights_version}\0{salt}".encode()

@@ -1,7 +1,7 @@
 """Models: one file per family, named by the architecture in config.json."""
 
 from quire.models.causal_lm import CausalLM, ModelFactory
-from quire.models.loader import LoadFormat, load_model
+from quire.models.loader import LoadFormat, check_replacements, load_model
 from quire.models.registry import ARCHITECTURES, find_model
 from quire.models.weight_map import WeightMap, WeightTarget
 
@@ -13,5 +13,6 @@ __all__ = [
     "WeightMap",
     "WeightTarget",
     "find_model",
+    "check_replacements",
     "load_model",
 ]

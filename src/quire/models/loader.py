@@ -25,7 +25,7 @@ from quire.models.progress import track
 from quire.models.registry import find_model
 from quire.models.weight_map import WeightMap, WeightTarget
 
-__all__ = ["LoadFormat", "load_model"]
+__all__ = ["LoadFormat", "check_replacements", "load_model"]
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -42,21 +42,26 @@ def load_model(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: bool = True,
+    replaced: Mapping[str, torch.Tensor] | None = None,
 ) -> CausalLM:
     """Build the model of `spec` and fill it.
 
     load_format: "auto" and "safetensors" read the folder's files; "dummy" fills with random
     numbers from `seed` and reads no weight file. progress: tell on stderr how far it has come.
+    replaced: by name as in the checkpoint, what is loaded instead (see `check_replacements`).
     Raises ConfigError: unknown architecture or format, broken or missing file, tensors that are
     missing, unexpected, of a wrong shape, or not finite in the model's dtype.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format={load_format!r}: use auto, safetensors or dummy")
-    create = find_model(spec.architecture)
+    create, others = find_model(spec.architecture), replaced or {}
     if load_format == "dummy":
         model = create(spec, factory)
         targets = model.weight_map.targets(model)
-        _fill(targets.values(), dummy_weights(targets, getattr(torch, spec.dtype), seed))
+        drawn = dummy_weights(targets, getattr(torch, spec.dtype), seed)
+        named = zip(targets, drawn, strict=True)
+        weights = ((target, others.get(name, tensor)) for name, (target, tensor) in named)
+        _fill(targets.values(), weights)
         return model
     checkpoint = read_checkpoint(folder)
     model = create(spec, factory)
@@ -64,9 +69,35 @@ def load_model(
     if spec.tie_word_embeddings and _has_own_head(tensors, model.weight_map):
         model = create(replace(spec, tie_word_embeddings=False), factory)
     plan = _match(tensors, model, folder)
-    weights = _read(plan, checkpoint.files, getattr(torch, spec.dtype), progress)
+    weights = _read(plan, checkpoint.files, getattr(torch, spec.dtype), progress, others)
     _fill((target for _, target in plan), weights)
     return model
+
+
+def check_replacements(
+    model: CausalLM, folder: Path, load_format: LoadFormat, replaced: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise ConfigError unless these are weights of the checkpoint by name, shape and kind."""
+    if load_format == "dummy":
+        targets = model.weight_map.targets(model)
+        shapes = {name: target.shape for name, target in targets.items()}
+    else:
+        shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
+    for name, tensor in replaced.items():
+        if name not in shapes:
+            raise ConfigError(
+                f"update_weights: the model has no tensor {name!r}; names are those of the "
+                f"checkpoint, such as {next(iter(shapes), '')!r}"
+            )
+        if tuple(tensor.shape) != shapes[name] or not tensor.is_floating_point():
+            raise ConfigError(
+                f"update_weights: tensor {name!r} has shape {list(tensor.shape)} and dtype "
+                f"{tensor.dtype}; give floating-point numbers of shape {list(shapes[name])}"
+            )
+        if not tensor.isfinite().all():
+            raise ConfigError(
+                f"update_weights: tensor {name!r} holds numbers that are not finite; give it whole"
+            )
 
 
 def _canonical_names(checkpoint: Checkpoint, model: CausalLM) -> dict[str, TensorInfo]:
@@ -149,6 +180,7 @@ def _read(
     files: Sequence[Path],
     dtype: torch.dtype,
     progress: bool,
+    replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
@@ -157,8 +189,10 @@ def _read(
     for file in track(files, PROGRESS_LABEL, shown=progress):
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
-                weight = opened.get_tensor(tensor.name)
-                _refuse_not_finite(weight, tensor, dtype)
+                weight = replaced.get(tensor.name)
+                if weight is None:
+                    weight = opened.get_tensor(tensor.name)
+                    _refuse_not_finite(weight, tensor, dtype)
                 yield target, weight
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import AdminOp, Report
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.protocol.step import IntArray
@@ -20,22 +20,20 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
     "Add",
+    "Answer",
     "ClientMessage",
+    "Control",
     "CoreMessage",
     "Extend",
     "Goodbye",
     "Heartbeat",
     "Hello",
     "Launch",
-    "ListPins",
     "Output",
-    "PinList",
     "Probe",
     "Refused",
     "Rejected",
     "StartFailure",
-    "Unpin",
-    "Unpinned",
     "Welcome",
     "client_of",
 ]
@@ -77,24 +75,18 @@ class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
     is_last: bool
 
 
-class ListPins(msgspec.Struct, frozen=True, array_like=True, tag="list_pins"):
-    """Answered by `PinList`. query: the client's number for the answer."""
+class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
+    """An operation beside steps, answered by `Answer`. query: the client's number for that."""
 
     query: int
-
-
-class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
-    """Let a prefix go, whichever client pinned it; answered by `Unpinned`."""
-
-    query: int
-    handle: int
+    op: AdminOp
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     """The client leaves; what it still has in the core is aborted, but what it pinned stays."""
 
 
-ClientMessage = Hello | Add | Abort | Extend | ListPins | Unpin | Goodbye
+ClientMessage = Hello | Add | Abort | Extend | Control | Goodbye
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -123,25 +115,21 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     output: EngineOutput
 
 
-class PinList(msgspec.Struct, frozen=True, array_like=True, tag="pins"):
-    """The prefixes that are held, those that other clients pinned too."""
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """report: None if the operation was refused, with a sentence that says why in `message`.
+    state_version: that of the engine's state in `Heartbeat`."""
 
     query: int
-    pins: tuple[PinnedPrefix, ...]
-
-
-class Unpinned(msgspec.Struct, frozen=True, array_like=True, tag="unpinned"):
-    """was_held: whether there was such a prefix."""
-
-    query: int
-    was_held: bool
+    report: Report | None
+    message: str
+    state_version: int
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     """Says nothing: a client to which it cannot be sent is gone, and what it had open is freed."""
 
 
-CoreMessage = Welcome | Rejected | Refused | Output | PinList | Unpinned | Probe
+CoreMessage = Welcome | Rejected | Refused | Output | Answer | Probe
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -149,7 +137,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     It carries progress and not a verdict: whoever watches tells a long step from a hung one by
     `step_seconds`, the age of the step that is in flight (None between steps), against
-    `slowest_step_seconds`, the longest of those that ended of late.
+    `slowest_step_seconds`, the longest of those that ended of late. state_version: how many
+    operations may have changed `sleep_level`; an answer to one may come before an older beat.
     """
 
     instance: int
@@ -160,6 +149,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     step_seconds: float | None = None
     slowest_step_seconds: float = 0.0
     stats: EngineStats = EngineStats()
+    sleep_level: int = 0
+    state_version: int = 0
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ class EngineRequest:
     salt: tenants with different salts never share cached blocks.
     beams: if set, the samples are the best sequences that a beam search finds, best first, and each
         comes whole with its finish.
-    is_open: more of the prompt will come (`EngineCore.extend`); what is there is computed
+    is_open: more of the prompt will come (`ExtendPrompt`); what is there is computed
         meanwhile, and nothing is generated before the end of the prompt is known.
     max_prompt_tokens: of an open request, how many there will be at most; None: whatever fits.
     pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is

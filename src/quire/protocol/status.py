@@ -21,6 +21,8 @@ class EngineState(enum.StrEnum):
     """The core lives but says nothing, or makes no progress in a step; it may recover."""
     RESTARTING = "restarting"
     """The core died or was ended, and another one starts; open streams wait for it."""
+    SLEEPING = "sleeping"
+    """The core has given its memory back; it takes requests again when it is woken up."""
     DRAINING = "draining"
     """Open streams are served to their end; new requests are refused."""
     DEAD = "dead"

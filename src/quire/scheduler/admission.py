@@ -32,18 +32,25 @@ class Admission:
         self._budget = budget
         self._allocation = allocation
 
-    def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
+    def admit(
+        self, slots: Slots, tokens: Slots, now: float, *, only_resumed: bool = False
+    ) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all after it. They
         compute with tokens that are left, or that running prompts after them had been given.
 
-        slots, tokens: what running sequences compute, [R]; what all compute then.
+        slots, tokens: what running sequences compute, [R]; what all compute then. only_resumed:
+            admit those alone that were admitted before.
         """
         if not len(self._state.waiting):
             return slots, tokens
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             return slots, tokens
         step = self._budget.open(slots, tokens)
-        while group := self._state.waiting.first(step.may_start, self._state.prefixes.num_uncached):
+
+        def may_start(group: SequenceGroup) -> bool:
+            return (group.was_admitted or not only_resumed) and step.may_start(group)
+
+        while group := self._state.waiting.first(may_start, self._state.prefixes.num_uncached):
             if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop(group)
                 continue

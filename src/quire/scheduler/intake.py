@@ -50,12 +50,13 @@ class RequestIntake:
             self._lifecycle.queue(group)
             self._state.deadlines.watch(group, self._state.speed.last_known)
 
-    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One
-        that has ended meanwhile is ignored. RequestError if it is not open, or grows too long."""
+    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> bool:
+        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it.
+        False, and nothing happens, if it has ended meanwhile. RequestError if it is not open, or
+        grows too long."""
         group = self._state.roster.groups.get(handle)
         if group is None:
-            return
+            return False
         length = len(group.request.prompt_token_ids) + len(token_ids)
         max_total = self._feasibility.max_total_of_prompt(group.request, length)
         prompt = np.concatenate((group.request.prompt_token_ids, token_ids)).astype(np.int32)
@@ -72,3 +73,4 @@ class RequestIntake:
         else:
             sequence.token_ids = prompt
         self._lifecycle.input_arrived(group)
+        return True

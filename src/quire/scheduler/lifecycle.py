@@ -143,15 +143,29 @@ class Lifecycle:
         self._state.kv.free(sequence.slot)
         self._state.builder.leave(self._state.table.leave(sequence))
 
+    def holders(self) -> list[SequenceGroup]:
+        """The groups that have slots."""
+        roster = self._state.roster
+        return [*roster.running, *(group for group in roster.blocked if group.has_slots)]
+
+    def vacate(self) -> None:
+        """Take the blocks of all, device and host, for good."""
+        self._state.kv.swaps.lose_all()
+        for group in self.holders():
+            self.preempt(group, may_swap=False)
+        roster = self._state.roster
+        for group in (*roster.waiting, *roster.blocked):
+            self._state.recovery.forget(group)
+
     def lose_steps(self, message: str) -> None:
         """Steps in flight were lost, and perhaps copies with them: groups that have rows fail,
         those that were coming in wait again, and nothing in the host is trusted."""
         roster = self._state.roster
         self._state.kv.swaps.lose_all()
-        for group in [*roster.running, *roster.blocked]:
+        for group in self.holders():
             if group.is_coming_in:
                 self.preempt(group, may_swap=False)
-            elif group.has_slots:
+            else:
                 self.fail(group, message)
         for group in (*roster.waiting, *roster.blocked):
             self._state.recovery.forget(group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +43,14 @@ class PrefixCache:
         if self._enabled:
             self._hasher.extend(names, token_ids, root)
         return root, names
+
+    def forget_weights(self, groups: Iterable[SequenceGroup]) -> None:
+        """The weights have changed: these groups, which hold no K/V, get new names."""
+        self._hasher.raise_version()
+        for group in groups:
+            group.root = self._hasher.root(group.request.salt)
+            for sequence in group.sequences:
+                sequence.names = []
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
         """What is cached of a waiting sequence, its last token excepted. A request that asks for

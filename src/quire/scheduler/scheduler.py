@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from quire.config.feasibility import Feasibility
 from quire.kv_cache import BlockHasher, KVManager
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import IntArray, StepPlan, StepResult
+from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams import BeamIntake
@@ -86,6 +86,7 @@ class Scheduler:
         self._counter = policy if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0
+        self._is_admission_held = False
 
     # --- requests come and go -------------------------------------------------------------------
 
@@ -93,22 +94,52 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine."""
         self._requests.add(request)
 
-    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it. One
-        that has ended meanwhile is ignored. RequestError if it is not open, or grows too long."""
-        self._requests.extend(handle, token_ids, is_last=is_last)
-
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
         self._lifecycle.abort(handle)
 
-    def unpin(self, handle: int) -> bool:
-        """Let the prefix go that this request pinned; whether there was one."""
-        return self.state.pins.release(handle)
+    # --- between steps --------------------------------------------------------------------------
 
-    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
-        """The prefixes that are held."""
-        return self.state.pins.list(now)
+    def extend(self, op: ExtendPrompt) -> bool:
+        """The prompt of an open request goes on; see `ExtendPrompt`. Whether it is still there."""
+        return self._requests.extend(op.handle, op.token_ids, is_last=op.is_last)
+
+    def reset_prefix_cache(self, *, reset_running: bool) -> None:
+        """Forget all cached prefixes but pinned ones; `reset_running`: compute running requests
+        again."""
+        if reset_running:
+            for group in self._lifecycle.holders():
+                self._lifecycle.preempt(group, may_swap=False)
+        self.state.kv.pool.drop_cached()
+
+    def vacate(self, *, has_new_weights: bool = False) -> None:
+        """The device keeps no K/V and no rows: whoever has any waits to be computed again. No step
+        is in flight."""
+        state = self.state
+        self._lifecycle.vacate()
+        state.pins.release_all()
+        state.builder.leave_all()
+        state.kv.pool.drop_cached()
+        state.kv.settle(state.kv.mark())
+        if has_new_weights:
+            state.prefixes.forget_weights(set(state.roster.groups.values()))
+
+    def hold_admission(self, *, is_held: bool) -> None:
+        """Admit nobody, but those that were admitted before, until this is undone."""
+        self._is_admission_held = is_held
+
+    def abort_all(self) -> None:
+        """End every sequence."""
+        for handle in list(self.state.roster.groups):
+            self.abort(handle)
+
+    @property
+    def has_admitted(self) -> bool:
+        """Whether any request that was admitted goes on without its client's help."""
+        return any(
+            group.was_admitted and not (group.request.is_open and group.state is GroupState.BLOCKED)
+            for group in self.state.roster.groups.values()
+        )
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -119,7 +150,9 @@ class Scheduler:
         self._admission.drop_late(now)
         slots, tokens, was_preempted = self._choose_running()
         if not was_preempted:
-            slots, tokens = self._admission.admit(slots, tokens, now)
+            slots, tokens = self._admission.admit(
+                slots, tokens, now, only_resumed=self._is_admission_held
+            )
         if not len(slots) and not self._has_news_to_fetch:
             return None
         self.state.recovery.note_planned(slots)
@@ -237,17 +270,16 @@ class Scheduler:
         """Whether requests may name a priority."""
         return self.state.waiting.uses_priority
 
-    def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request that may be extended; not once it has ended."""
-        group = self.state.roster.groups.get(handle)
-        return group is not None and group.request.is_open
-
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on."""
         state = self.state
+        may_wait = self._is_admission_held
         return (
-            all(group.state is GroupState.BLOCKED for group in state.roster.groups.values())
+            all(
+                group.state is GroupState.BLOCKED or (may_wait and not group.was_admitted)
+                for group in state.roster.groups.values()
+            )
             and not state.outputs.has_any
             and not state.kv.swaps.are_under_way
         )

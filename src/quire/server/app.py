@@ -28,6 +28,7 @@ from quire.server.http.trace import RequestTrace
 from quire.server.readings.front_board import FrontBoard
 from quire.server.readings.stats_line import StatsLine
 from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.routes.control import control_router
 from quire.server.routes.openai import generating_routes, openai_router
 from quire.server.routes.ops import ops_router
 from quire.server.routes.prefixes import prefix_router
@@ -64,6 +65,8 @@ def create_app(
     )
     openai = openai_router(services)
     others = text_router(services), ops_router(services), prefix_router(services)
+    if settings.enable_engine_control:
+        others = (*others, control_router(services))
     routes: list[BaseRoute] = []
     for router in (openai, *others):
         app.include_router(router)

@@ -60,6 +60,10 @@ class ServerSettings:
     enable_force_include_usage: bool = _setting(
         False, "send usage at the end of every stream, asked or not"
     )
+    enable_engine_control: bool = _setting(
+        False, "open the routes that pause the engine, let it sleep, and reset its prefix cache"
+    )
+    profile_dir: str = _setting("quire-profile", "folder of the traces of /start_profile")
     enable_log_requests: bool = _setting(False, "log the parameters of each request")
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")

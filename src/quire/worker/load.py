@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -43,6 +45,20 @@ class LoadedModel:
         others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
         return f"{self.attention.reason.rstrip('.')}; {others}"
 
+    @property
+    def kernel_family(self) -> str:
+        """Provider of matrix products, by which the others are chosen too."""
+        return self.ops.chosen["linear"]
+
+    @property
+    def numerics(self) -> Literal["fast", "invariant"]:
+        """Whether a row's bits depend on the rows beside it."""
+        family = self.kernel_family
+        is_invariant = family == "triton_invariant" or (
+            self.device.type == "cpu" and family != REFERENCE
+        )
+        return "invariant" if is_invariant else "fast"
+
 
 def open_device(platform: Platform) -> torch.device:
     """Where tensors live. Raises ConfigError with the driver's words if it does not start."""
@@ -58,9 +74,13 @@ def open_device(platform: Platform) -> torch.device:
     return device
 
 
-def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
-    """Choose kernels, build the model and fill it, tensor by tensor. Raises ConfigError if it
-    cannot be loaded as asked."""
+def load(
+    settings: WorkerSettings,
+    device: torch.device,
+    replaced: Mapping[str, torch.Tensor] | None = None,
+) -> LoadedModel:
+    """Choose kernels, build the model and fill it, tensor by tensor. replaced: weights, by name,
+    that take the place of the checkpoint's. Raises ConfigError if it cannot be loaded as asked."""
     torch.set_num_threads(settings.num_threads)
     # Where a GPU computes, no thread of ours does.
     team = Team(settings.num_threads if device.type == "cpu" else 1)
@@ -100,6 +120,7 @@ def load(settings: WorkerSettings, device: torch.device) -> LoadedModel:
             settings.load_format,
             settings.seed,
             settings.show_progress,
+            replaced,
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
         torch.set_num_threads(1)  # torch's own threads have only loaded

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from quire.config.measured import MeasuredMemory
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, RequestError
+from quire.models import check_replacements
+from quire.protocol.control import (
+    Allocate,
+    ControlOp,
+    MeasuredMemory,
+    MeasureRecovery,
+    Report,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    UpdateWeights,
+    Wake,
+)
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
@@ -17,9 +32,11 @@ from quire.worker.assemble import Assembly, PoolSize, assemble
 from quire.worker.device_memory import CudaMemory, DeviceMemory
 from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
+from quire.worker.profile import StepProfile
 from quire.worker.recovery import measure_recovery
 from quire.worker.settings import WorkerSettings
 from quire.worker.tickets import TicketedStep, failures_of
+from quire.worker.weight_stash import WeightStash
 
 __all__ = ["Worker"]
 
@@ -45,7 +62,99 @@ class Worker:
             ) from error
         self._size = PoolSize(0, settings.max_model_len)
         self._assembly: Assembly | None = None
-        self.providers = self._loaded.kernels
+        self._stash: WeightStash | None = None
+        self._replaced: dict[str, torch.Tensor] = {}
+        self._weights_version = 0
+        self._sleep_level = 0
+        self._profile = StepProfile()
+        self._report = Report(
+            kernels=self._loaded.kernels,
+            kernel_family=self._loaded.kernel_family,
+            numerics=self._loaded.numerics,
+        )
+
+    def measure(self) -> Report:
+        """What was loaded, and what steps take where that can be measured. Before `allocate`."""
+        return replace(self._report, measured=self.measure_memory())
+
+    def control(self, op: ControlOp) -> Report:
+        """Carry out an operation between steps. EngineError for one that is not a worker's."""
+        report = self._report
+        if isinstance(op, Allocate):
+            self.allocate(op.num_blocks, op.max_model_len)
+        elif isinstance(op, MeasureRecovery):
+            report = replace(report, recovery_costs=self.measure_recovery())
+        elif isinstance(op, Sleep):
+            self.sleep(op.level)
+        elif isinstance(op, Wake):
+            self.wake()
+        elif isinstance(op, UpdateWeights):
+            self.update_weights(op.tensors)
+        elif isinstance(op, StartProfile):
+            self._profile.start(op.directory, self._device)
+        elif isinstance(op, StopProfile):
+            report = replace(report, profile=self._profile.stop())
+        else:
+            raise EngineError(f"{type(op).__name__} is no operation of a worker")
+        return replace(report, weights_version=self._weights_version, sleep_level=self._sleep_level)
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of the KV pool back; at level 2 that of the weights too, and at level 1
+        move them from a GPU to host memory."""
+        self._synchronize()
+        self._assembly = None
+        if level == 2:
+            self._loaded = self._stash = None
+        elif self._device.type != "cpu" and self._loaded is not None and self._stash is None:
+            self._stash = WeightStash(self._loaded.model)
+        self._sleep_level = max(self._sleep_level, level)
+        self._give_back()
+
+    def wake(self) -> None:
+        """Take the memory again. ConfigError if it has gone to somebody else; then it sleeps on."""
+        try:
+            if self._loaded is None:
+                self._loaded = load(self._settings, self._device, self._replaced)
+            if self._stash is not None:
+                self._stash.restore()
+                self._stash = None
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"The weights do not fit into the GPU's memory any more: {_first_sentence(error)}. "
+                "Free some of it and wake the engine again."
+            ) from error
+        self.allocate(self._size.num_blocks, self._size.max_model_len)
+        self._sleep_level = 0
+
+    def update_weights(self, tensors: Mapping[str, Any]) -> None:
+        """Load the model again with these tensors in place of the checkpoint's. While awake."""
+        if self._loaded is None or self._sleep_level:
+            raise RequestError("the engine sleeps: wake it up before its weights are replaced")
+        given = {name: torch.as_tensor(value).detach().cpu() for name, value in tensors.items()}
+        check_replacements(
+            self._loaded.model, self._settings.folder, self._settings.load_format, given
+        )
+        self.sleep(2)
+        kept = self._replaced
+        self._replaced = {**kept, **{name: tensor.clone() for name, tensor in given.items()}}
+        try:
+            self.wake()
+        except BaseException:
+            self._replaced = kept
+            self.wake()
+            raise
+        self._weights_version += 1
+
+    def _give_back(self) -> None:
+        """Let the system have what nobody refers to. Start-up may have frozen all objects for the
+        collector, and with them what they hold."""
+        was_frozen = gc.get_freeze_count() > 0
+        gc.unfreeze()
+        gc.collect()
+        if was_frozen:
+            gc.freeze()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def measure_memory(self) -> MeasuredMemory | None:
         """Compute the largest steps there may be, over a KV pool of a few blocks, and see what they

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import AdminOp, Report
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs
@@ -121,19 +121,13 @@ class AsyncEngineClient(Protocol):
         """
         ...
 
-    def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request of this client that may be extended: not when its prompt
-        is complete, nor when it is known to have ended, however it did."""
-        ...
+    async def control(self, op: AdminOp) -> Report:
+        """Have the core carry out an operation between steps.
 
-    async def pins(self) -> tuple[PinnedPrefix, ...]:
-        """The prefixes that the core holds, whichever client pinned them. A request with
-        `pin_seconds` pins one; it stays when its client goes, and ends with the core.
-        EngineUnavailableError unless the engine is READY, and if it dies before it answers."""
-        ...
-
-    async def unpin(self, handle: int) -> bool:
-        """Let the prefix go that this request pinned; whether there was one. Errors as `pins`."""
+        Raises RequestError if the core refuses it, EngineUnavailableError unless the engine is
+        READY or SLEEPING, and if it dies before it answers. A prefix that a request pinned stays
+        when its client goes, and ends with the core, or when that sleeps.
+        """
         ...
 
     @property

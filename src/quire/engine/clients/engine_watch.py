@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from quire.protocol.control import asleep
 from quire.protocol.messages import Heartbeat
 from quire.protocol.status import (
     CORE_STARTS,
@@ -32,6 +33,7 @@ class EngineWatch:
         self._start_began = time.monotonic()
         self._is_draining = False
         self._death = ""
+        self._sleep = (0, 0, 0)  # of which core, after how many operations, how deep
         self._shown = self._key()
         self._changed = asyncio.Event()
 
@@ -40,7 +42,17 @@ class EngineWatch:
         self._is_silent = heartbeat is None
         if heartbeat is not None:
             self._beat = heartbeat
+            self._note_sleep(heartbeat.instance, heartbeat.state_version, heartbeat.sleep_level)
         self._notify()
+
+    def answered(self, state_version: int, sleep_level: int) -> None:
+        """The core has carried out an operation."""
+        if self._instance is not None:
+            self._note_sleep(self._instance, state_version, sleep_level)
+        self._notify()
+
+    def _note_sleep(self, instance: int, version: int, level: int) -> None:
+        self._sleep = max(self._sleep, (instance, version, level))
 
     def connected(self, instance: int, capacity: EngineCapacity) -> None:
         self._instance, self._capacity = instance, capacity
@@ -108,6 +120,9 @@ class EngineWatch:
             return EngineState.STALLED, "the engine core does not respond"
         if beat is not None and (beat.step_seconds or 0.0) > self._stalled_step_s:
             return EngineState.STALLED, f"the present step has taken {beat.step_seconds:.0f} s"
+        instance, _, level = self._sleep
+        if level and instance == self._instance:
+            return EngineState.SLEEPING, asleep(level)
         return EngineState.READY, ""
 
     # --- waiting --------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.engine.core.engine_core import EngineCore
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import ControlOp, Report
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import IntArray
 from quire.scheduler import SchedulerStats
 
 __all__ = ["EngineClient", "InProcessClient"]
@@ -26,26 +26,18 @@ class EngineClient(Protocol):
         """End sequences; unknown or finished ones are ignored."""
         ...
 
-    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        """More of the prompt of an open request, and perhaps its end. RequestError if it is not
-        open or grows too long; one that has ended is ignored."""
+    def control(self, op: ControlOp) -> Report:
+        """Carry out an operation between steps. Raises what the operation says of itself."""
         ...
 
-    def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request that may be extended; not once it has ended."""
+    @property
+    def report(self) -> Report:
+        """The state of the engine."""
         ...
 
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some open prompt goes on."""
-        ...
-
-    def unpin(self, handle: int) -> bool:
-        """Let the prefix go that this request pinned; whether there was one."""
-        ...
-
-    def pins(self) -> tuple[PinnedPrefix, ...]:
-        """The prefixes that are held."""
         ...
 
     def step(self) -> EngineOutput:
@@ -67,6 +59,7 @@ class InProcessClient:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self._held: deque[EngineOutput] = deque()  # of steps while an operation waited
 
     def add(self, request: EngineRequest) -> None:
         self._core.add(request)
@@ -74,28 +67,29 @@ class InProcessClient:
     def abort(self, handles: Sequence[int]) -> None:
         self._core.abort(list(handles))
 
-    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        self._core.extend(handle, token_ids, is_last=is_last)
+    def control(self, op: ControlOp) -> Report:
+        try:
+            while not self._core.is_ready_for(op):
+                self._held.append(self._core.step(time.monotonic()))
+        except BaseException:
+            self._core.stop_waiting()
+            raise
+        return self._core.control(op, time.monotonic())
 
-    def awaits_prompt(self, handle: int) -> bool:
-        return self._core.awaits_prompt(handle)
+    @property
+    def report(self) -> Report:
+        return self._core.report
 
     @property
     def waits_for_input(self) -> bool:
-        return self._core.waits_for_input
-
-    def unpin(self, handle: int) -> bool:
-        return self._core.unpin(handle)
-
-    def pins(self) -> tuple[PinnedPrefix, ...]:
-        return self._core.pins(time.monotonic())
+        return self._core.waits_for_input and not self._held
 
     def step(self) -> EngineOutput:
-        return self._core.step(time.monotonic())
+        return self._held.popleft() if self._held else self._core.step(time.monotonic())
 
     @property
     def has_unfinished(self) -> bool:
-        return self._core.has_unfinished
+        return self._core.has_unfinished or bool(self._held)
 
     def stats(self) -> SchedulerStats:
         return self._core.stats()

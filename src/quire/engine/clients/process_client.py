@@ -21,23 +21,21 @@ from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
+from quire.protocol.control import AdminOp, Report
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     Abort,
     Add,
+    Answer,
+    Control,
     CoreMessage,
     Extend,
-    ListPins,
     Output,
-    PinList,
     Probe,
     Refused,
     Rejected,
-    Unpin,
-    Unpinned,
     Welcome,
 )
-from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
@@ -104,7 +102,7 @@ class ProcessEngineClient:
         return first
 
     async def add(self, request: EngineRequest) -> RequestStream:
-        connection, capacity = self._require_core()
+        connection, capacity = self._require_core(EngineState.READY)
         request = _without_text(request)
         data = self._encoded(request)
         check_servable(request, capacity)
@@ -126,15 +124,17 @@ class ProcessEngineClient:
             self._connection.send(Extend(in_core, token_ids, is_last))
 
     def awaits_prompt(self, handle: int) -> bool:
+        """Whether this is an open request of this client that may be extended: not when its prompt
+        is complete, nor when it is known to have ended, however it did."""
         return self._open.awaits_prompt(handle)
 
-    async def unpin(self, handle: int) -> bool:
-        connection, _ = self._require_core()
-        return await self._queries.ask(lambda query: connection.send(Unpin(query, handle)))
-
-    async def pins(self) -> tuple[PinnedPrefix, ...]:
-        connection, _ = self._require_core()
-        return await self._queries.ask(lambda query: connection.send(ListPins(query)))
+    async def control(self, op: AdminOp) -> Report:
+        connection, _ = self._require_core(EngineState.READY, EngineState.SLEEPING)
+        answer: Answer = await self._queries.ask(lambda query: connection.send(Control(query, op)))
+        if answer.report is None:
+            raise RequestError(answer.message)
+        self._watch.answered(answer.state_version, answer.report.sleep_level)
+        return answer.report
 
     @property
     def status(self) -> EngineStatus:
@@ -220,10 +220,8 @@ class ProcessEngineClient:
             self._greeted(self._connection, message)
         elif isinstance(message, Rejected):
             self._rejected(message)
-        elif isinstance(message, PinList):
-            self._queries.answer(message.query, message.pins)
-        elif isinstance(message, Unpinned):
-            self._queries.answer(message.query, message.was_held)
+        elif isinstance(message, Answer):
+            self._queries.answer(message.query, message)
         else:
             assert isinstance(message, Probe), "it needs no answer"
         for request in self._open.next_trial():
@@ -269,10 +267,10 @@ class ProcessEngineClient:
 
     # --- small parts ----------------------------------------------------------------------------
 
-    def _require_core(self) -> tuple[CoreConnection, EngineCapacity]:
+    def _require_core(self, *states: EngineState) -> tuple[CoreConnection, EngineCapacity]:
+        """The connection, in one of these states. EngineUnavailableError in another one."""
         status, connection = self.status, self._connection
-        is_ready = status.state is EngineState.READY
-        if not is_ready or connection is None or status.capacity is None:
+        if status.state not in states or connection is None or status.capacity is None:
             raise EngineUnavailableError(f"{status.message or status.state}: try again later")
         return connection, status.capacity
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import NoReturn
 
 import numpy as np
 
 from quire.engine.clients.in_process import EngineClient
 from quire.errors import RequestError
+from quire.protocol.control import ExtendPrompt
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
@@ -57,11 +59,11 @@ class PromptStream:
             if found and self._output is None:
                 self._output = self._add(found, is_open=True)
             elif found:
-                self._client.extend(self.handle, _ids(found), is_last=False)
+                self._extend(found, is_last=False)
         except RequestError:
             self.close()
             raise
-        while found and not self._client.waits_for_input and self._awaits_prompt:
+        while found and not self._client.waits_for_input and not self._has_ended:
             self._step()
         self._check_open()
 
@@ -104,25 +106,36 @@ class PromptStream:
         return self._request.first_handle
 
     @property
-    def _awaits_prompt(self) -> bool:
-        return self._output is None or self._client.awaits_prompt(self.handle)
+    def _has_ended(self) -> bool:
+        return self._output is not None and self._output.finished
 
     def _check_open(self) -> None:
         if self._is_finished:
             raise RequestError("this prompt has ended: open another one")
-        if not self._awaits_prompt:
-            assert self._output is not None, "otherwise the engine has not heard of it"
-            reason = self._output.error or "it was aborted"
-            self.close()
-            raise RequestError(f"this request ended before its prompt did: {reason}")
+        if self._has_ended:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        assert self._output is not None, "otherwise the engine has not heard of it"
+        reason = self._output.error or "it was aborted"
+        self.close()
+        raise RequestError(f"this request ended before its prompt did: {reason}")
+
+    def _extend(self, token_ids: list[int], *, is_last: bool) -> None:
+        """Send more of the prompt. RequestError, with the reason, if the request has ended."""
+        op = ExtendPrompt(self.handle, _ids(token_ids), is_last)
+        if self._client.control(op).was_there:
+            return
+        while self._client.has_unfinished and not self._has_ended:
+            self._step()  # the news of its end is on the way
+        self._refuse()
 
     def _complete(self) -> RequestOutput:
         """Give the engine what it lacks of the whole prompt."""
         whole, given = self._pieces.whole(), self._pieces.token_ids
         if self._output is not None and whole.token_ids[: len(given)] == given:
             self._assembler.set_prompt(self.handle, whole)
-            rest = _ids(whole.token_ids[len(given) :])
-            self._client.extend(self.handle, rest, is_last=True)
+            self._extend(whole.token_ids[len(given) :], is_last=True)
             return self._output
         if self._output is not None:  # the text's first tokens are others than they seemed
             self._assembler.drop([self.handle])

@@ -5,15 +5,30 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import EngineError
+from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.executor import Executor, StepFuture
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.control import (
+    ControlOp,
+    ExtendPrompt,
+    Inspect,
+    ListPins,
+    Pause,
+    PauseMode,
+    Report,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    Unpin,
+    UpdateWeights,
+    Wake,
+    asleep,
+)
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import IntArray
 from quire.scheduler import Scheduler, SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
@@ -32,16 +47,24 @@ class EngineCore:
         executor: Executor,
         depth: int = 2,
         on_plan: PlanObserver | None = None,
+        report: Report | None = None,
     ) -> None:
-        """on_plan: told the handles of the running sequences before a step is executed."""
+        """on_plan: told the handles of the running sequences before a step is executed. report:
+        the executor's, of its start."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
         self._in_flight: deque[StepFuture] = deque()
+        self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
+        self._is_paused = False
+        self._report = report or Report()
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. RequestError if this engine could never serve it."""
+        """Queue a request. RequestError if this engine could never serve it,
+        EngineUnavailableError while it sleeps."""
+        if self._report.sleep_level:
+            raise EngineUnavailableError(asleep(self._report.sleep_level))
         self._scheduler.add(request)
 
     def abort(self, handles: list[int]) -> None:
@@ -49,13 +72,103 @@ class EngineCore:
         for handle in handles:
             self._scheduler.abort(handle)
 
-    def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> None:
-        """More of the prompt of an open request, and perhaps its end; see `Scheduler.extend`."""
-        self._scheduler.extend(handle, token_ids, is_last=is_last)
+    # --- between steps --------------------------------------------------------------------------
 
-    def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request that may be extended; not once it has ended."""
-        return self._scheduler.awaits_prompt(handle)
+    def is_ready_for(self, op: ControlOp) -> bool:
+        """Whether `control` may follow: not while a pause waits for requests to end. Until it may,
+        nobody new is admitted."""
+        if not isinstance(op, Pause | Sleep) or op.mode != "wait" or self._is_paused:
+            return True
+        self._scheduler.hold_admission(is_held=True)
+        return not self._scheduler.has_admitted
+
+    def stop_waiting(self) -> None:
+        """The operation that `is_ready_for` was asked about follows now, or never."""
+        self._scheduler.hold_admission(is_held=False)
+
+    def control(self, op: ControlOp, now: float) -> Report:
+        """Carry out an operation, after the steps in flight if it needs that; what they gave comes
+        with the next `step`. Raises what the operation says of itself."""
+        scheduler = self._scheduler
+        if isinstance(op, ExtendPrompt):
+            return replace(self._report, was_there=scheduler.extend(op))
+        if isinstance(op, Inspect):
+            return self._report
+        if isinstance(op, ListPins):
+            return replace(self._report, pins=scheduler.state.pins.list(now))
+        if isinstance(op, Unpin):
+            return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
+        self._settle()
+        self.stop_waiting()
+        if isinstance(op, ResetPrefixCache):
+            scheduler.reset_prefix_cache(reset_running=op.reset_running)
+        elif isinstance(op, Pause):
+            self._pause(op.mode)
+        elif isinstance(op, Resume):
+            self._resume()
+        elif isinstance(op, Sleep):
+            return self._sleep(op)
+        elif isinstance(op, Wake):
+            return self._wake(op)
+        elif isinstance(op, UpdateWeights):
+            report = self._ask(op)
+            scheduler.vacate(has_new_weights=True)
+            return report
+        else:
+            return self._ask(op)
+        return self._report
+
+    def _ask(self, op: ControlOp) -> Report:
+        """The executor's report; what it says of the engine's state is remembered."""
+        report = replace(self._executor.control(op), is_paused=self._is_paused)
+        self._report = replace(
+            self._report,
+            weights_version=report.weights_version,
+            sleep_level=report.sleep_level,
+        )
+        return report
+
+    def _settle(self) -> None:
+        """Wait for the steps in flight."""
+        while self._in_flight:
+            self._held.append(self._take_oldest())
+
+    def _pause(self, mode: PauseMode) -> None:
+        if mode == "abort":
+            self._scheduler.abort_all()
+        self._set_paused(is_paused=True)
+
+    def _resume(self) -> None:
+        if self._report.sleep_level:
+            raise RequestError("the engine sleeps: wake it up instead")
+        self._set_paused(is_paused=False)
+
+    def _set_paused(self, *, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self._report = replace(self._report, is_paused=is_paused)
+
+    def _sleep(self, op: Sleep) -> Report:
+        if op.level not in (1, 2):
+            raise RequestError(
+                f"the sleep level is {op.level}: give 1 (KV cache) or 2 (weights too)"
+            )
+        self._pause(op.mode)
+        self._scheduler.vacate()
+        return self._ask(op)
+
+    def _wake(self, op: Wake) -> Report:
+        if not self._report.sleep_level:
+            return self._report
+        self._ask(op)
+        self._resume()
+        return self._report
+
+    @property
+    def report(self) -> Report:
+        """The state of the engine."""
+        return self._report
+
+    # --- steps ----------------------------------------------------------------------------------
 
     @property
     def uses_priority(self) -> bool:
@@ -64,32 +177,34 @@ class EngineCore:
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether a step could do nothing before some prompt goes on."""
-        return not self._in_flight and self._scheduler.waits_for_input
+        """Whether a step could do nothing before some prompt goes on, or the engine does."""
+        if self._in_flight or self._held:
+            return False
+        return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
-    def unpin(self, handle: int) -> bool:
-        """Let the prefix go that this request pinned; whether there was one."""
-        return self._scheduler.unpin(handle)
-
-    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
-        """The prefixes that are held."""
-        return self._scheduler.pins(now)
+    @property
+    def _has_news(self) -> bool:
+        return self._scheduler.state.outputs.has_any
 
     @property
     def has_unfinished(self) -> bool:
-        return self._scheduler.has_unfinished or bool(self._in_flight)
+        return self._scheduler.has_unfinished or bool(self._in_flight or self._held)
 
     def step(self, now: float) -> EngineOutput:
         """Fill the pipeline, wait for its oldest step, and return what that gave to the clients."""
-        while len(self._in_flight) < self._depth:
+        if self._held:
+            return self._held.popleft()
+        while len(self._in_flight) < self._depth and not self._is_paused:
             plan = self._scheduler.plan(now)
             if plan is None:
                 break
             if self._on_plan is not None:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
-        if not self._in_flight:
-            return self._flush()
+        return self._take_oldest() if self._in_flight else self._flush()
+
+    def _take_oldest(self) -> EngineOutput:
+        """What the oldest step in flight gave."""
         future = self._in_flight[0]
         try:
             result = future.result()
@@ -102,7 +217,8 @@ class EngineCore:
 
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
-        if not output.finished and not self._scheduler.waits_for_input:
+        is_idle = self._is_paused or self._scheduler.waits_for_input
+        if not output.finished and not is_idle:
             raise EngineError(
                 f"nothing can be planned although requests wait ({self._scheduler.stats()}): "
                 "this is a fault of the scheduler, please report it"

@@ -43,6 +43,7 @@ class Progress:
         self.capacity: EngineCapacity | None = None
         self.is_draining = False
         self.stats = EngineStats()
+        self.sleep_state: tuple[int, int] = (0, 0)  # `Heartbeat.state_version` and `sleep_level`
         self._phases: tuple[tuple[str, float], ...] = ()  # name, when it began
         self._is_ready = False
         self._step_started: float | None = None
@@ -93,6 +94,8 @@ class Progress:
             step_seconds=None if started is None else now - started,
             slowest_step_seconds=self._slowest,
             stats=self.stats,
+            state_version=self.sleep_state[0],
+            sleep_level=self.sleep_state[1],
         )
 
 

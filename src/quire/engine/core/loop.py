@@ -11,27 +11,26 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.heartbeat import Progress
 from quire.engine.core.in_flight import InFlightRecord
 from quire.engine.core.socket import CoreSocket
-from quire.errors import RequestError
+from quire.errors import EngineUnavailableError, QuireError, RequestError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.control import ExtendPrompt
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     MAX_CLIENTS,
     PROTOCOL_VERSION,
     Abort,
     Add,
+    Answer,
     ClientMessage,
+    Control,
     CoreMessage,
     Extend,
     Goodbye,
     Hello,
-    ListPins,
     Output,
-    PinList,
     Probe,
     Refused,
     Rejected,
-    Unpin,
-    Unpinned,
     Welcome,
 )
 from quire.protocol.request import (
@@ -83,6 +82,8 @@ class CoreLoop:
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
         self._clients = ClientTable()
         self._is_stopped = False
+        self._operations: list[tuple[int, Control]] = []  # asked for by which client
+        self._version = 0
         self._counts = dict.fromkeys(
             ("generation_tokens_total", "requests_total", "refused_total", "aborted_total"), 0
         )
@@ -104,6 +105,7 @@ class CoreLoop:
     def run(self) -> None:
         while not self._is_stopped:
             self._take_messages()
+            self._control()
             if self._core.has_unfinished and not self._core.waits_for_input:
                 self._step()
                 continue
@@ -112,6 +114,30 @@ class CoreLoop:
                 return
             self._look_around(time.monotonic(), is_idle=True)
             self._socket.wait(PROBE_INTERVAL_S if self._core.has_unfinished else None)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _control(self) -> None:
+        """Carry out the operations that were asked for, in order; one that has to wait for requests
+        to end lets those after it go first."""
+        operations, self._operations = self._operations, []
+        for client_id, message in operations:
+            if not self._core.is_ready_for(message.op):
+                self._operations.append((client_id, message))
+                continue
+            report, reason = None, ""
+            try:
+                report = self._core.control(message.op, time.monotonic())
+            except QuireError as error:
+                reason = str(error)
+            except Exception as error:
+                logger.exception("operation %r failed", message.op)
+                reason = f"the engine could not do it ({error!r})"
+            self._version += 1
+            self._progress.sleep_state = self._version, self._core.report.sleep_level
+            client = self._clients.of_id(client_id)
+            if client is not None:
+                self._send(client, Answer(message.query, report, reason, self._version))
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -206,10 +232,8 @@ class CoreLoop:
             self._abort(client, message.handles)
         elif isinstance(message, Extend):
             self._extend(client, message)
-        elif isinstance(message, ListPins):
-            self._send(client, PinList(message.query, self._core.pins(time.monotonic())))
-        elif isinstance(message, Unpin):
-            self._send(client, Unpinned(message.query, self._core.unpin(message.handle)))
+        elif isinstance(message, Control):
+            self._operations.append((client.client_id, message))
         else:
             self._drop(client, "has left")
 
@@ -245,6 +269,8 @@ class CoreLoop:
             return
         try:
             self._core.add(request)
+        except EngineUnavailableError as error:
+            self._fail(client, handles, str(error))
         except RequestError as error:
             self._counts["refused_total"] += 1
             self._socket.send(client.peer, encode(Refused(request.first_handle, str(error))))
@@ -260,7 +286,8 @@ class CoreLoop:
         if handle not in client.live:
             return
         try:
-            self._core.extend(handle, message.token_ids, is_last=message.is_last)
+            op = ExtendPrompt(handle, message.token_ids, message.is_last)
+            self._core.control(op, time.monotonic())
         except RequestError as error:
             self._counts["refused_total"] += 1
             self._core.abort([handle])

@@ -171,7 +171,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
                 (group.window, group.tokens_per_block) for group in built.resolved.layout.groups
             ),
             uses_priority=built.core.uses_priority,
-            description=built.providers,
+            description=built.report.kernels,
         ),
     )
 

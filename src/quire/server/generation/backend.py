@@ -116,6 +116,12 @@ class Backend:
             )
         return Ready(client, model, status.capacity)
 
+    def require_core(self) -> AsyncEngineClient:
+        """For what an engine does that serves or sleeps. RefusedError 503 unless it can."""
+        if self._client is None or self.status.state is not EngineState.SLEEPING:
+            return self.require().client
+        return self._client
+
 
 def describe(status: EngineStatus) -> str:
     """State, phase and reason in a few words: "starting (loading, 2.1 s)"."""

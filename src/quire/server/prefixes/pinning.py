@@ -12,6 +12,7 @@ import numpy as np
 
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
+from quire.protocol.control import ListPins
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.scheduling_params import SchedulingParams
@@ -61,7 +62,7 @@ async def pin_prefix(
         message = "the engine ended the request" if finish is None else finish.message
         raise EngineError(f"The prefix was not pinned: {message}.")
     # By its name: a request that was replayed to another core has another handle there.
-    for pin in await client.pins():
+    for pin in (await client.control(ListPins())).pins:
         if pin.name == name:
             return pin
     if time.monotonic() - request.arrival_time > seconds:
@@ -100,6 +101,8 @@ class PrefixKeeper:
         without it."""
         status = self._client.status
         while self._prefixes:
+            if status.state is EngineState.SLEEPING:
+                self._served = -1  # it has let them go
             if status.state is EngineState.READY and status.restarts != self._served:
                 try:
                     await self._pin_all(status)
@@ -122,7 +125,8 @@ class PrefixKeeper:
     async def _pin_all(self, status: EngineStatus) -> None:
         """Those that the present core does not have."""
         if self._prefixes:
-            held = {pin.name for pin in await self._client.pins() if pin.is_shared}
+            pins = (await self._client.control(ListPins())).pins
+            held = {pin.name for pin in pins if pin.is_shared}
             for prefix in self._prefixes:
                 if prefix.name not in held:
                     await self._pin(prefix)

@@ -17,7 +17,7 @@ __all__ = ["ops_router"]
 
 JSON = "application/json"
 
-_HEALTHY = (EngineState.READY, EngineState.DRAINING)
+_HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 
 
 def ops_router(services: Services) -> APIRouter:

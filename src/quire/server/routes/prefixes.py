@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.errors import EngineError, EngineUnavailableError
+from quire.protocol.control import ListPins, Unpin
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
@@ -41,8 +42,8 @@ def prefix_router(services: Services) -> APIRouter:
     @router.get("/admin/prefixes")
     async def list_prefixes(request: Request) -> Response:
         """The pinned prefixes: their size, hits, and seconds left."""
-        pins = await services.backend.require().client.pins()
-        found = [_shown(pin) for pin in pins if _is_visible(pin, request)]
+        report = await services.backend.require().client.control(ListPins())
+        found = [_shown(pin) for pin in report.pins if _is_visible(pin, request)]
         return Response(encode({"prefixes": found}), media_type=JSON)
 
     @router.post("/admin/prefixes", openapi_extra=body_of(PinRequest))
@@ -59,15 +60,16 @@ def prefix_router(services: Services) -> APIRouter:
     async def unpin(request: Request, prefix_id: str) -> Response:
         """Let a pinned prefix go before its time."""
         client = services.backend.require().client
-        pins = {str(pin.handle): pin for pin in await client.pins() if _is_visible(pin, request)}
-        found = pins.get(prefix_id)
+        pins = (await client.control(ListPins())).pins
+        visible = {str(pin.handle): pin for pin in pins if _is_visible(pin, request)}
+        found = visible.get(prefix_id)
         if found is not None and found.tenant != request.state.tenant:
             raise RefusedError(
                 f"The prefix {prefix_id} was pinned by the operator for all API keys. Ask the "
                 "operator to let it go.",
                 status=403,
             )
-        if found is None or not await client.unpin(found.handle):
+        if found is None or not (await client.control(Unpin(found.handle))).was_there:
             raise RefusedError(
                 f"There is no pinned prefix {prefix_id[:64]!r}. GET /admin/prefixes lists them.",
                 status=404,

@@ -1,0 +1,200 @@
+"""Operations beside steps: what an engine is asked to do or to tell, and its one kind of answer.
+
+They run while no step is in flight. Those of clients cross to the engine's process as they are;
+those of a start, and new weights, never leave the process that gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from quire.protocol.pins import PinnedPrefix
+from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.step import IntArray
+
+__all__ = [
+    "AdminOp",
+    "Allocate",
+    "ControlOp",
+    "ExtendPrompt",
+    "Inspect",
+    "ListPins",
+    "MeasureRecovery",
+    "MeasuredMemory",
+    "Pause",
+    "PauseMode",
+    "Report",
+    "ResetPrefixCache",
+    "Resume",
+    "Sleep",
+    "StartProfile",
+    "StopProfile",
+    "Unpin",
+    "UpdateWeights",
+    "Wake",
+    "asleep",
+]
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of requests: they stand still where they are; those that were admitted go on to
+their end, while nobody is admitted; or all of them end."""
+
+
+class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One operation."""
+
+
+class Inspect(_Op, frozen=True):
+    """Change nothing, and report."""
+
+
+class ListPins(_Op, frozen=True):
+    """Answered by `Report.pins`."""
+
+
+class Unpin(_Op, frozen=True):
+    """Release the prefix that this request pinned. `Report.was_there`: whether there was one."""
+
+    handle: int
+
+
+class ResetPrefixCache(_Op, frozen=True):
+    """Forget all cached prefixes but pinned ones. reset_running: running requests are preempted
+    too, and computed again."""
+
+    reset_running: bool = False
+
+
+class Pause(_Op, frozen=True):
+    """Compute nothing until `Resume`; new requests wait. Answered when steps have ended, and with
+    mode "wait" when the requests have."""
+
+    mode: PauseMode = "abort"
+
+
+class Resume(_Op, frozen=True):
+    """Go on after `Pause`. RequestError while the engine sleeps."""
+
+
+class Sleep(_Op, frozen=True):
+    """Pause, then give memory back. level 1: the KV cache; weights stay on a CPU, and go from a GPU
+    to host memory. level 2: the weights too, which are loaded again on `Wake`. New requests are
+    refused. Cached and pinned prefixes are lost; requests that are kept are computed again."""
+
+    level: int = 1
+    mode: PauseMode = "abort"
+
+
+class Wake(_Op, frozen=True):
+    """Take memory again after `Sleep`, and go on."""
+
+
+class StartProfile(_Op, frozen=True):
+    """Record what steps do, until `StopProfile` writes a trace to a file in `directory`."""
+
+    directory: str
+
+
+class StopProfile(_Op, frozen=True):
+    """End a recording. `Report.profile`: the file."""
+
+
+AdminOp = (
+    Inspect
+    | ListPins
+    | Unpin
+    | ResetPrefixCache
+    | Pause
+    | Resume
+    | Sleep
+    | Wake
+    | StartProfile
+    | StopProfile
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPrompt:
+    """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it.
+    RequestError if it has ended already or grows too long. `Report.was_there`: false if the request
+    has ended."""
+
+    handle: int
+    token_ids: IntArray
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeights:
+    """Replace weights by name, as the checkpoint names them; others stay. Requests go on with the
+    new ones, computed again from their tokens, and nothing that was cached is hit any more.
+
+    tensors: torch tensors or arrays of the shapes that the checkpoint has. ConfigError, and nothing
+    changes, for unknown names and other shapes.
+    """
+
+    tensors: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Take memory for the KV pool and what computes over it. Before the first step."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRecovery:
+    """Measure what it costs to bring a preempted request back. Before the first step."""
+
+
+ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """Bytes of a device. total: that it has. free: of all programs, before this one took any.
+
+    weights: in tensors, after loading. loaded: all that this process has then. peak: the most that
+    it had while the largest steps were computed, the KV cache excepted.
+    """
+
+    total: int
+    free: int
+    weights: int
+    loaded: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The engine after an operation, or after its start.
+
+    kernels: a sentence on what computes. kernel_family: the kernels of attention, in one word.
+    numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
+    weights_version: how often weights were replaced. sleep_level: 0 while it is awake. was_there:
+    whether the operation found what it was about. measured: sizes on the device, where it can be
+    measured. recovery_costs, pins, profile: what the operation asked for.
+    """
+
+    kernels: str = ""
+    kernel_family: str = ""
+    numerics: Literal["fast", "invariant"] = "fast"
+    weights_version: int = 0
+    sleep_level: int = 0
+    is_paused: bool = False
+    was_there: bool = True
+    measured: MeasuredMemory | None = None
+    recovery_costs: RecoveryCosts | None = None
+    pins: tuple[PinnedPrefix, ...] = ()
+    profile: str = ""
+
+
+def asleep(level: int) -> str:
+    """A sentence for whoever asks a sleeping engine for tokens."""
+    return f"the engine sleeps (level {level}): wake it up first"

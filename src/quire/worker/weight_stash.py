@@ -1,0 +1,50 @@
+"""Weights of a device in host memory, while an engine sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+__all__ = ["WeightStash"]
+
+
+class WeightStash:
+    """Every tensor stays what it is, a view of its storage; the storages are emptied meanwhile."""
+
+    def __init__(self, model: object) -> None:
+        """Copy out all storages that `model` reaches, and give their memory back."""
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(model)}
+        self._kept = [(storage, storage.cpu().clone()) for storage in storages.values()]
+        for storage, _ in self._kept:
+            storage.resize_(0)
+
+    def restore(self) -> None:
+        """Copy everything back. torch.OutOfMemoryError if the memory has gone to somebody else;
+        then it may be called again."""
+        while self._kept:
+            storage, copy = self._kept[-1]
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+            self._kept.pop()
+
+
+def _tensors(root: object) -> Iterator[torch.Tensor]:
+    """All tensors that an object of ours reaches through attributes and containers."""
+    seen: set[int] = set()
+    to_visit = [root]
+    while to_visit:
+        each = to_visit.pop()
+        if id(each) in seen or each is None or isinstance(each, str | bytes | int | float | type):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, Mapping):
+            to_visit.extend(each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            to_visit.extend(each)
+        elif type(each).__module__.startswith("quire."):
+            slots = (name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ()))
+            to_visit.extend(getattr(each, name, None) for name in slots)
+            to_visit.extend(getattr(each, "__dict__", {}).values())

@@ -1,0 +1,218 @@
+"""Operations between steps, over the fake model: nothing stale is ever read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire.errors import EngineError, EngineUnavailableError, RequestError
+from quire.protocol import FinishReason
+from quire.protocol.control import (
+    ControlOp,
+    Inspect,
+    ListPins,
+    Pause,
+    PauseMode,
+    Report,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    Wake,
+)
+from tests.engine.fake_engine import FakeEngine
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+WINDOWS = pytest.mark.parametrize("windows", [(None,), (6,), (None, 5, None, 5)])
+PROMPTS = [list(range(i, 14 + i)) for i in range(4)]
+
+
+def control(engine: FakeEngine, op: ControlOp) -> Report:
+    while not engine.core.is_ready_for(op):
+        engine.step()
+    report = engine.core.control(op, engine.now)
+    engine.core.check_invariants()
+    return report
+
+
+def started(depth: int, windows: tuple[int | None, ...] = (None,), n: int = 1) -> FakeEngine:
+    """An engine in the middle of four requests, with steps in flight."""
+    engine = FakeEngine(depth=depth, windows=windows, num_blocks=200)
+    for prompt in PROMPTS:
+        engine.add(prompt, max_tokens=12, n=n)
+    for _ in range(5):
+        engine.step()
+    return engine
+
+
+def check_all(engine: FakeEngine, n: int = 1) -> None:
+    for i, (handle, tokens) in enumerate(sorted(engine.tokens.items())):
+        expected = engine.model.expected_tokens(PROMPTS[i // n], 12, 0, handle % n)
+        assert tokens == expected
+        assert engine.finished[handle].reason is FinishReason.LENGTH
+
+
+@DEPTHS
+@WINDOWS
+@pytest.mark.parametrize(
+    "op",
+    [
+        Sleep(1, "keep"),
+        Sleep(2, "keep"),
+        ResetPrefixCache(reset_running=True),
+        ResetPrefixCache(),
+        UpdateWeights({}),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 3])
+def test_kept_streams_go_on_as_if_nothing_had_been(depth, windows, op, n):
+    """The fake executor fills all memory with garbage when it sleeps."""
+    engine = started(depth, windows, n)
+    control(engine, op)
+    control(engine, Wake())
+    engine.run()
+    check_all(engine, n)
+    assert engine.core.stats().num_used_blocks == 0
+
+
+@DEPTHS
+def test_a_paused_engine_plans_nothing_and_loses_nothing(depth):
+    engine = started(depth)
+    assert control(engine, Pause("keep")).is_paused
+    while not engine.core.waits_for_input:
+        engine.step()  # what was in flight
+    steps = engine.core.stats().steps_total
+    (late,) = engine.add(PROMPTS[0], max_tokens=3)
+    for _ in range(3):
+        engine.step()
+    assert engine.core.stats().steps_total == steps
+    assert not engine.finished
+    assert not control(engine, Resume()).is_paused
+    engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens(PROMPTS[0], 3, 0)
+    check_all(engine)
+
+
+@DEPTHS
+def test_wait_serves_who_was_admitted_and_admits_nobody(depth):
+    engine = started(depth)
+    late = [engine.add([7, 8, 9])[0] for _ in range(9)]  # more than there are slots
+    report = control(engine, Pause("wait"))
+    assert report.is_paused
+    while engine.core.has_unfinished and not engine.core.waits_for_input:
+        engine.step()
+    assert sorted(engine.finished) == [0, 1, 2, 3]
+    control(engine, Resume())
+    engine.run()
+    for handle in late:
+        assert engine.tokens.pop(handle) == engine.model.expected_tokens([7, 8, 9], 8, 0)
+    check_all(engine)
+
+
+@DEPTHS
+@pytest.mark.parametrize("op", [Pause("abort"), Sleep(1), Sleep(2)])
+def test_abort_ends_all(depth, op):
+    engine = started(depth)
+    control(engine, op)
+    while engine.core.has_unfinished:
+        engine.step()
+    assert {finish.reason for finish in engine.finished.values()} == {FinishReason.ABORT}
+    assert engine.core.stats().num_used_blocks == 0
+
+
+@DEPTHS
+def test_a_sleeping_engine_refuses_and_wakes(depth):
+    engine = FakeEngine(depth=depth)
+    engine.add(PROMPTS[0])
+    engine.run()
+    report = control(engine, Sleep(2))
+    assert (report.sleep_level, report.is_paused, report.kernel_family) == (2, True, "fake")
+    with pytest.raises(EngineUnavailableError, match="wake it up"):
+        engine.add(PROMPTS[0])
+    with pytest.raises(RequestError, match="wake it up instead"):
+        control(engine, Resume())
+    report = control(engine, Wake())
+    assert (report.sleep_level, report.is_paused) == (0, False)
+    assert control(engine, Wake()) == report == control(engine, Inspect())
+    (handle,) = engine.add(PROMPTS[0])
+    engine.run()
+    assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 8, 0)
+    assert engine.num_cached[handle] == 0
+
+
+@pytest.mark.parametrize("level", [0, 3, -1])
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_a_level_that_is_none_changes_nothing(level, mode: PauseMode):
+    """Turns red when admission stays closed, or requests end for nothing."""
+    engine = started(2)
+    with pytest.raises(RequestError, match=f"sleep level is {level}"):
+        control(engine, Sleep(level, mode))
+    (late,) = engine.add([7, 8, 9])
+    engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens([7, 8, 9], 8, 0)
+    check_all(engine)
+
+
+@DEPTHS
+def test_who_stops_waiting_for_a_pause_goes_on(depth):
+    """As Ctrl-C does."""
+    engine = started(depth)
+    assert not engine.core.is_ready_for(Pause("wait"))
+    engine.core.stop_waiting()
+    (late,) = engine.add([7, 8, 9])
+    engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens([7, 8, 9], 8, 0)
+    check_all(engine)
+
+
+@DEPTHS
+@pytest.mark.parametrize("resets", [True, False])
+def test_nothing_is_hit_after_a_reset(depth, resets):
+    engine = FakeEngine(depth=depth)
+    for _ in range(2):
+        engine.add(PROMPTS[0])
+        engine.run()
+        if resets:
+            control(engine, ResetPrefixCache())
+    assert engine.num_cached == {0: 0, 1: 0 if resets else 12}
+    assert engine.core.stats().num_cached_blocks == (0 if resets else 5)
+
+
+@DEPTHS
+def test_new_weights_give_new_names(depth):
+    """Those that wait are named anew too: they must find blocks of others that come later."""
+    engine = FakeEngine(depth=depth, max_num_seqs=1)
+    handles = [engine.add(PROMPTS[0], max_tokens=6)[0] for _ in range(3)]
+    engine.step()
+    report = control(engine, UpdateWeights({"a": np.zeros(3)}))
+    assert report.weights_version == 1
+    handles += engine.add(PROMPTS[0], max_tokens=6)
+    engine.run()
+    assert [engine.num_cached[handle] for handle in handles] == [0, 12, 12, 12]
+    for handle in handles:
+        assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 6, 0)
+
+
+def test_an_operation_that_fails_leaves_the_engine_as_it_was():
+    engine = FakeEngine(depth=1)
+    assert control(engine, ListPins()).pins == ()
+    engine.core._executor.control = broken  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="no memory"):
+        control(engine, UpdateWeights({}))
+    (handle,) = engine.add(PROMPTS[0])
+    engine.run()
+    assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 8, 0)
+
+
+def broken(_: ControlOp) -> Report:
+    raise EngineError("no memory")
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_pausing_twice_and_resuming_twice(mode: PauseMode):
+    engine = FakeEngine()
+    for op in (Pause(mode), Pause(mode), Resume(), Resume()):
+        control(engine, op)
+    (handle,) = engine.add(PROMPTS[0])
+    engine.run()
+    assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 8, 0)
