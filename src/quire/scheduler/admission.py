@@ -41,8 +41,6 @@ class Admission:
         slots, tokens: what running sequences compute, [R]; what all compute then. only_resumed:
             admit those alone that were admitted before.
         """
-        if not len(self._state.waiting):
-            return slots, tokens
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             return slots, tokens
         step = self._budget.open(slots, tokens)

@@ -40,12 +40,10 @@ class Lifecycle:
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
-        arriving = self._state.roster.arriving
-        if arriving:
-            todo = self._state.table.todo()
-            for group in list(arriving):
-                if group.request.is_open and not todo[group.sequences[0].slot]:
-                    self.await_input(group)
+        todo = self._state.table.todo()
+        for group in list(self._state.roster.arriving):
+            if group.request.is_open and not todo[group.sequences[0].slot]:
+                self.await_input(group)
 
     def input_arrived(self, group: SequenceGroup) -> None:
         """The prompt of a group has gone on: it is blocked no longer if that gave it work."""
@@ -88,7 +86,7 @@ class Lifecycle:
     def _go_on(self, group: SequenceGroup) -> None:
         if group.has_slots:
             self._state.roster.run(group)
-            self.block_idle()
+            self.block_idle()  # it may have come in with nothing to compute
         else:
             self._state.roster.wait(group)
 
@@ -185,8 +183,6 @@ class Lifecycle:
     def branch_ready(self) -> None:
         """Let the samples branch off whose prompts are computed with the step being planned."""
         roster = self._state.roster
-        if not roster.branching:
-            return
         for group in roster.branching:
             self._branch_unborn(group)
         roster.settle_branching()

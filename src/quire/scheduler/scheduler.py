@@ -145,22 +145,23 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
-        mark = self.state.kv.mark()
-        self.state.pins.expire(now)
+        state = self.state
+        mark = state.kv.mark()
+        state.pins.expire(now)
         self._admission.drop_late(now)
         slots, tokens, was_preempted = self._choose_running()
-        if not was_preempted:
+        if len(state.waiting) and not was_preempted:
             slots, tokens = self._admission.admit(
                 slots, tokens, now, only_resumed=self._is_admission_held
             )
         if not len(slots) and not self._has_news_to_fetch:
             return None
-        self.state.recovery.note_planned(slots)
+        state.recovery.note_planned(slots)
         self._count(slots, tokens, now)
-        starts = self.state.table.num_computed.copy()
+        starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
         self._advance(slots, tokens, drafts)
-        plan = self.state.builder.build(slots, tokens, drafts)
+        plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
         self._num_in_flight += 1
         return plan
@@ -195,12 +196,12 @@ class Scheduler:
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
         """Allocate for the chosen tokens; preempt from the back of the order while short. Who would
         need blocks into which copies are under way sits the step out."""
-        table = self.state.table
+        state, table = self.state, self.state.table
         ends = table.num_computed[slots] + tokens
-        if self.state.kv.grow(slots, table.first_query(slots), ends):
+        if state.kv.grow(slots, table.first_query(slots), ends):
             return slots, tokens, False
         chosen = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
-        for group in list(self.state.roster.running):
+        for group in list(state.roster.running):
             # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
                 if not self._lifecycle.make_room() and group.state is GroupState.RUNNING:
@@ -220,15 +221,17 @@ class Scheduler:
 
     def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> None:
         """Count the step as done: upper bounds from now on. Samples branch off here."""
-        table = self.state.table
+        table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):
             table.draft(drafts.slots, drafts.counts)
-        self._lifecycle.branch_ready()
-        self._lifecycle.block_idle()
+        if roster.branching:
+            self._lifecycle.branch_ready()
+        if roster.arriving:
+            self._lifecycle.block_idle()
 
     # --- results --------------------------------------------------------------------------------
 
