@@ -39,7 +39,7 @@ from quire.scheduler import (
     Scheduler,
     make_policy,
 )
-from quire.scheduler.sequence import GroupState, Sequence
+from quire.scheduler.sequence import Sequence
 from tests.kv_cache.model import make_layout
 from tests.scheduler.beam_reference import Outcome, search
 
@@ -68,15 +68,16 @@ class Setup:
     max_drafts: int = 0
     names_per_block: tuple[int, ...] = ()
 
+    ticket_steps: tuple[int, ...] = (0,)
+    """What copies from the host take after the step that starts them, ticket by ticket in turn."""
+    losses: float = 0.0
+    """Of the blocks that are copied from the host, those whose copies fail."""
+
     @property
     def layout(self) -> KVLayout:
         """names_per_block: of each group, one if it is empty."""
         steps = self.names_per_block or (1,) * len(self.windows)
         return make_layout(tuple(zip(self.windows, steps, strict=True)), self.block_size)
-    ticket_steps: tuple[int, ...] = (0,)
-    """What copies from the host take after the step that starts them, ticket by ticket in turn."""
-    losses: float = 0.0
-    """Of the blocks that are copied from the host, those whose copies fail."""
 
 
 @dataclass
