@@ -27,8 +27,8 @@ from quire.attention import KVPool, LayerCache
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
 from quire.ops.compile import ISAS
-from quire.ops.huge_pages import map_huge_pages
-from quire.ops.paged_batch import PagedBatch, paged_batch
+from quire.ops.native.huge_pages import map_huge_pages
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
 QWEN, LLAMA, QWEN_7B = (16, 8), (32, 8), (28, 4)  # query heads, kv heads

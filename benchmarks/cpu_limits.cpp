@@ -27,7 +27,7 @@ ROUNDS(bf16_rounds, "vdpbf16ps")    // 24 · 32
 ROUNDS(int8_rounds, "vpdpbusd")     // 24 · 64
 
 #if defined(__AMX_TILE__)
-// Four sums of 16 x 16 from two registers of each side, as in csrc/tiles.h. Tiles of zeros take as
+// Four sums of 16 x 16 from two registers of each side, as in csrc/linear/tiles.h. Tiles of zeros take as
 // long as others.
 struct alignas(64) Tiles {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};

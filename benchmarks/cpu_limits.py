@@ -28,8 +28,8 @@ from kernel_figures import Call, Figure, figures_by_turns, run
 import torch
 
 from quire.bench.machine import MATMUL_SIZE, READ_BYTES, LimitProbe, Product
-from quire.ops.huge_pages import map_huge_pages
-from quire.ops.native import native_unavailable
+from quire.ops.native.huge_pages import map_huge_pages
+from quire.ops.native.library import native_unavailable
 from quire.platform import detect_platform
 
 SOURCE = Path(__file__).with_name("cpu_limits.cpp")

@@ -33,11 +33,16 @@ SUB_ROOMS = {
         "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "routes",
         "app", "processes",
     ),
+    "ops": (
+        "compile", "operation", "random_tensors", "native", "triton_provider", "pointwise", "norm",
+        "kv", "linear", "attention", "rows", "sampling", "check", "registry", "compiled",
+        "kernel_timing",
+    ),
     "engine": ("core", "clients", "model_front", "kernel_choice", "build", "supervision"),
 }  # fmt: skip
 """Of packages that have some, lower ones first."""
 MAX_FILES = 20
-UNBOUNDED = ("models", "config/families", "ops/csrc", "scheduler")
+UNBOUNDED = ("models", "config/families", "scheduler")
 """Registries, with one file per entry, and folders that are still to be divided."""
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
 

@@ -1,8 +1,8 @@
 """The kernels of attention in other tiles than the chosen ones, and decode over mixed lengths.
 
-What a compiler's report could say has been said (`quire.ops.paged_attention.triton_decode`); which
-tile is fastest only a GPU says. Each is compared with the reference's numbers by "checks" in the
-chosen tile alone, so that another one is a lead and not a change.
+`quire.ops.attention.paged_attention.triton_decode` says what a compiler's report can tell. Only a
+GPU says which tile is fastest. "checks" compares the chosen tile alone with the reference's
+numbers, so another one is a lead and not a change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from gpu_parts.attention import BEYOND_CACHE, BLOCK_SIZE, SHAPES, TINY, Heads, r
 from gpu_parts.part import Part
 from quire.attention import KVPool
 from quire.config.kv_layout import KVFormat, KVLayout
-from quire.ops.paged_attention.triton_decode import DecodeTile, attend_decodes, decode_tile
-from quire.ops.paged_attention.triton_launch import Launch
-from quire.ops.paged_attention.triton_prefill import PromptTile, attend_prompts, prompt_tile
+from quire.ops.attention.paged_attention.triton_decode import (
+    DecodeTile,
+    attend_decodes,
+    decode_tile,
+)
+from quire.ops.attention.paged_attention.triton_launch import Launch
+from quire.ops.attention.paged_attention.triton_prefill import (
+    PromptTile,
+    attend_prompts,
+    prompt_tile,
+)
 
 __all__ = ["decode_tiles", "prompt_tiles"]
 

@@ -20,7 +20,7 @@ import torch
 
 from gpu_parts.part import Part
 from quire import LLM, SamplingParams
-from quire.ops.draw.noise import gumbel, token_bits
+from quire.ops.sampling.draw.noise import gumbel, token_bits
 from quire.runner.graphs.ladder import LazyGraphs
 
 __all__ = ["run"]

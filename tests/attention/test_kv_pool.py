@@ -10,7 +10,7 @@ import torch
 
 from quire.attention import KVPool
 from quire.config.kv_layout import KVFormat, KVLayout
-from quire.ops.huge_pages import HUGE_PAGE
+from quire.ops.native.huge_pages import HUGE_PAGE
 
 LAYOUT = KVLayout.of_windows([None, None], 16, KVFormat.plain(8, 128, "bfloat16"))
 CPU = torch.device("cpu")

@@ -27,9 +27,9 @@ from quire.attention import (
 from quire.attention.select import BACKENDS
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALONE
-from quire.ops.kv_pages import EMPTY_BYTE
-from quire.ops.paged_attention.reference import paged_attention
-from quire.ops.paged_batch import paged_batch
+from quire.ops.attention.paged_attention.reference import paged_attention
+from quire.ops.attention.paged_batch import paged_batch
+from quire.ops.kv.pages import EMPTY_BYTE
 from quire.platform import Platform, detect_platform
 from quire.platform.gpu_facts import GpuFacts
 

@@ -25,9 +25,9 @@ from quire.config import env
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALONE
-from quire.ops.kv_pages import EMPTY_BYTE
-from quire.ops.paged_attention import OP
-from quire.ops.paged_batch import paged_batch
+from quire.ops.attention.paged_attention import OP
+from quire.ops.attention.paged_batch import paged_batch
+from quire.ops.kv.pages import EMPTY_BYTE
 from quire.platform import detect_platform
 from quire.platform.gpu_facts import GpuFacts
 

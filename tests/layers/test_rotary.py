@@ -13,7 +13,7 @@ from quire.config import read_model_spec
 from quire.config.model_spec import DynamicNTKScaling, LinearScaling, RopeSpec
 from quire.layers import RotaryEmbedding
 from quire.layers.rotary import rope_tables
-from quire.ops.rope_and_write_kv.rope import rope
+from quire.ops.kv.rope_and_write_kv.rope import rope
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

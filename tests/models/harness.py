@@ -25,7 +25,7 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, build_op_set, force_isa
-from quire.ops.kv_pages import EMPTY_BYTE
+from quire.ops.kv.pages import EMPTY_BYTE
 from quire.platform import detect_platform
 from quire.quantization import MatrixFormats, QuantizedFormats
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments
 
 from quire.ops import ALL_OPS, Case, Team
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch
 from quire.ops.check import compare
-from quire.ops.paged_batch import PagedBatch, paged_batch
 from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]

@@ -22,8 +22,8 @@ from tests.ops.tile_emulator import (
 )
 
 from quire.ops import Case, Team
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch
 from quire.ops.check import check_provider, compare
-from quire.ops.paged_batch import PagedBatch, paged_batch
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 BF16 = torch.bfloat16

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, REFERENCE, OpSet, Team, build_op_set
-from quire.ops.capture import CaptureArena, capture_sizes, record_calls, replay_list
-from quire.ops.replay import NotCapturableError, ReplayList
+from quire.ops.native.capture import CaptureArena, capture_sizes, record_calls, replay_list
+from quire.ops.native.replay import NotCapturableError, ReplayList
 from quire.platform import detect_platform
 
 TEAM = Team(1)

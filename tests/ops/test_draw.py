@@ -14,7 +14,7 @@ from tests.waiting import WAIT_S
 
 from quire.ops import ALL_OPS, Case, Team
 from quire.ops.check import compare
-from quire.ops.inputs import normal
+from quire.ops.random_tensors import normal
 from quire.platform import detect_platform
 
 OP = ALL_OPS["draw"]
@@ -24,7 +24,7 @@ TEAM = Team(2)
 
 @st.composite
 def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
-    """temperature, top_k, top_p, min_p; an odd top_p, see quire/ops/draw/inputs.py."""
+    """temperature, top_k, top_p, min_p; an odd top_p, see quire/ops/sampling/draw/cases.py."""
     return (
         draw(st.sampled_from([0.0, 1e-6, 0.01, 0.5, 1.0, 3.0, 100.0, 1e30])),
         draw(st.sampled_from([0, 0, 1, 2, 5, 50, 10_000])),

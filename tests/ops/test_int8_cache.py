@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS, Team
-from quire.ops.kv_pages import EMPTY_BYTE, empty_cache, page_views
+from quire.ops.kv.pages import EMPTY_BYTE, empty_cache, page_views
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

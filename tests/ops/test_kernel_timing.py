@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.ops import kernel_timing, native
+from quire.ops import kernel_timing
 from quire.ops.compile import ISAS
 from quire.ops.kernel_timing import (
     BUDGET_S,
@@ -19,8 +19,9 @@ from quire.ops.kernel_timing import (
     kernel_families,
     time_kernels,
 )
-from quire.ops.native import native_unavailable
-from quire.ops.team import ALONE
+from quire.ops.native import library as native
+from quire.ops.native.library import native_unavailable
+from quire.ops.native.team import ALONE
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, PackedMatrix, Provider, Team
 from quire.ops.check import compare
-from quire.ops.inputs import DTYPES, normal
+from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 
 OP = ALL_OPS["linear"]

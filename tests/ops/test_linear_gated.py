@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALL_OPS, REFERENCE, Op, PackedMatrix, Provider, Team, build_op_set
-from quire.ops.activation.contract import NAMES
-from quire.ops.inputs import DTYPES, normal
-from quire.ops.linear_int4.contract import GROUP_SIZES
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int4.contract import GROUP_SIZES
+from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.pointwise.activation.contract import NAMES
+from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = (ALL_OPS[name] for name in ("linear", "linear_int8", "linear_int4"))

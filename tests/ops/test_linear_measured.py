@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from quire.config import env
-from quire.ops.linear.choice_cache import ChoiceCache
-from quire.ops.linear.measured import MeasuredMatrix, ProductChooser
-from quire.ops.linear.reference import widened_product
-from quire.ops.linear.tiles import Tiles, candidates
-from quire.ops.linear.vendor import VendorMatrix
+from quire.ops.linear.plain.choice_cache import ChoiceCache
+from quire.ops.linear.plain.measured import MeasuredMatrix, ProductChooser
+from quire.ops.linear.plain.reference import widened_product
+from quire.ops.linear.plain.tiles import Tiles, candidates
+from quire.ops.linear.plain.vendor import VendorMatrix
 
 HERE = {"gpu": "A", "torch": "2.11"}
 OUTPUTS, DEPTH, PROCESSORS = 1024, 1024, 8

@@ -17,9 +17,9 @@ WITHOUT_MEMORY = """
 import resource, sys, torch
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Team
-from quire.ops.inputs import normal
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.random_tensors import normal
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int8.cases import int8_weight
 from quire.platform import detect_platform
 
 op = ALL_OPS[sys.argv[1]]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert_same_bits
 
 from quire.ops import Op, Provider, Team
-from quire.ops.activation.contract import NAMES
-from quire.ops.inputs import normal
+from quire.ops.pointwise.activation.contract import NAMES
+from quire.ops.random_tensors import normal
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, Op, PackedMatrix, Provider, Team
 from quire.ops.check import compare
-from quire.ops.inputs import DTYPES, normal
-from quire.ops.linear_int4.contract import GROUP_SIZES
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int4.contract import GROUP_SIZES
+from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 
 INT8, INT4 = ALL_OPS["linear_int8"], ALL_OPS["linear_int4"]

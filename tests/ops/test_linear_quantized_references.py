@@ -7,11 +7,11 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS
-from quire.ops.inputs import DTYPES, normal
-from quire.ops.linear_int4.contract import GROUP_SIZES, pack_scale
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8.activations import quantize_rows
-from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int4.contract import GROUP_SIZES, pack_scale
+from quire.ops.linear.int8.activations import quantize_rows
+from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.random_tensors import DTYPES, normal
 
 INT8 = ALL_OPS["linear_int8"].reference
 INT4 = ALL_OPS["linear_int4"].reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops.linear.tiles import candidates, default_tiles, invariant_tiles
+from quire.ops.linear.plain.tiles import candidates, default_tiles, invariant_tiles
 
 SIZES = st.integers(1, 200_000)
 

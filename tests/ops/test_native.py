@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import EngineError
-from quire.ops import native
+from quire.ops.native import library as native
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

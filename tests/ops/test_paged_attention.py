@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS, Case, Provider, Team
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch, random_key_bias
 from quire.ops.check import compare
-from quire.ops.paged_batch import PagedBatch, paged_batch, random_key_bias
 from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]

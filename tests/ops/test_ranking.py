@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.draw.ranking import best_ids, best_ids_of_rows
+from quire.ops.sampling.draw.ranking import best_ids, best_ids_of_rows
 
 
 def by_sorting(row: np.ndarray, k: int) -> list[int]:

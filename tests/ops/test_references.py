@@ -11,8 +11,8 @@ from tests.ops.test_paged_attention import arguments, scales
 
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS
-from quire.ops.paged_batch import paged_batch
-from quire.ops.rope_and_write_kv.rope import rope
+from quire.ops.attention.paged_batch import paged_batch
+from quire.ops.kv.rope_and_write_kv.rope import rope
 
 
 def reference(name: str):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS, Provider, Team
-from quire.ops.inputs import DTYPES, normal
-from quire.ops.kv_pages import empty_cache
-from quire.ops.rope_and_write_kv.rope import rope
-from quire.ops.rope_and_write_kv.write_kv import write_kv
+from quire.ops.kv.pages import empty_cache
+from quire.ops.kv.rope_and_write_kv.rope import rope
+from quire.ops.kv.rope_and_write_kv.write_kv import write_kv
+from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

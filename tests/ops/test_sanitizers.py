@@ -28,9 +28,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 import torch
-from quire.ops import ALL_OPS, check_provider, native
+from quire.ops import ALL_OPS, check_provider
+from quire.ops.native import library as native
 from quire.ops.compile import library_path
-from quire.ops.team import Team
+from quire.ops.native.team import Team
 from quire.platform import detect_platform
 
 folder = Path(sys.argv[1])
@@ -60,7 +61,7 @@ OF_VENDORS = """
 compiled = [(op, provider) for op, provider in compiled if op.name in (
     "linear", "linear_int8", "linear_int4", "paged_attention")]
 """
-"""Of these the processor's vendor decides how they compute (csrc/vendor.h)."""
+"""Of these the processor's vendor decides how they compute (csrc/native/vendor.h)."""
 
 CHECK_TILES = """
 from tests.ops.tile_emulator import (

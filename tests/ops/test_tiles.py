@@ -24,13 +24,14 @@ from tests.ops.tile_emulator import (
 
 from quire.config import env
 from quire.errors import ConfigError
-from quire.ops import ALL_OPS, Case, Op, Team, build_op_set, force_isa, native
+from quire.ops import ALL_OPS, Case, Op, Team, build_op_set, force_isa
 from quire.ops.check import check_provider, compare
 from quire.ops.compile import build_hash, library_path
-from quire.ops.inputs import DTYPES, normal
-from quire.ops.linear_int4.contract import GROUP_SIZES
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8.inputs import int8_weight
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int4.contract import GROUP_SIZES
+from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.native import library as native
+from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = TILE_OPS

@@ -15,7 +15,7 @@ import torch
 
 from quire.config import env
 from quire.ops import ALL_OPS, REFERENCE, Op, build_op_set
-from quire.ops.paged_batch import paged_batch
+from quire.ops.attention.paged_batch import paged_batch
 from quire.platform import detect_platform
 
 pytest.importorskip("triton")
@@ -120,8 +120,8 @@ def _attend(num_rows: int) -> None:
 
 
 def _multiply(num_rows: int) -> None:
-    from quire.ops.linear.tiles import Tiles
-    from quire.ops.linear.triton_product import multiply
+    from quire.ops.linear.plain.tiles import Tiles
+    from quire.ops.linear.plain.triton_product import multiply
 
     weight = torch.zeros((64, 512), dtype=torch.bfloat16)
     multiply(weight[:num_rows], weight, None, torch.bfloat16, Tiles(64, 32, 64, 2, 4, 3))

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from tests.ops.test_triton import TARGETS
 from tests.ops.triton.compiler import AMD, compiled, launches
 
-from quire.ops.linear.tiles import Tiles, candidates, invariant_tiles
+from quire.ops.linear.plain.tiles import Tiles, candidates, invariant_tiles
 
 CASES = [
     (dtype, tiles)
@@ -29,7 +29,7 @@ def test_the_largest_tiles_compile_to_machine_code(
     dtype: torch.dtype, tiles: Tiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Turns red when a tile that may be measured needs more shared memory than a GPU has."""
-    from quire.ops.linear.triton_product import multiply
+    from quire.ops.linear.plain.triton_product import multiply
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     weight = torch.empty(4096, 4096, dtype=dtype)
@@ -48,8 +48,8 @@ def test_tiles_of_integers_for_many_rows_compile_to_machine_code(
     bits: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As above, for the tiles that prompts take."""
-    from quire.ops.linear_int4.triton import linear_int4
-    from quire.ops.linear_int8.triton import linear_int8
+    from quire.ops.linear.int4.triton import linear_int4
+    from quire.ops.linear.int8.triton import linear_int8
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     x = torch.empty(500, 4096, dtype=torch.bfloat16)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.huge_pages import HUGE_PAGE
-from quire.ops.weight_arena import CHUNK, LINE, WeightArena
+from quire.ops.native.huge_pages import HUGE_PAGE
+from quire.ops.native.weight_arena import CHUNK, LINE, WeightArena
 
 
 def test_buffers_are_aligned_zero_and_disjoint() -> None:

@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from quire.ops import ALL_OPS, Op, Provider, Team, native
+from quire.ops import ALL_OPS, Op, Provider, Team
+from quire.ops.attention.paged_attention import cpu as paged_attention
 from quire.ops.compile import ISAS, build, library_path
-from quire.ops.inputs import normal
-from quire.ops.linear import cpu as linear
-from quire.ops.linear_int4 import cpu as linear_int4
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8 import cpu as linear_int8
-from quire.ops.linear_int8.inputs import int8_weight
-from quire.ops.paged_attention import cpu as paged_attention
-from quire.ops.team import ALONE
+from quire.ops.linear.int4 import cpu as linear_int4
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int8 import cpu as linear_int8
+from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.linear.plain import cpu as linear
+from quire.ops.native import library as native
+from quire.ops.native.team import ALONE
+from quire.ops.random_tensors import normal
 from quire.platform import detect_platform
 
 __all__ = [

@@ -31,8 +31,8 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.models.registry import find_model
 from quire.ops import build_op_set, force_isa
-from quire.ops.linear_int4.contract import GROUP_SIZES
-from quire.ops.linear_int8.panels import IntegerPanels
+from quire.ops.linear.int4.contract import GROUP_SIZES
+from quire.ops.linear.int8.panels import IntegerPanels
 from quire.platform import detect_platform
 from quire.quantization import QuantizedFormats, WeightFormat
 from tests.config.specs import make_platform

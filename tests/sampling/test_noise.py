@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from quire.ops.draw.noise import gumbel, token_bits
+from quire.ops.sampling.draw.noise import gumbel, token_bits
 from quire.sampling import reference
 
 WORDS = st.integers(0, 2**32 - 1)

@@ -18,8 +18,8 @@ from quire.attention.kv_pool import LayerCache
 from quire.attention.needs import AttentionNeeds
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
+from quire.ops.native.team import Team
 from quire.ops.operation import FOR_GPUS
-from quire.ops.team import Team
 from quire.platform import Platform
 
 __all__ = ["FlashInfer", "FlashInferCandidate"]

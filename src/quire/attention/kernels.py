@@ -15,7 +15,7 @@ __all__ = ["KernelAttention"]
 
 
 class KernelAttention:
-    """`AttentionBackend` over a provider of `quire.ops.paged_attention`.
+    """`AttentionBackend` over a provider of `quire.ops.attention.paged_attention`.
 
     The kernels cut the work themselves, from lengths alone; `plan` only checks once per step what
     they take on trust, for they read raw memory.

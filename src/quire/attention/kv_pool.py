@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from quire.config.kv_layout import KVGroup, KVLayout
-from quire.ops.huge_pages import map_huge_pages
-from quire.ops.kv_pages import page_views
+from quire.ops.kv.pages import page_views
+from quire.ops.native.huge_pages import map_huge_pages
 
 __all__ = ["KVPool", "LayerCache"]
 
@@ -18,7 +18,7 @@ __all__ = ["KVPool", "LayerCache"]
 class LayerCache:
     """Cache of one layer: k [B, S, K, Dk], v [B, S, K, Dv], which of a latent group is the first
     part of k. Scales: float32 [B, S, K] of an int8 cache, else None
-    (`quire.ops.rope_and_write_kv`)."""
+    (`quire.ops.kv.rope_and_write_kv`)."""
 
     k: torch.Tensor
     v: torch.Tensor

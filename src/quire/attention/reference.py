@@ -7,13 +7,13 @@ import torch
 from quire.attention.kv_pool import LayerCache
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.step_inputs import GroupInputs, StepInputs
-from quire.ops.paged_attention.reference import paged_attention
+from quire.ops.attention.paged_attention.reference import paged_attention
 
 __all__ = ["ReferenceAttention"]
 
 
 class ReferenceAttention:
-    """`AttentionBackend` over the reference of `quire.ops.paged_attention`. Plans nothing."""
+    """`AttentionBackend` over the reference of `ops.attention.paged_attention`. Plans nothing."""
 
     name = "reference"
     is_capturable = True

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from quire.ops.paged_attention.key_bias import KeyBias
+from quire.ops.attention.paged_attention.key_bias import KeyBias
 
 __all__ = ["PLAIN_SCORES", "ScoreOptions"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOptions:
-    """Meaning and shapes as of the arguments of the same names of `quire.ops.paged_attention`."""
+    """Options of scores, as `quire.ops.attention.paged_attention` takes them by the same names."""
 
     soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None

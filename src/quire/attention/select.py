@@ -14,10 +14,10 @@ from quire.attention.kernels import KernelAttention
 from quire.attention.needs import AttentionNeeds
 from quire.attention.reference import ReferenceAttention
 from quire.errors import ConfigError
-from quire.ops.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES
+from quire.ops.attention.paged_attention import OP
+from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES
+from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, FOR_GPUS, Provider
-from quire.ops.paged_attention import OP
-from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
 __all__ = [

@@ -1,7 +1,8 @@
 """Biases of K and V outside an int8 cache.
 
 A head of a token has 255 steps between its extremes: a large constant in a few dims, as Qwen2 has
-on K, leaves few to the rest. Attention adds it where it reads (`quire.ops.paged_attention`).
+on K, leaves few to the rest. Attention adds it where it reads
+(`quire.ops.attention.paged_attention`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from quire.attention import PLAIN_SCORES, ScoreOptions
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import PackedMatrix
-from quire.ops.paged_attention.key_bias import KeyBias
+from quire.ops.attention.paged_attention.key_bias import KeyBias
 from quire.quantization import WeightFormat
 
 __all__ = ["CacheBiases", "WithoutBiases"]

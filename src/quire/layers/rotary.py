@@ -20,7 +20,7 @@ from quire.config.model_spec import (
     RopeSpec,
     YarnScaling,
 )
-from quire.ops.paged_attention.key_bias import angle_table
+from quire.ops.attention.paged_attention.key_bias import angle_table
 
 __all__ = ["RotaryEmbedding", "rope_tables"]
 

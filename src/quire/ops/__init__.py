@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.ops.check import CheckReport, check_provider
-    from quire.ops.linear import PackedMatrix
+    from quire.ops.linear.plain import PackedMatrix
+    from quire.ops.native.team import ALONE, Team
     from quire.ops.operation import Case, Op, Provider, Tolerance
     from quire.ops.registry import (
         ALL_OPS,
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         force_linear,
         select,
     )
-    from quire.ops.team import ALONE, Team
 
 __all__ = [
     "ALL_OPS",
@@ -42,9 +42,9 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("CheckReport", "check_provider"), "quire.ops.check"),
-    "PackedMatrix": "quire.ops.linear",
+    "PackedMatrix": "quire.ops.linear.plain",
     **dict.fromkeys(("Case", "Op", "Provider", "Tolerance"), "quire.ops.operation"),
-    **dict.fromkeys(("ALONE", "Team"), "quire.ops.team"),
+    **dict.fromkeys(("ALONE", "Team"), "quire.ops.native.team"),
 }
 
 

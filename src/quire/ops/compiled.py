@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from quire.errors import ConfigError
+from quire.ops.native.team import ALONE
 from quire.ops.operation import Op, Provider
 from quire.ops.registry import ALL_OPS, OpSet
-from quire.ops.team import ALONE
 
 __all__ = ["COMPILED_OPS", "compiled_provider", "with_compiled"]
 

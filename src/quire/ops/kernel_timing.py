@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from quire.ops.compile import ISAS, maker
-from quire.ops.native import NativeLibrary, load_native, native_unavailable
-from quire.ops.team import Team
+from quire.ops.native.library import NativeLibrary, load_native, native_unavailable
+from quire.ops.native.team import Team
 from quire.platform import Platform
 
 __all__ = ["FEW_ROWS", "MANY_ROWS", "Product", "Seconds", "kernel_families", "time_kernels"]
@@ -53,7 +53,11 @@ _ONE, _SMALL = 0x3F80, 0x3C00  # 1 and 2**-7 in bfloat16
 
 # Attention as in a model of the shape of Qwen3-0.6B.
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK = 16, 8, 128, 16
-_NO_BIASES = (*(None,) * 4, *(0,) * 3, None)  # of K and of V, as csrc/paged_attention.cpp has them
+_NO_BIASES = (
+    *(None,) * 4,
+    *(0,) * 3,
+    None,
+)  # of K and of V, as csrc/attention/paged_attention.cpp has them
 _FEW_ROWS_SEE, _MANY_ROWS_SEE = 1024, 256
 
 Call = Callable[[], object]

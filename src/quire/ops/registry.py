@@ -11,33 +11,33 @@ from typing import Any
 import torch
 
 from quire.errors import ConfigError
-from quire.ops.activation import OP as ACTIVATION
-from quire.ops.activation_and_mul import OP as ACTIVATION_AND_MUL
-from quire.ops.add import OP as ADD
-from quire.ops.add_layer_norm import OP as ADD_LAYER_NORM
-from quire.ops.add_rms_norm import OP as ADD_RMS_NORM
-from quire.ops.append_tokens import OP as APPEND_TOKENS
-from quire.ops.apply_updates import OP as APPLY_UPDATES
-from quire.ops.copy_blocks import OP as COPY_BLOCKS
-from quire.ops.cpu_provider import is_cpu_kernel
-from quire.ops.decode_inputs import OP as DECODE_INPUTS
-from quire.ops.draw import OP as DRAW
-from quire.ops.edit_logits import OP as EDIT_LOGITS
-from quire.ops.embedding import OP as EMBEDDING
-from quire.ops.layer_norm import OP as LAYER_NORM
-from quire.ops.linear import INVARIANT, PackedMatrix
-from quire.ops.linear import OP as LINEAR
-from quire.ops.linear.gated import GatedMatrix
-from quire.ops.linear_int4 import OP as LINEAR_INT4
-from quire.ops.linear_int8 import OP as LINEAR_INT8
+from quire.ops.attention.paged_attention import OP as PAGED_ATTENTION
+from quire.ops.kv.copy_blocks import OP as COPY_BLOCKS
+from quire.ops.kv.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
+from quire.ops.kv.swap_blocks import OP as SWAP_BLOCKS
+from quire.ops.linear.embedding import OP as EMBEDDING
+from quire.ops.linear.int4 import OP as LINEAR_INT4
+from quire.ops.linear.int8 import OP as LINEAR_INT8
+from quire.ops.linear.plain import INVARIANT, PackedMatrix
+from quire.ops.linear.plain import OP as LINEAR
+from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.native.cpu_provider import is_cpu_kernel
+from quire.ops.native.team import ALONE, Team
+from quire.ops.norm.layer_norm import ADD_OP as ADD_LAYER_NORM
+from quire.ops.norm.layer_norm import OP as LAYER_NORM
+from quire.ops.norm.rms_norm import ADD_OP as ADD_RMS_NORM
+from quire.ops.norm.rms_norm import OP as RMS_NORM
 from quire.ops.operation import Op
-from quire.ops.paged_attention import OP as PAGED_ATTENTION
-from quire.ops.rms_norm import OP as RMS_NORM
-from quire.ops.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
-from quire.ops.step_inputs import OP as STEP_INPUTS
-from quire.ops.swap_blocks import OP as SWAP_BLOCKS
-from quire.ops.team import ALONE, Team
-from quire.ops.token_logprobs import OP as TOKEN_LOGPROBS
+from quire.ops.pointwise.activation import MUL_OP as ACTIVATION_AND_MUL
+from quire.ops.pointwise.activation import OP as ACTIVATION
+from quire.ops.pointwise.add import OP as ADD
+from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
+from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
+from quire.ops.rows.decode_inputs import OP as DECODE_INPUTS
+from quire.ops.rows.step_inputs import OP as STEP_INPUTS
+from quire.ops.sampling.draw import OP as DRAW
+from quire.ops.sampling.edit_logits import OP as EDIT_LOGITS
+from quire.ops.sampling.token_logprobs import OP as TOKEN_LOGPROBS
 from quire.platform import Platform
 
 __all__ = [

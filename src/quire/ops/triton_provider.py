@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from quire.config import env
+from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_GPUS, Provider, Tolerance
-from quire.ops.team import ALONE, Team
 from quire.platform import Platform
 
 __all__ = ["MIN_CAPABILITY", "triton_provider", "triton_unavailable"]

@@ -13,7 +13,7 @@ from quire.platform.cgroups import read_group_limits
 __all__ = ["CpuFacts", "detect_cpu"]
 
 _FLAG_KEYS = ("flags", "Features")  # x86 and Arm name the same line differently
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/processor.cpp
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/native/processor.cpp
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class WeightFormat(Protocol):
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
         """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
-        `quire.ops.linear`."""
+        `quire.ops.linear.plain`."""
         ...
 
 

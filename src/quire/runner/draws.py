@@ -156,7 +156,7 @@ class Draws:
         extras: DeviceExtras | None = None,
         state: DeviceState | None = None,
     ) -> None:
-        """draw: the operation `quire.ops.draw`, on the host. state: where `extras` work."""
+        """draw: the operation `ops.sampling.draw`, on the host. state: where `extras` work."""
         self._sampling = sampling
         self._rows = rows
         self._sampler = Sampler(sampling, draw)

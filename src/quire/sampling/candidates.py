@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import QuireError, RequestError
-from quire.ops.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
 from quire.protocol.step import RowFailure, TokenCandidates
 from quire.sampling.edits import RowEdits, edit_row

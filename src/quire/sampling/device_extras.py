@@ -40,7 +40,7 @@ class DeviceHistory:
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
     """asked: int64 [M], which of the N rows of a sample want them; their slots and counts, int64
-    [M]. tensors: what `quire.ops.token_logprobs` gives for them, on the device."""
+    [M]. tensors: what `quire.ops.sampling.token_logprobs` gives for them, on the device."""
 
     asked: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]

@@ -30,7 +30,7 @@ class DeviceSampler:
 
     def __init__(self, state: SamplingState, columns: DeviceColumns, draw: Draw) -> None:
         """state: the host's, the source of `columns`, which whoever changes it keeps up to date
-        (`DeviceColumns.updates`). draw: the operation `quire.ops.draw`, for tensors of the device.
+        (`DeviceColumns.updates`). draw: `ops.sampling.draw`, on tensors of the device.
         """
         self._state = state
         self._columns = columns

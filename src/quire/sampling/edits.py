@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import RequestError
-from quire.ops.draw.ranking import IdArray, LogitArray
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError
-from quire.ops.draw.ranking import IdArray, LogitArray, best_ids
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids
 from quire.protocol.step import TokenLogprobs
 
 __all__ = ["NUM_IN_CACHE", "log_sum_exp", "logprobs_of", "prompt_logprobs", "token_logprobs"]

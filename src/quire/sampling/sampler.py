@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError, QuireError, RequestError
-from quire.ops.draw.ranking import IdArray, LogitArray
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import token_logprobs
@@ -101,7 +101,7 @@ class Sampler:
     """
 
     def __init__(self, state: SamplingState, draw: Draw) -> None:
-        """draw: the operation `quire.ops.draw`."""
+        """draw: the operation `quire.ops.sampling.draw`."""
         self._state = state
         self._draw_tokens = draw
 

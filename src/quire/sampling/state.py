@@ -118,7 +118,7 @@ class SamplingState:
     def draw_parameters(
         self, slots: npt.NDArray[np.integer[Any]]
     ) -> tuple[npt.NDArray[np.generic], ...]:
-        """Of rows `slots` [R], as `quire.ops.draw` takes them: temperature, top_k, top_p, min_p,
+        """Of rows `slots` [R], as `ops.sampling.draw` takes them: temperature, top_k, top_p, min_p,
         seeds and sample indices, [R] each; temperature 0 in greedy rows."""
         return (
             np.where(self.greedy[slots], 0.0, self.temperature[slots]),

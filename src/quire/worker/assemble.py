@@ -8,7 +8,7 @@ import torch
 
 from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
-from quire.ops.capture import CaptureArena
+from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue

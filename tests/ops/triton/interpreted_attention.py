@@ -17,10 +17,10 @@ from tests.bench import test_gpu_script
 from tests.ops import test_paged_attention as cpu
 from tests.ops.triton.interpreter import repair_interpreter
 
-from quire.ops.paged_attention import triton_decode, triton_pieces
-from quire.ops.paged_attention.reference import paged_attention as reference
-from quire.ops.paged_attention.triton import paged_attention
-from quire.ops.paged_batch import PagedBatch, paged_batch
+from quire.ops.attention.paged_attention import triton_decode, triton_pieces
+from quire.ops.attention.paged_attention.reference import paged_attention as reference
+from quire.ops.attention.paged_attention.triton import paged_attention
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch
 
 Parts = tuple[torch.Tensor, torch.Tensor]
 

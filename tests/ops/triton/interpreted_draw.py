@@ -13,8 +13,8 @@ from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import some_logits
 
 from quire.ops import ALL_OPS
-from quire.ops.draw.noise import gumbel, token_bits
-from quire.ops.draw.triton import draw
+from quire.ops.sampling.draw.noise import gumbel, token_bits
+from quire.ops.sampling.draw.triton import draw
 from quire.protocol import SamplingParams
 from quire.sampling import DeviceColumns, DeviceSampler, SamplingState
 

@@ -13,13 +13,13 @@ import torch
 from tests.ops.triton.interpreter import repair_interpreter
 
 from quire.ops import ALL_OPS, check_provider
-from quire.ops.inputs import normal
-from quire.ops.linear import INVARIANT
-from quire.ops.linear.reference import widened_product
-from quire.ops.linear.tiles import Tiles
-from quire.ops.linear.triton_product import multiply
-from quire.ops.linear_int4.inputs import int4_weight
-from quire.ops.linear_int8 import activations, triton_scaled
+from quire.ops.linear.int4.cases import int4_weight
+from quire.ops.linear.int8 import activations, triton_scaled
+from quire.ops.linear.plain import INVARIANT
+from quire.ops.linear.plain.reference import widened_product
+from quire.ops.linear.plain.tiles import Tiles
+from quire.ops.linear.plain.triton_product import multiply
+from quire.ops.random_tensors import normal
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf

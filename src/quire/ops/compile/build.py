@@ -134,8 +134,9 @@ def build_hash(isa: Isa, sources: Path = SOURCE_FOLDER) -> str:
     """Digest of all sources and of the row of `isa`. It is compiled into the library, so that one
     that was built from others is told apart."""
     digest = hashlib.sha256(repr((_FLAGS, isa)).encode())
-    for path in sorted([*sources.glob("*.h"), *sources.glob("*.cpp")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted([*sources.rglob("*.h"), *sources.rglob("*.cpp")]):
+        name = path.relative_to(sources).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
 
 
@@ -211,14 +212,15 @@ class _Build:
     def _objects(self, isa: Isa) -> dict[Path, list[str]]:
         """How each object of a library is made. Two sets that share one name the same command."""
         found: dict[Path, list[str]] = {}
-        for unit in sorted(self.sources.glob("*.cpp")):
+        for unit in sorted(self.sources.rglob("*.cpp")):
             is_info = unit.stem == _BUILD_INFO
             made_by = isa if is_info else maker(isa, unit.stem)
             target = self.scratch / f"{made_by.name}_{unit.stem}.o"
             flags = [*_FLAGS, *(_SANITIZE_FLAGS if self.sanitize else ())]
             if is_info:
                 flags.append(f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"')
-            given = [*flags, *made_by.all_flags, "-c", "-o", str(target), str(unit)]
+            flags += ["-I", str(self.sources), *made_by.all_flags]
+            given = [*flags, "-c", "-o", str(target), str(unit)]
             found[target] = [self.compiler, *given]
         return found
 

@@ -37,7 +37,7 @@ class Words:
 
 class DeviceArena:
     """Named columns, one entry per slot, each a view of the arena, so that one scatter of words
-    (`quire.ops.apply_updates`) changes any of them. Zero at first.
+    (`quire.ops.rows.apply_updates`) changes any of them. Zero at first.
 
     all_words: int32 [W].
     """

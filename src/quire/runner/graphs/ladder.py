@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from quire.ops.capture import ArenaFullError, NotCapturableError
+from quire.ops.native.capture import ArenaFullError, NotCapturableError
 
 __all__ = ["LazyGraphs", "ladder"]
 

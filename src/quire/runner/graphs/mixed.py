@@ -8,7 +8,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.models import CausalLM
-from quire.ops.capture import CaptureArena
+from quire.ops.native.capture import CaptureArena
 from quire.runner.graphs.failures import ReplayFailures
 from quire.runner.inputs import BatchBuffers, InputGatherer, ModelInputs
 from quire.runner.rows import ScheduledRows

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from quire.ops.capture import CaptureArena, record_calls, replay_list
-from quire.ops.replay import KernelCall, ReplayList
-from quire.ops.team import Team
+from quire.ops.native.capture import CaptureArena, record_calls, replay_list
+from quire.ops.native.replay import KernelCall, ReplayList
+from quire.ops.native.team import Team
 
 __all__ = ["CudaRecorder", "Graph", "GraphRecorder", "NativeRecorder"]
 

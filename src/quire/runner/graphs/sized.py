@@ -8,9 +8,9 @@ import torch
 
 from quire.attention import StepInputs
 from quire.models import CausalLM
-from quire.ops.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
-from quire.ops.replay import NotCapturableError
-from quire.ops.team import Team
+from quire.ops.native.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
+from quire.ops.native.replay import NotCapturableError
+from quire.ops.native.team import Team
 from quire.runner.inputs import BatchBuffers, InputGatherer
 
 __all__ = ["SizedGraph"]

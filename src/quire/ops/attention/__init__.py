@@ -1,0 +1,3 @@
+"""Attention over the paged KV cache."""
+
+__all__: list[str] = []

@@ -1,0 +1,79 @@
+"""Attention of a flat batch over the paged cache.
+
+`paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, window=None,
+k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None, sinks=None,
+key_bias=None, value_bias=None)`
+→ [T, H, D] in q's dtype, newly allocated.
+
+q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one dtype
+and strides, tokens contiguous; H is a multiple of K and query head h reads kv head h // (H / K).
+k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`ops.kv.rope_and_write_kv`): its numbers are
+element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias` of K, float32
+[K, D] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is
+the block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
+query_start_loc[r] … query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens
+(int32 [R]). window: tokens that a query sees, itself included. A query at position p sees keys
+max(0, p - window + 1) … p and nothing else is read: memory beyond may hold NaN. A row without
+queries may have any length. max_query_len: what the host knows of the rows' queries without asking
+the device; 1 promises that no row has more, and then nothing is read on the host.
+
+The score of head h for the query at p and the key at k is s = scale · q·k; then, where given,
+soft_cap · tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118, section 2), plus alibi_slopes[h] · (k - p)
+(Press et al. 2022, arXiv:2108.12409, section 3). sinks[h] is one more score in the softmax of head
+h, of a key without a value (Xiao et al. 2024, arXiv:2309.17453, section 3.3). alibi_slopes, sinks:
+float32 [H]. A row of no tokens with one query is padding: Triton and the reference give zeros.
+
+A token's result depends on its own keys alone: not on the batch, nor on how its prompt was cut.
+Softmax and sums are in float32 (Vaswani et al. 2017, arXiv:1706.03762, equation 1; paging after
+Kwon et al. 2023, arXiv:2309.06180).
+"""
+
+from dataclasses import replace
+
+import torch
+
+from quire.ops.attention.paged_attention.cases import make_inputs
+from quire.ops.attention.paged_attention.cpu import bind
+from quire.ops.attention.paged_attention.reference import paged_attention
+from quire.ops.native.cpu_provider import cpu_providers
+from quire.ops.operation import Op, Tolerance, rounding
+from quire.ops.triton_provider import triton_provider
+
+__all__ = ["OP"]
+
+_REASON = "online softmax in another order; its weights are rounded to the dtype before they meet V"
+# Rounding moves a weight by half a unit in the last place, and an output by that of the largest V,
+# which is about 4 in the inputs.
+_WEIGHTS_ROUNDED = {
+    torch.float32: Tolerance(2e-5, 2e-5, _REASON),
+    torch.float16: Tolerance(2**-10, 4 * 2**-11, _REASON),
+    torch.bfloat16: Tolerance(2**-7, 4 * 2**-8, _REASON),
+}
+_ORDER = rounding("online softmax sums in another order than the reference", float32=2e-5)
+# csrc/attention/amx.h, csrc/attention/bf16.h
+_BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
+_NOT_IN_TRITON = frozenset({"key_bias", "value_bias"})
+_WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
+_NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
+
+OP = Op(
+    name="paged_attention",
+    reference=paged_attention,
+    make_inputs=make_inputs,
+    tolerance=_ORDER,
+    providers=(
+        *(
+            replace(
+                provider,
+                lacks=_NOT_IN_CPP,
+                tolerance=_BF16_WEIGHTS if provider.name in _WITH_BF16_WEIGHTS else None,
+            )
+            for provider in cpu_providers(bind)
+        ),
+        triton_provider(
+            "quire.ops.attention.paged_attention.triton:paged_attention",
+            _WEIGHTS_ROUNDED,
+            _NOT_IN_TRITON,
+        ),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Batches that reach every path: decode, prefill, chunks, groups, windows, tails, many splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from quire.ops.attention.paged_batch import paged_batch, random_key_bias
+from quire.ops.operation import Case
+from quire.ops.random_tensors import DTYPES, normal
+
+__all__ = ["make_inputs"]
+
+_INT8 = ((torch.float32, torch.int8), (torch.bfloat16, torch.int8))
+# (query_len, seq_len) per row
+_DECODE = ((1, 1), (1, 17), (1, 64), (1, 129), (1, 1100))
+_PREFILL = ((7, 7), (33, 33), (130, 130))
+_MIXED = ((1, 90), (5, 70), (0, 3), (40, 600), (64, 64))
+_PADDED = ((1, 40), (1, 0), (1, 300))
+# (rows, query heads, kv heads, head_dim, block_size, window)
+_SHAPES = (
+    (_DECODE, 16, 8, 128, 16, None),
+    (_DECODE, 3, 1, 64, 1, None),
+    (_PREFILL, 4, 4, 32, 32, None),
+    (_PREFILL, 8, 1, 40, 128, None),
+    (_MIXED, 6, 2, 256, 16, None),
+    (_MIXED, 4, 2, 72, 20, 50),
+    (_DECODE, 2, 2, 96, 8, 1),
+)
+_LONGEST = max(length for rows in (_DECODE, _PREFILL, _MIXED) for _, length in rows)
+# The same with what else scores may be, in some of the dtypes.
+_SCORED = (
+    (torch.float32, torch.float32, (_PADDED, 4, 2, 40, 16, None), ("alibi_slopes", "sinks")),
+    (torch.float16, torch.float16, (_MIXED, 6, 2, 64, 16, None), ("soft_cap", "alibi_slopes")),
+    (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "sinks")),
+    (torch.bfloat16, torch.bfloat16, (_DECODE, 4, 1, 64, 16, 300), ("soft_cap", "sinks")),
+    (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "key_bias")),
+    *(
+        (dtype, torch.int8, shape, ("key_bias", "value_bias"))
+        for dtype in (torch.float32, torch.bfloat16)
+        for shape in (
+            (_DECODE, 14, 2, 64, 16, None),
+            (_PREFILL, 7, 1, 72, 16, None),
+            (_MIXED, 6, 2, 128, 16, 50),
+        )
+    ),
+)
+
+
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Cases as `quire.ops.operation.Op` asks; the pool is full of NaN around the tokens."""
+    for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8):
+        for shape in _SHAPES:
+            yield _case(generator, dtype, cache_dtype, *shape)
+    for dtype, cache_dtype, shape, names in _SCORED:
+        _, heads, kv_heads, head_dim, _, _ = shape
+        every = {
+            "soft_cap": 2.0,  # near the scores, so that it bends them
+            "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
+            "sinks": torch.randn(heads, generator=generator),
+            "key_bias": random_key_bias(generator, kv_heads, head_dim, _LONGEST),
+            "value_bias": normal(generator, kv_heads, head_dim),
+        }
+        yield _case(generator, dtype, cache_dtype, *shape, {name: every[name] for name in names})
+
+
+def _case(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    rows: tuple[tuple[int, int], ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    scored: Mapping[str, Any] = MappingProxyType({}),
+) -> Case:
+    batch = paged_batch(
+        generator,
+        rows,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+    )
+    return Case(
+        label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, "
+        f"blocks of {block_size}, window {window}, {', '.join(scored)} rows {rows}",
+        args=(
+            batch.q,
+            batch.k_cache,
+            batch.v_cache,
+            batch.block_table,
+            batch.query_start_loc,
+            batch.seq_lens,
+            head_dim**-0.5,
+            window,
+            batch.k_scale,
+            batch.v_scale,
+        ),
+        kwargs=scored,
+    )

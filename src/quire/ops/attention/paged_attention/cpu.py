@@ -1,0 +1,81 @@
+"""`paged_attention` by the C++ kernel (csrc/attention/paged_attention.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.attention.paged_attention.key_bias import KeyBias
+from quire.ops.native.cpu_provider import (
+    CACHE_DTYPE_CODES,
+    DTYPE_CODES,
+    page_strides,
+    pointer,
+    token_rows,
+)
+from quire.ops.native.library import NativeLibrary
+
+__all__ = ["bind"]
+
+
+def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
+    """The operation on `library`; contract in `quire.ops.attention.paged_attention`."""
+    call = library.call
+
+    def paged_attention(
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+        max_query_len: int | None = None,  # noqa: ARG001  the contract's
+        key_bias: KeyBias | None = None,
+        value_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        q = token_rows(q)
+        _, num_heads, head_dim = q.shape
+        _, block_size, num_kv_heads, _ = k_cache.shape
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        call(
+            "paged_attention",
+            q.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            pointer(k_scale),
+            pointer(v_scale),
+            out.data_ptr(),
+            block_table.data_ptr(),
+            query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            q.stride(0),
+            *page_strides(k_cache, k_scale),
+            block_table.stride(0),
+            block_size,
+            seq_lens.shape[0],
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            window or 0,
+            DTYPE_CODES[q.dtype],
+            CACHE_DTYPE_CODES[k_cache.dtype],
+            *_key_bias(key_bias),
+            pointer(value_bias),
+        )
+        return out
+
+    return paged_attention
+
+
+def _key_bias(bias: KeyBias | None) -> tuple[int | None, ...]:
+    """As `struct KeyBias` of csrc/attention/bias.h has it."""
+    if bias is None:
+        return (None,) * 4 + (0,) * 3
+    tensors = (bias.pairs, bias.values, bias.cos, bias.sin)
+    return (*map(pointer, tensors), len(bias.pairs), *bias.cos.shape)

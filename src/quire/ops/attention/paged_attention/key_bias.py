@@ -1,0 +1,46 @@
+"""A bias of K that a cache does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["KeyBias", "angle_table"]
+
+POSITIONS = 64
+"""Of a key block (csrc/attention/keys.h): tables are read by whole ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyBias:
+    """What attention adds to the keys that it reads, rotated by their positions.
+
+    pairs: int32 [N], of the dims i and i + R/2 that turn together. values: float32 [K, N, 2], the
+    bias of both before the rotation. cos, sin: float32 [R/2, P], `angle_table` of those by which K
+    was rotated.
+    """
+
+    pairs: torch.Tensor
+    values: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def at(self, position: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """position [N] → what K lacks there, float32 [N, K, D]."""
+        pairs = self.pairs.long()
+        cos, sin = (table[pairs][:, position].t().unsqueeze(1) for table in (self.cos, self.sin))
+        first, second = self.values.unbind(-1)
+        lacking = torch.zeros(len(position), len(first), head_dim, device=position.device)
+        lacking[..., pairs] = first * cos - second * sin
+        lacking[..., pairs + len(self.cos)] = second * cos + first * sin
+        return lacking
+
+
+def angle_table(table: torch.Tensor) -> torch.Tensor:
+    """cos or sin by position [P, R/2] → by pair [R/2, P'], P' the next multiple of a key block."""
+    padded = torch.zeros(
+        table.shape[1], -(-table.shape[0] // POSITIONS) * POSITIONS, device=table.device
+    )
+    padded[:, : table.shape[0]] = table.t()
+    return padded

@@ -1,0 +1,433 @@
+// Attention in tile registers (AMX): bf16 queries over a bf16 cache.
+//
+// Query rows are lanes, 16 to a block. Scores are keys times queries, [tokens, lanes]; the softmax
+// goes down the lanes. Weights are rounded to bf16 and turned, [lanes, tokens], to meet V, of which
+// two tokens lie side by side. As in attention_tile.h, what a query computes depends on its own
+// keys alone: an element of a product is one chain of sums over dims or tokens at fixed places,
+// whichever rows share the registers, and weights of keys that a query does not see add zeros. The
+// sum that divides is that of the rounded weights: what rounding does to all weights alike cancels.
+#pragma once
+
+#if defined(__AMX_BF16__)
+
+#include <limits>
+
+#include "attention/amx_softmax.h"
+
+namespace quire::attention {
+
+// Where the tokens of a key block are: kTileTokens at a time, `stride` apart.
+struct KeyTiles {
+  int64_t block;  // position of the first key
+  int from, to;   // keys that the tile sees
+  const bf16* k[kKeyTiles];
+  const bf16* v[kKeyTiles];
+  int64_t stride;
+
+  int first_tile() const { return from / kTileTokens; }
+  int end_tile() const { return (to + kTileTokens - 1) / kTileTokens; }
+  int first_pair() const { return from / kPairTokens; }
+  int end_pair() const { return (to + kPairTokens - 1) / kPairTokens; }
+};
+
+// Bits first <= bit < end of 64.
+inline uint64_t bits_between(int first, int end) {
+  if (first >= end) return 0;
+  const uint64_t below = end >= 64 ? ~uint64_t{0} : (uint64_t{1} << end) - 1;
+  return below & ~((uint64_t{1} << first) - 1);
+}
+
+// A tile of queries over spans of its keys.
+class LanePiece {
+ public:
+  // Whether the registers take such a batch: a function of its types and of head_dim alone.
+  static bool takes(const Batch& b) {
+    return b.q_dtype == DType::kBFloat16 && b.head_dim % kTileDims == 0 &&
+           b.group <= kMostBlocks * kBlockLanes;
+  }
+  // Rows that share what is made of K and V. acc and the queries lie in the second-level cache.
+  static constexpr int kMostRows = 512;
+  static int64_t scratch_size(const Batch& b) {
+    const int64_t states = b.num_states;
+    return states * (b.head_dim / 2 + kKeyBlock + kKeyBlock / 2 + 2) + kKeyBlock * b.head_dim +
+           gathered_size(b);
+  }
+
+  // Loads the queries.
+  LanePiece(const Batch& b, const Work& work, float* memory, const State& span)
+      : b_(b),
+        tile_(make_tile(b, work)),
+        keys_(make_keys<bf16>(b, work)),
+        lanes_(lane_layout(tile_.rows, tile_.kv_heads)),
+        span_(span) {
+    const int64_t states = b.num_states;
+    q_ = reinterpret_cast<bf16*>(memory);
+    scores_ = memory + states * b.head_dim / 2;
+    weights_ = reinterpret_cast<bf16*>(scores_ + states * kKeyBlock);
+    values_ = weights_ + states * kKeyBlock;
+    copy_ = values_ + kKeyBlock * b.head_dim;
+    first_ = reinterpret_cast<int32_t*>(copy_ + kKeyBlock * b.head_dim);
+    last_ = first_ + states;
+    gathered_ = reinterpret_cast<bf16*>(last_ + states);
+    load_queries(work);
+    find_limits();
+  }
+
+  static int states(const Batch& b, const Work& work) {
+    return lane_layout(work.num_tokens * b.group, work.num_kv_heads).blocks() * kBlockLanes;
+  }
+
+  // The work that this thread is likely to do next: its first keys are fetched at the end of this.
+  void follow(const Work& work) {
+    if (lanes_.wide()) return;  // bound by arithmetic
+    const Tile tile = make_tile(b_, work);
+    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    following_ = locate(make_keys<bf16>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
+    follows_ = true;
+  }
+
+  // store() always writes the outputs.
+  bool finishes() const { return false; }
+  // careful: V of tokens that are not finite meets only the queries that see them.
+  void attend(int64_t span, bool continues, bool careful) {
+    const int states = lanes_.blocks() * kBlockLanes;
+    std::memset(span_.sum, 0, sizeof(float) * states);
+    for (int i = 0; i < states; ++i) span_.max[i] = kNegativeInfinity;
+    if (!lanes_.wide()) {
+      std::memset(span_.acc, 0, sizeof(float) * states * b_.head_dim);
+      std::memset(scores_, 0, sizeof(float) * states * kKeyBlock);
+    }
+    std::fill(seen_, seen_ + lanes_.blocks(), false);
+    const int64_t low = std::max(tile_.low(0), span * kSpan);
+    const int64_t end = tile_.position(tile_.rows - 1) + 1;
+    const int64_t high = std::min(end, (span + 1) * kSpan);
+    LaneTiles registers(lanes_.rows);
+    if (lanes_.wide()) registers.for_scores();
+    KeyTiles tiles[2];
+    int at = 0;
+    if (low < high) tiles[at] = locate(keys_, low / kKeyBlock * kKeyBlock, low, end);
+    for (int64_t block = low / kKeyBlock * kKeyBlock; block < high; block += kKeyBlock, at ^= 1) {
+      const int64_t following = block + kKeyBlock;
+      const KeyTiles* next = nullptr;
+      if (following < (continues ? end : high)) {
+        tiles[at ^ 1] = locate(keys_, following, low, end);
+        next = &tiles[at ^ 1];
+      } else if (follows_ && !continues) {
+        next = &following_;
+      }
+      gather(tiles[at]);
+      if (lanes_.wide()) {
+        attend_wide(tiles[at], next, careful);
+      } else {
+        attend_heads(tiles[at], next, careful, registers);
+      }
+    }
+    for (int block = 0; block < lanes_.blocks(); ++block)
+      if (lanes_.wide() && !seen_[block])
+        std::memset(acc(block * kBlockLanes), 0, sizeof(float) * kBlockLanes * b_.head_dim);
+  }
+
+  // total / its sum, rounded. Returns whether all of it is finite.
+  static bool store(const Batch& b, const Work& work, const State& total) {
+    const Tile tile = make_tile(b, work);
+    const LaneLayout lanes = lane_layout(tile.rows, tile.kv_heads);
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    vf broken = zero();
+    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
+      const int state = lanes.state(row / tile.rows, row % tile.rows);
+      const float* acc = total.acc + int64_t{state} * b.head_dim;
+      bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
+      const vf inverse = set1(1.0f / total.sum[state]);
+      for (int d = 0; d < b.head_dim; d += kTileDims) {
+        const vf x = mul(load(acc + d), inverse), y = mul(load(acc + d + kLanes), inverse);
+        broken = fma(x, zero(), fma(y, zero(), broken));
+        const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x));
+        _mm512_storeu_si512(to + d, _mm512_permutexvar_epi64(order, both));
+      }
+    });
+    return sum(broken) == 0.0f;
+  }
+
+ private:
+  static constexpr int kMostBlocks = 64;
+
+  // K and V of a key block whose pages hold no whole tiles of tokens.
+  static int64_t gathered_size(const Batch& b) {
+    return b.block_size % kTileTokens == 0 ? 0 : int64_t{kKeyBlock} * b.num_kv_heads * b.head_dim;
+  }
+
+  float* acc(int state) const { return span_.acc + int64_t{state} * b_.head_dim; }
+  const bf16* queries(int unit) const { return q_ + int64_t{unit} * lanes_.rows * b_.head_dim; }
+
+  void load_queries(const Work& work) {
+    alignas(64) static const bf16 zeros[kTileDims] = {};
+    const int64_t token = (b_.query_start_loc[work.row] + work.token) * b_.q_stride;
+    const auto lanes = static_cast<__mmask16>((1u << lanes_.rows) - 1);
+    for (int unit = 0; unit < lanes_.units(); ++unit) {
+      const int head = unit / lanes_.parts, first = unit % lanes_.parts * lanes_.rows;
+      const bf16* rows[kBlockLanes];
+      for (int lane = 0; lane < kBlockLanes; ++lane) {
+        const int row = first + lane;
+        const int64_t at = token + row / b_.group * b_.q_stride +
+                           int64_t{(work.kv_head + head) * b_.group + row % b_.group} * b_.head_dim;
+        const bool is_row = lane < lanes_.rows && row < tile_.rows;
+        rows[lane] = is_row ? static_cast<const bf16*>(b_.q) + at : nullptr;
+      }
+      bf16* to = const_cast<bf16*>(queries(unit));
+      for (int d = 0; d < b_.head_dim; d += kTileDims)
+        turn_words([&](int i) { return rows[i] == nullptr ? zeros : rows[i] + d; },
+                   to + d * lanes_.rows, lanes_.rows * 4, lanes);
+    }
+  }
+
+  // Of the lanes without a row too, which see nothing.
+  void find_limits() {
+    const int states = lanes_.blocks() * kBlockLanes;
+    std::fill(first_, first_ + states, 0);
+    std::fill(last_, last_ + states, -1);
+    for (int head = 0; head < lanes_.heads; ++head)
+      for (int row = 0; row < tile_.rows; ++row) {
+        const int state = lanes_.state(head, row);
+        first_[state] = static_cast<int32_t>(tile_.low(row));
+        last_[state] = static_cast<int32_t>(tile_.position(row));
+      }
+  }
+
+  KeyTiles locate(const Keys<bf16>& keys, int64_t block, int64_t low, int64_t end) const {
+    KeyTiles found;
+    found.block = block;
+    found.from = static_cast<int>(std::max(low, block) - block);
+    found.to = static_cast<int>(std::min(end, block + kKeyBlock) - block);
+    found.stride = keys.token_stride;
+    if (b_.block_size % kTileTokens != 0) return found;  // gather() finds them
+    for (int i = found.first_tile(); i < found.end_tile(); ++i) {
+      const int64_t token = block + i * kTileTokens;
+      const int64_t at = keys.table[token / keys.block_size] * keys.block_stride +
+                         token % keys.block_size * keys.token_stride;
+      found.k[i] = keys.k + at;
+      found.v[i] = keys.v + at;
+    }
+    return found;
+  }
+
+  void gather(KeyTiles& tiles) {
+    if (b_.block_size % kTileTokens == 0) return;
+    const int64_t width = int64_t{tile_.kv_heads} * b_.head_dim;
+    bf16* const k = gathered_;
+    bf16* const v = gathered_ + kKeyBlock * width;
+    for (int t = tiles.from; t < tiles.to; ++t) {
+      const int64_t token = tiles.block + t;
+      const int64_t at = keys_.table[token / keys_.block_size] * keys_.block_stride +
+                         token % keys_.block_size * keys_.token_stride;
+      std::memcpy(k + t * width, keys_.k + at, width * sizeof(bf16));
+      std::memcpy(v + t * width, keys_.v + at, width * sizeof(bf16));
+    }
+    for (int i = 0; i < kKeyTiles; ++i) {
+      tiles.k[i] = k + i * kTileTokens * width;
+      tiles.v[i] = v + i * kTileTokens * width;
+    }
+    tiles.stride = width;
+  }
+
+  // Tokens of tile i of `tiles`, K or V, for all heads, will be needed.
+  void expect(const KeyTiles& tiles, const bf16* const* side, int i, Lines& ahead) const {
+    if (b_.block_size % kTileTokens != 0) return;
+    const int first = std::max(tiles.from, i * kTileTokens);
+    const int end = std::min(tiles.to, (i + 1) * kTileTokens);
+    if (first >= end) return;
+    ahead.add(side[i] + (first - i * kTileTokens) * tiles.stride, tiles.stride, end - first,
+              int64_t{tile_.kv_heads} * b_.head_dim * int64_t{sizeof(bf16)});
+  }
+
+  // The tokens of a head whose V is not finite.
+  uint64_t broken_tokens(const KeyTiles& tiles, int head) const {
+    uint64_t found = 0;
+    for (int t = tiles.from; t < tiles.to; ++t) {
+      const bf16* v = tiles.v[t / kTileTokens] + t % kTileTokens * tiles.stride +
+                      int64_t{head} * b_.head_dim;
+      vf broken = zero();
+      for (int d = 0; d < b_.head_dim; d += kLanes) broken = fma(load(v + d), zero(), broken);
+      if (sum(broken) != 0.0f) found |= uint64_t{1} << t;
+    }
+    return found;
+  }
+
+  // Lanes of one unit that see one of the tokens get no number.
+  void break_lanes(const KeyTiles& tiles, int unit, uint64_t tokens) {
+    if (tokens == 0) return;
+    for (int state = lanes_.lane(unit); state < lanes_.lane(unit) + lanes_.rows; ++state) {
+      const int64_t first = std::max<int64_t>(first_[state] - tiles.block, 0);
+      const int64_t end = std::min<int64_t>(last_[state] + 1 - tiles.block, kKeyBlock);
+      if (first < end && (bits_between(first, end) & tokens) != 0)
+        std::fill(acc(state), acc(state) + b_.head_dim, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+
+  void pair_values(const KeyTiles& tiles, int pair, int head, uint64_t broken, bf16* out,
+                   Lines* ahead, int lines) {
+    const uint64_t usable = bits_between(tiles.from, tiles.to) & ~broken;
+    const int64_t at = int64_t{head} * b_.head_dim;
+    const int low = 2 * pair, high = low + 1;
+    const bool any = high < tiles.end_tile(), some = low >= tiles.first_tile();
+    pair_tokens(some ? tiles.v[low] + at : nullptr, any ? tiles.v[high] + at : nullptr,
+                tiles.stride, static_cast<uint32_t>(usable >> (pair * kPairTokens)), b_.head_dim,
+                out, ahead, lines);
+  }
+
+  // K of one head side by side: tokens some KiB apart share few sets of the first-level cache.
+  void copy_keys(const KeyTiles& tiles) {
+    for (int t = tiles.from; t < tiles.to; ++t) {
+      const bf16* k = tiles.k[t / kTileTokens] + t % kTileTokens * tiles.stride;
+      for (int d = 0; d < b_.head_dim; d += kTileDims)
+        _mm512_store_si512(copy_ + t * b_.head_dim + d, _mm512_loadu_si512(k + d));
+    }
+  }
+
+  // Softmax of one block of lanes, and what becomes of its acc.
+  void soften(const KeyTiles& tiles, int block, Lines* ahead, int lines) {
+    const int state = block * kBlockLanes;
+    const __m512i first = _mm512_loadu_si512(first_ + state);
+    const __m512i last = _mm512_loadu_si512(last_ + state);
+    const __m512i start = _mm512_set1_epi32(static_cast<int32_t>(tiles.block));
+    const __m512i from = _mm512_max_epi32(_mm512_sub_epi32(first, start),
+                                          _mm512_set1_epi32(tiles.from));
+    const __m512i end = _mm512_min_epi32(
+        _mm512_add_epi32(_mm512_sub_epi32(last, start), _mm512_set1_epi32(1)),
+        _mm512_set1_epi32(tiles.to));
+    const LaneKeys keys{from, _mm512_max_epi32(_mm512_sub_epi32(end, from),
+                                               _mm512_setzero_si512())};
+    const bool all = _mm512_cmpeq_epi32_mask(keys.count, _mm512_set1_epi32(kKeyBlock)) == 0xffff;
+    const vf scale = set1(b_.scale * kLog2E);
+    float factors[kLanes];
+    auto run = [&](auto masked) {
+      return soften_lanes<masked>(scores_ + state * kKeyBlock, scale, keys, tiles.first_pair(),
+                                  tiles.end_pair(), span_.max + state, span_.sum + state,
+                                  weights_ + state * kKeyBlock, factors, ahead, lines);
+    };
+    vmask shrinks = all ? run(std::false_type()) : run(std::true_type());
+    for (; shrinks != 0; shrinks = shrinks & (shrinks - 1)) {
+      const int lane = __builtin_ctz(shrinks);
+      float* row = acc(state + lane);
+      const vf factor = set1(factors[lane]);
+      for (int d = 0; d < b_.head_dim; d += kLanes)
+        quire::store(row + d, mul(load(row + d), factor));
+    }
+  }
+
+  // One key block of many rows of one head, which is bound by arithmetic.
+  void attend_wide(const KeyTiles& tiles, const KeyTiles* next, bool careful) {
+    Lines ahead;
+    const uint64_t broken = careful ? broken_tokens(tiles, 0) : 0;
+    const int64_t pair_elements = int64_t{kPairTokens} * b_.head_dim;
+    for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair)
+      pair_values(tiles, pair, 0, broken, values_ + pair * pair_elements, &ahead, 0);
+    copy_keys(tiles);
+    const int blocks = lanes_.blocks();
+    for (int block = 0; block < blocks; ++block) {
+      const int row = block * kBlockLanes, last = std::min(row + kBlockLanes, tile_.rows) - 1;
+      KeyTiles own = tiles;
+      own.from = static_cast<int>(std::max<int64_t>(tiles.from, tile_.low(row) - tiles.block));
+      const int64_t end = tile_.position(last) + 1 - tiles.block;
+      own.to = static_cast<int>(std::min<int64_t>(tiles.to, end));
+      if (own.from >= own.to) continue;
+      if (next != nullptr) fetch_part(*next, block, blocks);
+      ScoreTile scored[kKeyTiles];
+      int count = 0;
+      for (int i = own.first_tile(); i < own.end_tile(); ++i)
+        scored[count++] = {copy_ + i * kTileTokens * b_.head_dim, queries(block),
+                           scores_ + row * kKeyBlock + i * kTileTokens * kLanes};
+      score_some<true>(scored, count, b_.head_dim, kBlockLanes, b_.head_dim / kTileDims, &ahead,
+                       0);
+      soften(own, block, &ahead, 0);
+      const int first = own.first_pair();
+      const bf16* weights = weights_ + row * kKeyBlock + first * kTileElements;
+      const bf16* values = values_ + first * pair_elements;
+      if (own.end_pair() - first == 2) {
+        weigh_tiles<2>(weights, values, b_.head_dim, acc(row), !seen_[block], &ahead, 0);
+      } else {
+        weigh_tiles<1>(weights, values, b_.head_dim, acc(row), !seen_[block], &ahead, 0);
+      }
+      seen_[block] = true;
+      break_lanes(tiles, block, broken);
+    }
+  }
+
+  // Asks for the share of the next key block that falls to one of `parts`.
+  void fetch_part(const KeyTiles& next, int part, int parts) {
+    Lines ahead;
+    for (int i = next.first_tile() + part; i < next.end_tile(); i += parts) {
+      expect(next, next.k, i, ahead);
+      expect(next, next.v, i, ahead);
+      ahead.fetch(1 << 20);
+      ahead = Lines();
+    }
+  }
+
+  // One key block of few rows of several heads, which is bound by memory: tokens in their order,
+  // and the heads of each in turn. What is about two tiles of tokens ahead is fetched meanwhile,
+  // evenly over time: a core has few requests to memory under way, and must not be without any.
+  // While V is packed, which reads the second-level cache itself, it asks for less.
+  void attend_heads(const KeyTiles& tiles, const KeyTiles* next, bool careful,
+                    LaneTiles& registers) {
+    constexpr int kDistance = 2, kScoreLines = 14;  // of the 16 that a product reads
+    const int heads = lanes_.heads, steps = b_.head_dim / kTileDims;
+    const int soft_lines = lanes_.units() * steps / lanes_.blocks();
+    const int pack_lines = b_.head_dim / 64, weigh_lines = 12;
+    Lines ahead;
+    for (int i = kDistance; i < kKeyTiles; ++i) expect(tiles, tiles.k, i, ahead);
+    for (int i = 0; i < kKeyTiles; ++i) expect(tiles, tiles.v, i, ahead);
+    for (int i = 0; i < kDistance && next != nullptr; ++i) expect(*next, next->k, i, ahead);
+    registers.for_scores();
+    for (int i = tiles.first_tile(); i < tiles.end_tile(); ++i) {
+      ScoreTile scored[4];
+      int count = 0;
+      for (int unit = 0; unit < lanes_.units(); ++unit) {
+        const int head = unit / lanes_.parts;
+        const int lane = lanes_.lane(unit), block = lane / kBlockLanes;
+        scored[count++] = {tiles.k[i] + int64_t{head} * b_.head_dim, queries(unit),
+                           scores_ + (block * kKeyBlock + i * kTileTokens) * kLanes +
+                               lane % kBlockLanes};
+        if (count < 4 && unit + 1 < lanes_.units()) continue;
+        score_some<false>(scored, count, tiles.stride, lanes_.rows, steps, &ahead, kScoreLines);
+        count = 0;
+      }
+    }
+    for (int block = 0; block < lanes_.blocks(); ++block) soften(tiles, block, &ahead, soft_lines);
+    registers.for_outputs();
+    uint64_t broken = 0;
+    for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair) {
+      for (int head = 0; head < heads; ++head) {
+        if (careful) broken = broken_tokens(tiles, head);
+        pair_values(tiles, pair, head, broken, values_, &ahead, pack_lines);
+        for (int part = 0; part < lanes_.parts; ++part) {
+          const int unit = head * lanes_.parts + part, lane = lanes_.lane(unit);
+          const bf16* weights = weights_ + lane / kBlockLanes * kBlockLanes * kKeyBlock +
+                                pair * kTileElements + lane % kBlockLanes * kTileDims;
+          weigh_tiles<1>(weights, values_, b_.head_dim, acc(lane), false, &ahead, weigh_lines);
+          break_lanes(tiles, unit, broken);
+        }
+      }
+    }
+  }
+
+  const Batch& b_;
+  const Tile tile_;
+  const Keys<bf16> keys_;
+  const LaneLayout lanes_;
+  const State span_;
+  bf16* q_;        // [units, dims / 32, 16 pairs of dims, lanes of the unit, 2]
+  float* scores_;  // [blocks, kKeyBlock, kBlockLanes]
+  bf16* weights_;  // [blocks, kPairTiles, kBlockLanes, kPairTokens]
+  bf16* values_;   // [kPairTiles, dims / 16, kTileTokens, kLanes, 2]; of few rows one at a time
+  bf16* copy_;     // [kKeyBlock, head_dim]
+  int32_t* first_;  // [states], keys that a lane sees
+  int32_t* last_;
+  bf16* gathered_;
+  KeyTiles following_;
+  bool follows_ = false;
+  bool seen_[kMostBlocks];  // by block of lanes: acc holds something
+};
+
+}  // namespace quire::attention
+
+#endif

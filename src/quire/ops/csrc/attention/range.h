@@ -1,0 +1,188 @@
+// What a tile of attention is, what it keeps, and which keys its rows see.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention/ahead.h"
+#include "attention/bias.h"
+#include "attention/keys.h"
+#include "attention/softmax.h"
+
+namespace quire::attention {
+
+// Keys that all heads of a tile take in turn, see each_chunk: for 8 heads of 128, 16 KiB, which
+// leave room for the queries in L1.
+template <class E>
+constexpr int kChunk = 16 / sizeof(E);
+// Twice that: sums of integers become floats once in a chunk. Measured less good: 16, 64.
+template <>
+constexpr int kChunk<int8_t> = 32;
+// Keys of V whose loads are instructions of their own. One load that goes from key to key seems to
+// make hardware fetch on at that distance, past the end of the block.
+constexpr int kUnrolledKeys = 8;
+constexpr int kSpan = 512;
+constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
+constexpr int kLargeTileRows = 128;  // the same where that leaves enough tiles
+constexpr int kCopyRows = 17;  // from here on K and V are widened once into scratch
+static_assert(kSpan % kKeyBlock == 0);
+
+// Queries and weights as 16-bit integers (attention_int8.h). depth: head_dim rounded up to whole
+// vectors of them.
+struct IntegerScratch {
+  int16_t* q;          // [kv_heads, rows, depth]
+  float* q_step;       // [kv_heads, rows]
+  int16_t* weights;    // [kv_heads, rows, kKeyBlock]
+  float* weight_step;  // [kv_heads, rows]
+  // What rows share of one head, in the same memory, since values follow scores.
+  int16_t* keys;    // [turned_depth / 2, kKeyBlock, 2]: two dims of a token side by side
+  int16_t* values;  // [kKeyBlock / 2, depth, 2]: one dim of two tokens side by side
+};
+
+constexpr int kTurnedDims = 4 * kLanes;  // of a key, turned at once
+constexpr int integer_depth(int head_dim) {
+  return (head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
+}
+constexpr int turned_depth(int head_dim) {
+  return (head_dim + kTurnedDims - 1) / kTurnedDims * kTurnedDims;
+}
+
+// Where the outputs of a tile of one kv head go.
+struct Outputs {
+  bf16* first;        // null: nowhere yet
+  int64_t stride;     // elements per token
+  const float* bias;  // [head_dim], of V; or null
+};
+
+struct Scratch {
+  float* q;       // [kv_heads, rows, width], scaled by scale · log2(e), unless queries are integers
+  float* scores;  // [kv_heads, rows, kKeyBlock]
+  float* wide;    // [kKeyBlock, width]
+  State span;
+  HeadScales* scales;       // [kv_heads], of an int8 cache
+  IntegerScratch integers;  // for tiles that compute with them
+  KeyBias key_bias;
+  float* query;         // [width], one at a time
+  float* bias_factors;  // [kv_heads, rows, 2 · key_bias.count]
+  float* bias_scores;   // [kv_heads, rows, kKeyBlock]
+  Outputs out = {};     // of many rows of integers, with the last key block
+
+  // Of a state, what its scores with a key block lack (score_biases); null if nothing.
+  const float* lacking(int state) const {
+    return key_bias.count == 0 ? nullptr : bias_scores + state * kKeyBlock;
+  }
+};
+
+struct Tile {
+  int64_t first_position;  // of the first query
+  int kv_heads;            // adjacent ones, computed block by block in turn
+  int rows;                // num_tokens · group: query rows of one kv head
+  int group;
+  int head_dim;
+  int width;       // head_dim rounded up to whole vectors
+  int64_t window;  // 0: none
+  bool integers;   // scores and outputs by exact products of integers
+
+  int depth() const { return integer_depth(head_dim); }
+  int num_states() const { return kv_heads * rows; }
+  int64_t position(int row) const { return first_position + row / group; }
+  int64_t end() const { return position(rows - 1) + 1; }
+  int64_t low(int row) const {
+    const int64_t from = position(row) - window + 1;
+    return window > 0 && from > 0 ? from : 0;
+  }
+};
+
+// A vector of an output at out[d …], of which `dims` or all are left: total · inverse, and what the
+// cache lacks of V.
+template <class E>
+QUIRE_INLINE void store_result(vf total, vf inverse, const float* bias, int d, int dims, E* out) {
+  const bool whole = dims >= kLanes;
+  const vf x = bias == nullptr
+                   ? mul(total, inverse)
+                   : fma(total, inverse, whole ? load(bias + d) : load_part(bias + d, dims));
+  whole ? store(out + d, x) : store_part(out + d, x, dims);
+}
+
+// Part of one key block, in positions relative to its first key.
+struct Range {
+  int64_t block;  // position of the block's first key
+  int from, to;
+
+  int low(const Tile& tile, int row) const {
+    return static_cast<int>(std::max<int64_t>(tile.low(row) - block, from));
+  }
+  int high(const Tile& tile, int row) const {
+    return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
+  }
+  // Keys before the second chunk of `size`.
+  int first_chunk(int size) const { return std::min(size - from % size, to - from); }
+  // The keys of the chunk at `first`; empty when there are none.
+  Range chunk(int first, int size) const {
+    return Range{block, std::max(from, first), std::min(to, first + size)};
+  }
+};
+
+// Calls body(k) for the first key of every vector of keys in which the range has one.
+template <class F>
+QUIRE_INLINE void each_vector(const Range& range, F&& body) {
+  for (int k = range.from / kLanes * kLanes; k < range.to; k += kLanes) body(k);
+}
+
+// Calls body(row, count) over all rows from `row` on: Most at a time, then half as many, …
+template <int Most = 4, class F>
+QUIRE_INLINE void each_rows(int rows, F&& body, int row = 0) {
+  for (; row + Most <= rows; row += Most) body(row, std::integral_constant<int, Most>());
+  if constexpr (Most > 1) each_rows<Most / 2>(rows, body, row);
+}
+
+// Calls body(chunk, head, ahead) for every head of every chunk of a range: the heads take a chunk
+// of keys in turn, and meanwhile the next chunk is prefetched. source: K or V of the block; follow:
+// the `following` rows that are prefetched after it.
+template <class E, class F>
+QUIRE_INLINE void each_chunk(const Tile& tile, const Range& range, const E* const* source,
+                             const E* const* follow, int following, F&& body) {
+  constexpr int kSize = kChunk<E>;
+  static_assert(kKeyBlock % kSize == 0);
+  for (int first = range.from / kSize * kSize; first < range.to; first += kSize) {
+    const Range chunk = range.chunk(first, kSize);
+    const bool more = first + kSize < range.to;
+    Ahead<E> ahead(more ? source + first + kSize : follow,
+                   more ? std::min(kSize, range.to - first - kSize) : following,
+                   tile.kv_heads * tile.head_dim);
+    for (int head = 0; head < tile.kv_heads; ++head) {
+      ahead.give_turn(head, tile.kv_heads, tile.head_dim);
+      body(chunk, head, &ahead);
+    }
+    ahead.fetch_all();
+  }
+}
+
+// Scores of all rows with the bias that the keys of a range lack.
+inline void score_biases(const Tile& tile, const Range& range, const Scratch& scratch) {
+  const KeyBias& bias = scratch.key_bias;
+  if (bias.count == 0) return;
+  constexpr int kRows = kLanes == 16 ? 4 : 2;  // that leave their sums in registers
+  for (int head = 0; head < tile.kv_heads; ++head)
+    each_rows<kRows>(tile.rows, [&](int row, auto rows) {
+      const int state = head * tile.rows + row;
+      bias.score<rows>(scratch.bias_factors + 2 * state * bias.count, range.block,
+                       range.low(tile, row), range.high(tile, row + rows - 1),
+                       scratch.bias_scores + state * kKeyBlock);
+    });
+}
+
+template <class E>
+inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block,
+                        Scratch& scratch) {
+  const bool scaled = block.load_scales(tile.kv_heads, scratch.scales);
+  score_biases(tile, range, scratch);
+  for (int head = 0; head < tile.kv_heads; ++head)
+    for (int row = 0; row < tile.rows; ++row) {
+      const int state = head * tile.rows + row;
+      soften(tile.width, scratch.scores, state, range.low(tile, row), range.high(tile, row),
+             scaled ? scratch.scales + head : nullptr, scratch.lacking(state), scratch.span);
+    }
+}
+
+}  // namespace quire::attention

@@ -1,4 +1,0 @@
-// What this library was built from; the loader refuses one whose sources have changed since.
-#include "simd.h"
-
-QUIRE_API const char* quire_build_hash() { return QUIRE_BUILD_HASH; }

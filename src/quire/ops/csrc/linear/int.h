@@ -1,0 +1,559 @@
+// y = x Wᵀ + b with integer weights: what the formats share. The rows of x become 8-bit integers, a
+// few of them in every thread, many once for all; a format multiplies a tile of rows by panels of
+// kWidth output columns; the sums are scaled and stored here.
+//
+// Every output is a function of its row and its column alone: integers are exact, and what follows
+// in float32 has one order. So the bits do not depend on rows, panels, threads or instruction set.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "linear/panel_parts.h"
+#include "native/scratch.h"
+#include "native/simd_int.h"
+#include "linear/staged_outputs.h"
+
+namespace quire::linear_int {
+
+constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
+constexpr int64_t kCacheLine = 64;
+// Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
+constexpr int64_t kWorkPerPart = 1 << 21;
+// So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
+constexpr int64_t kOwnElements = 1 << 14;
+
+// scale, bias: of the outputs, up to the end of the last panel; bias may be null.
+struct LinearCall {
+  int64_t rows;
+  Outputs outputs;
+  int64_t depth, x_stride;
+  const float* scale;
+  const float* bias;
+  Team* team;
+};
+
+// Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
+// group's integers times a factor of the format, scales [rows].
+struct QuantizedRows {
+  int32_t* inputs;
+  int32_t* sums;
+  float* scales;
+  int64_t rows;
+};
+
+// At most n elements.
+template <class E>
+QUIRE_INLINE void put(E* y, vf value, int64_t n) {
+  if (n >= kLanes) {
+    store(y, value);
+  } else if (n > 0) {
+    store_part(y, value, static_cast<int>(n));
+  }
+}
+
+// At most n elements of a panel's columns.
+template <class E>
+QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
+  if (n >= kWidth) {
+    store_pair(y, low, high);
+  } else {
+    put(y, low, n);
+    put(y + kLanes, high, n - kLanes);
+  }
+}
+
+// What formats computed in vector registers have in common; one in others has these by itself.
+// Rows lie line by line, 8 quads of integers of every row, then the next 8 of every row, …, so that
+// a tile reads them at constant distances.
+struct Vectors {
+  static constexpr int kLineQuads = 8;
+  static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
+  static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
+  // Where hardware_keeps_up(), so many rows fetch nothing ahead, and more of them, up to so many,
+  // one line in four, for which a tile has to ask by fetch_lines().
+  static constexpr int kStreamedRows = 0, kSparseRows = 0;
+  static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
+  // Where a quad of row r stands among those of `rows` rows.
+  static int64_t position(int64_t quad, int64_t r, int64_t rows) {
+    return (quad / kLineQuads * rows + r) * kLineQuads + quad % kLineQuads;
+  }
+  // Lives in a thread while it computes tiles of at most `rows` rows.
+  static int enter(int64_t) { return 0; }
+};
+
+// Memory that is fetched into the second-level cache meanwhile: in a tile `step` bytes, at most a
+// cache line, for each cache line of its panel.
+struct Ahead {
+  const uint8_t* start;
+  int64_t step;
+
+  QUIRE_INLINE void fetch_line() {
+    _mm_prefetch(start, _MM_HINT_T1);
+    start += step;
+  }
+  template <int kLines>
+  QUIRE_INLINE void fetch_lines() {
+    QUIRE_UNROLL
+    for (int line = 0; line < kLines; ++line) fetch_line();
+  }
+};
+// The same in whole lines, of which every fourth is fetched: by its address, so that none has to be
+// counted.
+struct SomeAhead {
+  const uint8_t* start;
+
+  template <int kLines>
+  QUIRE_INLINE void fetch_lines() {
+    static_assert(4 % kLines == 0);
+    constexpr uintptr_t kEvery = 4 * kCacheLine;
+    if (reinterpret_cast<uintptr_t>(start) % kEvery < kLines * kCacheLine) {
+      _mm_prefetch(start, _MM_HINT_T1);
+    }
+    start += kLines * kCacheLine;
+  }
+};
+struct NothingAhead {
+  QUIRE_INLINE void fetch_line() const {}
+  template <int>
+  QUIRE_INLINE void fetch_lines() const {}
+};
+
+// Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
+// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads.
+template <int N, class Format, class E, class A>
+void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead) {
+  vf inverse[N];
+  vi keep[N];
+  for (int i = 0; i < N; ++i) {
+    const float largest = largest_magnitude(x + i * x_stride, depth);
+    const bool finite = largest <= std::numeric_limits<float>::max();
+    const bool usable = finite && largest >= kSmallest;
+    target.scales[r + i] = usable   ? largest / 127.0f
+                           : finite ? 0.0f
+                                    : std::numeric_limits<float>::quiet_NaN();
+    inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
+    keep[i] = set1_int(usable ? -1 : 0);
+  }
+  const auto to_numbers = [&](vf values, int i) {
+    return and_int(to_int(mul(values, inverse[i])), keep[i]);
+  };
+  const auto stored = [](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
+  const auto inputs = [&](int64_t quad, int i) {
+    return target.inputs + format.position(quad, r + i, target.rows) * Format::kQuadInputs;
+  };
+  constexpr int64_t kFetchQuads = 8;
+  const int64_t group_size = Format::kSums ? format.group_size : depth;
+  int64_t quad = 0;
+  for (int64_t first = 0, group = 0; first < depth; first += group_size, ++group) {
+    const int64_t end = std::min(depth, first + group_size);
+    vi total[N];
+    for (vi& sum : total) sum = set1_int(0);
+    int64_t k = first;
+    // A group is whole lines of quads, so that 8 quads stand side by side.
+    if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
+      for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
+        for (int i = 0; i < N; ++i) {
+          const vf2 values = load_both(x + i * x_stride + k);
+          const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
+          total[i] = add_int(total[i], add_int(a, b));
+          store_bytes(x, inputs(quad, i), stored(a), stored(b));
+          ahead.fetch_line();
+        }
+      }
+    }
+    for (; k < end; k += kLanes, quad += kLanes / 4) {
+      for (int i = 0; i < N; ++i) {
+        const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
+        total[i] = add_int(total[i], numbers);
+        if constexpr (Format::kQuadInputs == 1) {
+          store_bytes(inputs(quad, i), stored(numbers));
+        } else {
+          static_assert(Format::kAdded == 0);
+          put_byte_inputs(numbers, inputs(quad, i));
+        }
+        if (quad % kFetchQuads == 0) ahead.fetch_line();
+      }
+    }
+    if constexpr (Format::kSums) {
+      for (int i = 0; i < N; ++i) {
+        target.sums[group * target.rows + r + i] = sum(total[i]) * format.sum_factor;
+      }
+    }
+  }
+}
+
+// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
+template <class Format, class E, class A>
+void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead) {
+  const E* from = x + r * x_stride;
+  if (r + 1 < target.rows) {
+    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
+  } else if (r < target.rows) {
+    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
+  }
+}
+
+// f(row, half) for every vector of a tile's sums.
+template <int R, class F>
+QUIRE_INLINE void each_sum(F&& f) {
+  QUIRE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    f(r, 0);
+    f(r, 1);
+  }
+}
+// Where a vector of sums stands in what a tile gives out, [R, kWidth].
+QUIRE_INLINE int place(int r, int half) { return r * kWidth + half * kLanes; }
+
+// Sums of a tile, [rows, kWidth], by panel `index`: scaled, with bias, rounded, and no more than
+// there are. y: rows of its columns with a stride.
+template <class Y>
+void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t index,
+              Y* y, int64_t stride) {
+  const int64_t output = call.outputs.output(index), left = call.outputs.columns(index);
+  const vf scale[2] = {load(call.scale + output), load(call.scale + output + kLanes)};
+  for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += stride) {
+    const vf row_scale = set1(rows.scales[r]);
+    vf value[2];
+    for (int half = 0; half < 2; ++half) {
+      value[half] = mul(mul(load(sums + half * kLanes), row_scale), scale[half]);
+      if (call.bias != nullptr) {
+        value[half] = add(value[half], load(call.bias + output + half * kLanes));
+      }
+    }
+    put_pair(y, value[0], value[1], left);
+  }
+}
+
+// How much of the memory ahead a tile fetches.
+enum class Fetch { kNothing, kSome, kAll };
+
+// everything: whatever the number of rows, as where hardware does not keep up.
+template <class Format>
+constexpr Fetch fetch_of(int rows, bool everything) {
+  if (everything) return Fetch::kAll;
+  if (rows <= Format::kStreamedRows) return Fetch::kNothing;
+  return rows <= Format::kSparseRows ? Fetch::kSome : Fetch::kAll;
+}
+
+// What a tile of R rows takes of `ahead`. So few rows as only a single tile has fetch whole lines,
+// which the compiler can know then.
+template <class Format, int R, Fetch kFetch>
+QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
+  constexpr bool kSingle = 2 * R < Format::kMaxRows;
+  if constexpr (kFetch == Fetch::kNothing) {
+    return NothingAhead{};
+  } else if constexpr (kFetch == Fetch::kSome) {
+    static_assert(kSingle);
+    return SomeAhead{ahead.start};
+  } else {
+    return Ahead{ahead.start, kSingle ? kCacheLine : ahead.step};
+  }
+}
+
+// out: [rows, kWidth].
+template <class Format>
+using Tile = void (*)(const Format&, const QuantizedRows&, const uint8_t* panel, Ahead ahead,
+                      float* out, int64_t index);
+template <class Format, bool kEverything, std::size_t... I>
+constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
+  return {Format::template tile<I + 1, fetch_of<Format>(I + 1, kEverything)>...};
+}
+template <class Format, bool kEverything>  // by rows - 1; of fetch_of()
+constexpr auto kTiles = tiles_of<Format, kEverything>(std::make_index_sequence<Format::kMaxRows>());
+
+// Whether a format computes panels by a loop of its own, made by Format::loop(block).
+template <class Format>
+constexpr bool kLoops = false;
+
+// Panels as a thread's tiles read them. Of those that it has to open, the last is kept, of a gated
+// layer the last pair.
+template <class Format>
+class OpenPanels {
+ public:
+  // Null without memory.
+  const uint8_t* open(const Format& format, const Outputs& outputs, int64_t index) {
+    if constexpr (!Format::kOpens) {
+      return format.panel(index);
+    } else {
+      const int64_t bytes = format.open_bytes(), place = outputs.is_second(index);
+      if (memory_ == nullptr) {
+        memory_ = static_cast<uint8_t*>(
+            thread_scratch<OpenPanels>(outputs.panels_in_turn() * bytes));
+        if (memory_ == nullptr) return nullptr;
+      }
+      uint8_t* const panel = memory_ + place * bytes;
+      if (indices_[place] != index) format.open(index, panel);
+      indices_[place] = index;
+      return panel;
+    }
+  }
+
+ private:
+  uint8_t* memory_ = nullptr;
+  int64_t indices_[2] = {-1, -1};
+};
+
+// Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly equal height.
+template <class Format, class Y>
+struct Block {
+  const Format& format;
+  const LinearCall& call;
+  const QuantizedRows x;
+  Y* y;
+  std::atomic<bool>& out_of_memory;
+  int64_t num_tiles, num_panels;
+
+  Block(const Format& format, const LinearCall& call, QuantizedRows x, Y* y,
+        std::atomic<bool>& out_of_memory)
+      : format(format), call(call), x(x), y(y), out_of_memory(out_of_memory),
+        num_tiles((call.rows + Format::kMaxRows - 1) / Format::kMaxRows),
+        num_panels(call.outputs.panels()) {}
+
+  int64_t height() const { return (call.rows + num_tiles - 1) / num_tiles; }
+  int64_t first_row(int64_t t) const { return t * call.rows / num_tiles; }
+  QuantizedRows tile_rows(int64_t t) const {
+    const int64_t first = first_row(t);
+    return {x.inputs + first * format.inputs_per_row, x.sums + first * format.sums_per_row,
+            x.scales + first, first_row(t + 1) - first};
+  }
+
+  // Tiles [first, last) by a panel; all of them where a format computes whole panels. A single tile
+  // reads it from memory and may ask ahead; several find it in the caches, so the last of all have
+  // time to fetch the next panel, each its piece.
+  template <class Out>
+  void multiply_panel(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
+                      Out& out) const {
+    if constexpr (Out::kWait) out.make_room(index, first_row(first), first_row(last));
+    if constexpr (Format::kWholePanels) {
+      prefetch_scales(index);
+      const float* sums =
+          format.multiply_panel(index, num_tiles, [&](int64_t t) { return tile_rows(t); });
+      if (sums == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        put(tile_rows(t), index, sums + t * Format::kMaxRows * kWidth, out);
+      }
+    } else {
+      multiply_tiles_of(index, first, last, panels, out);
+    }
+  }
+  template <class Out>  // of staged_outputs.h
+  Out thread_outputs() const {
+    const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
+    return Out(call.outputs, y, call.rows, bytes / team_size(call.team));
+  }
+
+ private:
+  template <class Out>
+  void multiply_tiles_of(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
+                         Out& out) const {
+    const uint8_t* panel = panels.open(format, call.outputs, index);
+    if (panel == nullptr) {
+      out_of_memory.store(true, std::memory_order_relaxed);
+      return;
+    }
+    if (num_tiles == 1) {
+      return multiply(0, index, panel, {panel + ahead_bytes(), kCacheLine}, out);
+    }
+    const int64_t pieces = num_tiles < 4 ? 2 : 4, step = kCacheLine / pieces;
+    const uint8_t* next = format.panel(std::min(index + 1, num_panels - 1));
+    const int64_t piece_bytes = (format.panel(1) - format.panel(0)) / pieces;
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t piece = t - (num_tiles - pieces);
+      multiply(t, index, panel,
+               piece < 0 ? Ahead{panel, 0} : Ahead{next + piece * piece_bytes, step}, out);
+    }
+  }
+
+  template <class Out>
+  void multiply(int64_t t, int64_t index, const uint8_t* panel, Ahead ahead, Out& out) const {
+    alignas(64) float sums[Format::kMaxRows * kWidth];
+    prefetch_scales(index);
+    const QuantizedRows rows = tile_rows(t);
+    if (!Out::kWait) prefetch_outputs(rows, index);
+    const auto& tiles = hardware_keeps_up() ? kTiles<Format, false> : kTiles<Format, true>;
+    tiles[rows.rows - 1](format, rows, panel, ahead, sums, index);
+    put(rows, index, sums, out);
+  }
+
+  void prefetch_scales(int64_t index) const {  // for the end of a tile
+    const float* scale = call.scale + call.outputs.output(index);
+    _mm_prefetch(scale, _MM_HINT_T0);
+    _mm_prefetch(scale + kLanes, _MM_HINT_T0);
+  }
+  // Not by first_row(): divisions delay a tile.
+  int64_t first_of(const QuantizedRows& rows) const { return rows.scales - x.scales; }
+  void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
+    const int64_t width = call.outputs.width();
+    const Y* first = y + first_of(rows) * width + call.outputs.column(index);
+    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
+  }
+  template <class Out>
+  void put(const QuantizedRows& rows, int64_t index, const float* sums, Out& out) const {
+    put_panel<Format::kMaxRows>(
+        call.outputs, index, rows.rows, out.columns(index, first_of(rows)), out.stride(),
+        [&](Y* to, int64_t stride) { put_tile(call, rows, sums, index, to, stride); });
+  }
+};
+
+// Computes a block by all panels. enter(weights): what a thread needs for that, which is likely to
+// read these weights first; compute(index, first, last, entered): tiles [first, last) by panel
+// `index`.
+template <class Format, class Enter, class F>
+void multiply_panels(const Format& format, const LinearCall& call, int64_t num_tiles,
+                     Enter&& enter, F&& compute) {
+  const int64_t work = call.outputs.panels_in_turn() * kWidth * call.rows * call.depth;
+  int64_t parts = 1;
+  if constexpr (!kLoops<Format>) {
+    if (!Format::kWholePanels) parts = work / kWorkPerPart;
+  }
+  const PanelParts all(call.outputs, num_tiles, parts);
+  all.share(
+      work, call.team, [&](int64_t index) { return enter(format.panel(index)); }, compute);
+}
+
+// Memory of this thread for `rows` quantized rows; no inputs if there is none.
+template <class Format>
+QuantizedRows scratch_for(const Format& format, int64_t rows) {
+  struct Quantized;
+  auto* const inputs = static_cast<int32_t*>(thread_scratch<Quantized>(
+      4 * rows * (format.inputs_per_row + format.sums_per_row + 1) + Format::kBeyond));
+  if (inputs == nullptr) return {};
+  int32_t* const sums = inputs + rows * format.inputs_per_row;
+  return {inputs, sums, reinterpret_cast<float*>(sums + rows * format.sums_per_row), rows};
+}
+
+// The rows are quantized once, for all threads. Out: what has the outputs of a thread.
+template <class Out, class Format, class E, class Y>
+void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y* y,
+                     std::atomic<bool>& out_of_memory) {
+  const QuantizedRows rows = scratch_for(format, call.rows);
+  if (rows.inputs == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
+  const Block<Format, Y> block(format, call, rows, y, out_of_memory);
+  // Two rows of a tile at a time, and neighbours by one thread: they share cache lines.
+  const int64_t pairs = (block.height() + 1) / 2;  // of a tile
+  const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
+  parallel_ranges(block.num_tiles * pairs, pairs_at_once, call.team, [&](int64_t index) {
+    const int64_t t = index / pairs;
+    NothingAhead nothing;
+    quantize_pair(format, x + block.first_row(t) * call.x_stride, call.x_stride, call.depth,
+                  block.tile_rows(t), index % pairs * 2, nothing);
+  });
+  if constexpr (kLoops<Format>) {
+    multiply_panels(
+        format, call, block.num_tiles, [&](const uint8_t*) { return format.loop(block); },
+        [&](int64_t index, int64_t first, int64_t last, auto& loop) {
+          loop.multiply(index, first, last);
+        });
+  } else {
+    struct Worker {
+      decltype(format.enter(0)) entered;
+      OpenPanels<Format> panels;
+      Out out;
+    };
+    multiply_panels(
+        format, call, block.num_tiles,
+        [&](const uint8_t*) {
+          return Worker{format.enter(block.height()), {}, block.template thread_outputs<Out>()};
+        },
+        [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
+          block.multiply_panel(index, first, last, worker.panels, worker.out);
+        });
+  }
+}
+
+// The few rows of one tile, quantized by every thread for itself.
+template <class Out, class Format, class E, class Y>
+void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y,
+                  std::atomic<bool>& out_of_memory) {
+  struct Worker {
+    Block<Format, Y> block;
+    decltype(format.enter(0)) entered;
+    OpenPanels<Format> panels;
+    Out out;
+  };
+  const auto enter = [&](const uint8_t* weights) {
+    const QuantizedRows rows = scratch_for(format, call.rows);
+    Ahead ahead{weights, kCacheLine};
+    for (int64_t r = 0; r < rows.rows; r += 2) {
+      quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
+    }
+    const Block<Format, Y> block(format, call, rows, y, out_of_memory);
+    return Worker{block, format.enter(call.rows), {}, block.template thread_outputs<Out>()};
+  };
+  const auto compute = [&](int64_t index, int64_t first, int64_t last, Worker& worker) {
+    if (worker.block.x.inputs == nullptr) {
+      out_of_memory.store(true, std::memory_order_relaxed);
+    } else {
+      worker.block.multiply_panel(index, first, last, worker.panels, worker.out);
+    }
+  };
+  multiply_panels(format, call, 1, enter, compute);
+}
+
+// Rows of a block: so many that they stay in the caches while all weights pass.
+template <class Out, class Format>
+int64_t block_rows_of(const Format& format) {
+  if constexpr (kLoops<Format>) {
+    const int64_t fitting = Format::kBlockBytes / (4 * format.inputs_per_row + 1);
+    return std::clamp(fitting, int64_t{4 * Format::kMaxRows}, Out::kMostRows);
+  } else {
+    static_assert(Format::kBlockRows <= Out::kMostRows);
+    return Format::kBlockRows;
+  }
+}
+
+// x: rows with a stride; y: contiguous. 0, or 2 without memory for scratch.
+template <class Out, class Format, class E, class Y>
+int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
+  static_assert(Out::kWait || !kLoops<Format>);  // for Out::kMostRows, which a loop relies on
+  const int64_t rows = call.rows;
+  if (rows == 0) return 0;
+  std::atomic<bool> out_of_memory{false};
+  const auto failure = [&] { return out_of_memory.load(std::memory_order_relaxed) ? 2 : 0; };
+  if constexpr (!kLoops<Format> && !Format::kOpens) {
+    if (rows <= Format::kMaxRows && rows * call.depth <= kOwnElements) {
+      multiply_own<Out>(format, call, x, y, out_of_memory);
+      return failure();
+    }
+  }
+  const int64_t most = block_rows_of<Out>(format);
+  const int64_t blocks = (rows + most - 1) / most;
+  const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
+  for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
+    call.rows = std::min(block_rows, rows - first);
+    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
+                         out_of_memory);
+  }
+  return failure();
+}
+
+template <class Format, class E, class Y>
+int multiply(const Format& format, const LinearCall& call, const E* x, Y* y) {
+  if constexpr (kLoops<Format>) {
+    return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+  } else {
+    if constexpr (Format::kStages) {
+      if (pays_to_wait()) return multiply_into<StagedOutputs<Y>>(format, call, x, y);
+    }
+    return multiply_into<DirectOutputs<Y>>(format, call, x, y);
+  }
+}
+
+template <class Format>
+int multiply(const Format& format, const LinearCall& call, int32_t x_dtype, int32_t y_dtype,
+             const void* x, void* y) {
+  int failed = 0;
+  const int unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
+    using E = std::remove_pointer_t<decltype(x_tag)>;
+    using Y = std::remove_pointer_t<decltype(y_tag)>;
+    failed = multiply(format, call, static_cast<const E*>(x), static_cast<Y*>(y));
+  });
+  return unknown != 0 ? unknown : failed;
+}
+
+}  // namespace quire::linear_int

@@ -1,0 +1,78 @@
+// y = x Wᵀ + b over float32 and 16-bit weights packed once.
+#include "rows/ids.h"
+#include "linear/bf16.h"
+#include "linear/layout.h"
+#include "linear/product.h"
+#include "native/replay.h"
+
+namespace quire::linear {
+namespace {
+
+// By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
+template <class E, class W, class Y>
+int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
+  if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
+    return multiply_bf16(problem, x, weight, y);
+  } else {
+    return multiply<Fma<W>>(problem, x, weight, y);
+  }
+}
+
+}  // namespace
+}  // namespace quire::linear
+
+// weight: contiguous [outputs, depth]. packed: panels (linear_layout.h). gate: of gate.h.
+QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,
+                                int32_t dtype, int32_t gate, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using W = std::remove_pointer_t<decltype(tag)>;
+    const Outputs all{outputs, gate};
+    const int64_t grain = kWorkPerTask / (depth * kWidth + 1) + 1;
+    parallel_for(all.panels(), grain, team, [&](int64_t panel) {
+      pack_panel(static_cast<const W*>(weight), all, depth, panel, static_cast<W*>(packed));
+    });
+  });
+}
+
+// Rows of the matrix that was packed: out [num_ids, depth]. Reads one panel per id, in order.
+// id_bytes: 4 or 8. 3: an id outside the table.
+QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_bytes, void* out,
+                                int64_t num_ids, int64_t outputs, int64_t depth, int32_t dtype,
+                                quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using W = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_ids, kWorkPerTask / 8 / (depth + 1) + 1, team, [&](int64_t i) {
+      unpack_row(static_cast<const W*>(packed), depth, rows[i], static_cast<W*>(out) + i * depth);
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_linear_rows)
+
+// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
+// float32, of a gated layer half as wide. bias: float32 or null. gate: as it was packed for.
+QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
+                           void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
+                           int32_t y_dtype, int32_t weight_dtype, int32_t gate,
+                           quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  const Problem problem{rows, {outputs, gate}, depth, x_stride, bias, team};
+  int failed = 0, unknown = 0;
+  const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
+    using W = std::remove_pointer_t<decltype(weight_tag)>;
+    unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
+      using E = std::remove_pointer_t<decltype(x_tag)>;
+      using Y = std::remove_pointer_t<decltype(y_tag)>;
+      failed = multiply_any(problem, static_cast<const E*>(x), static_cast<const W*>(packed),
+                            static_cast<Y*>(y));
+    });
+  });
+  return unknown_weight != 0 ? unknown_weight : unknown != 0 ? unknown : failed;
+}
+QUIRE_REPLAYABLE(quire_linear)

@@ -1,0 +1,240 @@
+// y = x (scale · (W - zero))ᵀ + b with 4-bit weights in groups along the inputs.
+//
+// Packed: panels of kWidth output columns; in a panel, group after group: the quads of its columns
+// for k = 0 … 3, then k = 4 … 7, …, column i and kLanes + i in the low and the high half of a byte;
+// then the float16 scales of the columns. Zero points, if any, stand apart: [panels, groups,
+// kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
+// - zero times the sum of the integers.
+#include "rows/ids.h"
+#include "linear/int4.h"
+#include "linear/int4_tiles.h"
+#include "linear/int4_wide.h"
+#include "native/replay.h"
+
+namespace quire::linear_int {
+namespace {
+
+constexpr int kBlockQuads = Vectors::kLineQuads;  // no more than add_nibbles takes
+
+// Adds the products of kBlockQuads quads to the sums of a tile.
+template <int R, class A>
+QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
+                            A& ahead) {
+  const vi mask = set1_int(0x0f0f0f0f);
+  vi parts[R][2];
+  each_sum<R>([&](int r, int half) { parts[r][half] = open_sum(sums[r][half]); });
+  QUIRE_UNROLL
+  for (int q = 0; q < kBlockQuads; ++q) {
+    const vi both = load_int(panel + q * kQuadBytes);
+    const vi low = and_int(both, mask), high = and_int(shift_right_16bit(both, 4), mask);
+    ahead.fetch_line();
+    QUIRE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const vi value = set1_int(inputs[r * kBlockQuads + q]);
+      parts[r][0] = add_nibbles(parts[r][0], low, value);
+      parts[r][1] = add_nibbles(parts[r][1], high, value);
+    }
+  }
+  each_sum<R>([&](int r, int half) { sums[r][half] = close_sum(sums[r][half], parts[r][half]); });
+}
+
+template <bool kZeros>
+struct Int4Format : Int4Weights<kZeros>, Vectors {
+  // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
+  static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
+  static constexpr int64_t kBlockRows = 264;
+  // As Int8Format's: 1 row takes 4 % less time, 2 rows as much, 4 rows a seventh more (measured).
+  static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;
+
+  Int4Format(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
+      : Int4Weights<kZeros>{weight, zeros, group_size, groups, groups * group_size / 4} {}
+
+  template <int R, Fetch kFetch>
+  static void tile(const Int4Format& format, const QuantizedRows& x, const uint8_t* panel,
+                   Ahead memory, float* out, int64_t index) {
+    const int64_t groups = format.groups, blocks = format.group_quads() / kBlockQuads;
+    const int32_t* inputs = x.inputs;
+    auto ahead = ahead_of_tile<Int4Format, R, kFetch>(memory);
+    vf totals[R][2];
+    each_sum<R>([&](int r, int half) { totals[r][half] = zero(); });
+    for (int64_t g = 0; g < groups; ++g) {
+      vi sums[R][2];
+      format.template start_group<R>(sums, x.sums + g * R, index, g);
+      for (int64_t b = 0; b < blocks; ++b) {
+        add_block<R>(sums, panel, inputs, ahead);
+        inputs += kBlockQuads * R;
+        panel += kBlockQuads * kQuadBytes;
+      }
+      const fp16* columns = reinterpret_cast<const fp16*>(panel);
+      const vf scales[2] = {load(columns), load(columns + kLanes)};
+      ahead.fetch_line();
+      each_sum<R>([&](int r, int half) {
+        totals[r][half] = fma(to_float(sums[r][half]), scales[half], totals[r][half]);
+      });
+      panel += kScaleBytes;
+    }
+    each_sum<R>([&](int r, int half) { store(out + place(r, half), totals[r][half]); });
+  }
+};
+
+// Where the parts of a packed matrix are.
+struct Int4Layout {
+  int64_t group_size, groups;
+
+  int64_t group_bytes() const { return group_size / 4 * kQuadBytes + kScaleBytes; }
+  int64_t group_start(int64_t panel, int64_t g) const {
+    return (panel * groups + g) * group_bytes();
+  }
+  int64_t scale_start(int64_t panel, int64_t g) const {
+    return group_start(panel, g) + group_size / 4 * kQuadBytes;
+  }
+  // The byte that holds element k of a group for column c of a panel.
+  int64_t byte_in_group(int64_t k, int64_t c) const {
+    return k / 4 * kQuadBytes + c % kLanes * 4 + k % 4;
+  }
+};
+
+// The half of a byte that belongs to column c of a panel.
+int shift_of(int64_t c) { return c < kLanes ? 0 : 4; }
+
+void set_half(uint8_t& byte, int64_t c, uint8_t value) {
+  byte = static_cast<uint8_t>(byte | (value & 15) << shift_of(c));
+}
+
+struct Int4Source {
+  const uint8_t* weight;
+  const uint16_t* scale;
+  const uint8_t* zero;
+  Outputs outputs;
+  int64_t depth;
+};
+
+// One panel of zeros before, from the columns that there are.
+void pack_panel(const Int4Source& source, const Int4Layout& layout, int64_t panel, uint8_t* packed,
+                uint8_t* packed_zeros) {
+  for (int64_t c = 0; c < source.outputs.columns(panel); ++c) {
+    const int64_t column = source.outputs.output(panel) + c;
+    for (int64_t g = 0; g < layout.groups; ++g) {
+      const uint8_t* values = source.weight + column * source.depth + g * layout.group_size;
+      uint8_t* target = packed + layout.group_start(panel, g);
+      for (int64_t k = 0; k < layout.group_size; ++k) {
+        set_half(target[layout.byte_in_group(k, c)], c, values[k]);
+      }
+      const int64_t from = column * layout.groups + g;
+      std::memcpy(packed + layout.scale_start(panel, g) + 2 * c, source.scale + from, 2);
+      if (source.zero != nullptr) {
+        set_half(packed_zeros[(panel * layout.groups + g) * kLanes + c % kLanes], c,
+                 source.zero[from]);
+      }
+    }
+  }
+}
+
+struct Int4Table {
+  const uint8_t* packed;
+  const uint8_t* packed_zeros;
+  const float* power;
+  Int4Layout layout;
+};
+
+// Group g of row `id`, kLanes values at a time.
+template <class E>
+void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
+  const Int4Layout& layout = table.layout;
+  const int64_t panel = id / kWidth, c = id % kWidth;
+  const uint8_t* source = table.packed + layout.group_start(panel, g);
+  fp16 scales[kLanes] = {};
+  std::memcpy(scales, table.packed + layout.scale_start(panel, g) + 2 * c, 2);
+  float scale[kLanes], values[kLanes];
+  store(scale, load(scales));
+  int zero = kSymmetricZero;
+  if (table.packed_zeros != nullptr) {
+    const int64_t at = (panel * layout.groups + g) * kLanes + c % kLanes;
+    zero = table.packed_zeros[at] >> shift_of(c) & 15;
+  }
+  const vf factor = set1(scale[0] * table.power[id]);
+  for (int64_t k = 0; k < layout.group_size; k += kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int value = source[layout.byte_in_group(k + i, c)] >> shift_of(c) & 15;
+      values[i] = static_cast<float>(value - zero);
+    }
+    store(out + k, mul(load(values), factor));
+  }
+}
+
+}  // namespace
+}  // namespace quire::linear_int
+
+// weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero:
+// bytes or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros. gate:
+// of gate.h.
+QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
+                                     const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
+                                     int64_t outputs, int64_t groups, int64_t group_size,
+                                     int32_t gate, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear_int;
+  const int64_t depth = groups * group_size;
+  const Int4Source source{weight, scale, zero, {outputs, gate}, depth};
+  const Int4Layout layout{group_size, groups};
+  const int64_t grain = kWorkPerTask / (depth * kWidth * 8 + 1) + 1;
+  parallel_for(source.outputs.panels(), grain, team, [&](int64_t panel) {
+    pack_panel(source, layout, panel, packed, packed_zeros);
+  });
+  return 0;
+}
+
+// Rows scale · (W - zero) of the matrix that was packed: out [num_ids, groups · group_size].
+// id_bytes: 4 or 8. 3: an id outside the table.
+QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packed_zeros,
+                                     const float* power, const void* ids, int32_t id_bytes,
+                                     void* out, int64_t num_ids, int64_t outputs, int64_t groups,
+                                     int64_t group_size, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear_int;
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
+  const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
+  const int64_t depth = groups * group_size;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
+      E* target = static_cast<E*>(out) + i * depth;
+      for (int64_t g = 0; g < groups; ++g) {
+        unpack_group(table, rows[i], g, target + g * group_size);
+      }
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_linear_int4_rows)
+
+// x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type
+// or of float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall.
+// gate: as it was packed for.
+QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
+                                const uint8_t* packed_zeros, const float* power, const float* bias,
+                                void* y, int64_t rows, int64_t outputs, int64_t groups,
+                                int64_t group_size, int32_t x_dtype, int32_t y_dtype,
+                                int32_t gate, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear_int;
+  const LinearCall call{rows, {outputs, gate}, groups * group_size, x_stride, power, bias, team};
+  const auto by = [&](auto zeros) {
+    constexpr bool kZeros = decltype(zeros)::value;
+#if defined(__AMX_INT8__)
+    if (rows >= Int4Tiles<kZeros>::kLeastRows) {
+      const Int4Tiles<kZeros> format(packed, packed_zeros, group_size, groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#elif defined(__AVX512VNNI__)
+    if (rows >= Int4Wide<kZeros>::kLeastRows) {
+      const Int4Wide<kZeros> format(packed, packed_zeros, group_size, groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#endif
+    const Int4Format<kZeros> format(packed, packed_zeros, group_size, groups);
+    return multiply(format, call, x_dtype, y_dtype, x, y);
+  };
+  return packed_zeros == nullptr ? by(std::false_type()) : by(std::true_type());
+}
+QUIRE_REPLAYABLE(quire_linear_int4)

@@ -1,0 +1,95 @@
+// Products by tile registers: AMX, Intel SDM volume 1 chapter 18, instructions in volume 2.
+//
+// A step multiplies 64 bytes of each of at most 32 rows of x by 16 lines of a panel; a line is 4
+// bytes of every column: two bf16 or four 8-bit integers. Registers 0 to 3 hold the sums of
+// (rows 0 … 15, columns 0 … 15), (same, 16 … 31), (rows 16 … 31, columns 0 … 15), (same, 16 … 31);
+// 4 and 5 hold the rows of x, 6 and 7 the columns of the panel.
+//
+// An output is one chain over the steps, whatever the number of rows. An instruction leaves out
+// rows that its registers are not configured for, so a row does not depend on those beside it.
+#pragma once
+
+#if defined(__AMX_TILE__)
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "linear/panels.h"
+
+namespace quire {
+
+constexpr int kTileRows = 16, kTileBytes = 64;  // of a register
+constexpr int kStepRows = 2 * kTileRows;        // of x
+constexpr int kStepLines = kTileRows;           // of a panel
+constexpr int kLineBytes = 4 * kWidth;
+// A tile with fewer rows than the registers are configured for reads as many rows further on, and
+// nobody reads their sums.
+constexpr int64_t kBeyondTile = (kStepRows - 1) * kTileBytes;
+
+// To the compiler tile loads read no memory. What is written stays on its side of this.
+QUIRE_INLINE void order_memory() { asm volatile("" ::: "memory"); }
+
+// Rows and bytes of a row of each register.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int64_t count, int64_t bytes) {
+    rows[tile] = static_cast<uint8_t>(count);
+    row_bytes[tile] = static_cast<uint16_t>(bytes);
+  }
+  void load() const {
+    order_memory();
+    _tile_loadconfig(this);
+    order_memory();
+  }
+};
+
+// The registers of this thread, configured for `rows` rows of x, free again at the end.
+class Tiles {
+ public:
+  explicit Tiles(int64_t rows) {
+    TileShapes shapes;
+    const int64_t upper = std::min<int64_t>(rows, kTileRows), lower = rows - upper;
+    // no rows mean no bytes either: the register is not used
+    for (const int tile : {0, 1, 4}) shapes.set(tile, upper, upper == 0 ? 0 : kTileBytes);
+    for (const int tile : {2, 3, 5}) shapes.set(tile, lower, lower == 0 ? 0 : kTileBytes);
+    for (const int tile : {6, 7}) shapes.set(tile, kStepLines, kTileBytes);
+    shapes.load();
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+// The instructions of a step. They take the numbers of registers as literals.
+#if defined(__AMX_BF16__)
+struct Bf16Products {
+  QUIRE_INLINE static void add_upper() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  QUIRE_INLINE static void add_lower() {
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(2, 5, 6);
+  }
+};
+#endif
+#if defined(__AMX_INT8__)
+struct Int8Products {  // signed x, unsigned weights
+  QUIRE_INLINE static void add_upper() {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+  }
+  QUIRE_INLINE static void add_lower() {
+    _tile_dpbsud(3, 5, 7);
+    _tile_dpbsud(2, 5, 6);
+  }
+};
+#endif
+
+}  // namespace quire
+
+#endif

@@ -1,0 +1,115 @@
+// Operations on single elements of activations: sums, activation functions, gates.
+#include "pointwise/activations.h"
+#include "pointwise/gate.h"
+#include "native/parallel.h"
+#include "native/replay.h"
+#include "native/rows.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kPiece = 4 * 1024;  // elements: whole vectors
+constexpr int64_t kPiecesPerTask = 4;
+
+// f(row, first, last) for all pieces of rows: one decode row may be wide.
+template <class F>
+void each_piece(int64_t rows, int64_t width, Team* team, F&& f) {
+  const int64_t pieces = (width + kPiece - 1) / kPiece;
+  const int64_t grain = kPiecesPerTask * kPiece / (width / pieces + 1) + 1;
+  parallel_for(rows * pieces, grain, team, [&](int64_t task) {
+    const int64_t first = task % pieces * kPiece;
+    f(task / pieces, first, first + kPiece < width ? first + kPiece : width);
+  });
+}
+
+// The lines that are needed soon: a processor's own prefetching begins anew in every row and page.
+constexpr int64_t kBytesAhead = 2048;
+QUIRE_INLINE const char* ahead(const void* p) { return static_cast<const char*>(p) + kBytesAhead; }
+
+template <class F>
+QUIRE_INLINE vf on_each(F&& f, vf x) {
+  return f(x);
+}
+template <class F>
+QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
+  return {f(x.a), f(x.b)};
+}
+
+// Elements of activation(gate) · up; y may be gate.
+template <class A, class E, class Size>
+QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
+  put(y, mul(on_each(activation, get(gate, size)), get(up, size)), size);
+}
+
+}  // namespace
+
+template <class E>
+void apply_gate(int32_t kind, const E* up, E* y, int64_t y_stride, int64_t rows, int64_t width) {
+  dispatch_activation(kind, [&](auto activation) {
+    for (int64_t r = 0; r < rows; ++r, up += kWidth, y += y_stride) {
+      each_two(0, width, [&](int64_t i, auto size) {
+        put_gated(activation, y + i, up + i, y + i, size);
+      });
+    }
+  });
+}
+template void apply_gate(int32_t, const float*, float*, int64_t, int64_t, int64_t);
+template void apply_gate(int32_t, const bf16*, bf16*, int64_t, int64_t, int64_t);
+template void apply_gate(int32_t, const fp16*, fp16*, int64_t, int64_t, int64_t);
+
+}  // namespace quire
+
+// x, y, out: `count` > 0 elements, contiguous.
+QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, int32_t dtype,
+                        quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_piece(1, count, team, [&](int64_t, int64_t first, int64_t last) {
+      each_two(first, last, [&](int64_t i, auto size) {
+        put_sum(static_cast<const E*>(x) + i, static_cast<const E*>(y) + i,
+                static_cast<E*>(out) + i, size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_add)
+
+// x, out: `count` > 0 elements, contiguous. kind: of activations.h.
+QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
+                               int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(dtype), kind, [&](auto* tag, auto activation) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_piece(1, count, team, [&](int64_t, int64_t first, int64_t last) {
+      const E* from = static_cast<const E*>(x);
+      E* to = static_cast<E*>(out);
+      each_two(first, last, [&](int64_t i, auto size) {
+        put(to + i, on_each(activation, get(from + i, size)), size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_activation)
+
+// x: rows of 2 · width, stride in elements; out: contiguous rows of width > 0.
+QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
+                                       int64_t width, int32_t kind, int32_t dtype,
+                                       quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(dtype), kind, [&](auto* tag, auto activation) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_piece(rows, width, team, [&](int64_t row, int64_t first, int64_t last) {
+      const E* gate = static_cast<const E*>(x) + row * stride;
+      const E* up = gate + width;
+      E* y = static_cast<E*>(out) + row * width;
+      each_two(first, last, [&](int64_t i, auto size) {
+        __builtin_prefetch(ahead(gate + i));
+        __builtin_prefetch(ahead(up + i));
+        __builtin_prefetch(ahead(y + i), 1);
+        put_gated(activation, gate + i, up + i, y + i, size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_activation_and_mul)

@@ -1,0 +1,301 @@
+// Draws a token from each row of logits: the token with the largest z + Gumbel noise among those
+// that top-k, top-p and min-p leave, z = (logit - largest) / temperature; at temperature 0 the
+// largest.
+//
+// Nothing is sorted but one bucket: a pass over the row counts tokens and their mass in buckets of
+// z, which tells the bucket where top-k or top-p ends; its tokens are ranked, and that gives the
+// last token of the row that may be drawn. The noise of a token is computed only where it could
+// win: with E exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds
+// that from above without a logarithm.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "native/parallel.h"
+#include "sampling/philox.h"
+#include "native/replay.h"
+#include "native/rows.h"
+#include "native/simd.h"
+
+namespace quire {
+namespace {
+
+double gumbel(uint32_t bits) {
+  const double v = (bits + 0.5) * 0x1p-32;
+  return -std::log(-std::log1p(-v));
+}
+
+struct Row {
+  const float* logits;
+  int64_t size;
+  double temperature, top_p, min_p;
+  int64_t top_k;  // 0: off
+  float largest, scale;  // scale: of logits to base-2 exponents
+
+  double z(int64_t token) const {
+    return (static_cast<double>(logits[token]) - largest) / temperature;
+  }
+  // exp(z) of kLanes tokens; rounded, as against exp(z(token)).
+  vf weight(vf logit) const { return exp2_negative(mul(sub(logit, set1(largest)), set1(scale))); }
+};
+
+// Tokens are ranked by logit, and equal ones by id. The last in rank that may be drawn:
+struct Last {
+  float logit = kNegativeInfinity;
+  int64_t token = INT64_MAX;
+  bool allows(float other, int64_t id) const {
+    return other > logit || (other == logit && id <= token);
+  }
+};
+
+// The largest of a row, and where to look for it: no token before `first` is as large. Not ok:
+// there is none that is finite, or NaN or infinity among them.
+struct Largest {
+  float logit = kNegativeInfinity;
+  int64_t first = 0;
+  bool ok = false;
+};
+
+Largest largest_of(const float* logits, int64_t size) {
+  constexpr int kSums = 4;  // in turn, which hides their latency
+  constexpr int64_t kPiece = 1024;
+  const vf infinity = set1(std::numeric_limits<float>::infinity());
+  vf broken = zero();
+  Largest found;
+  for (int64_t first = 0; first < size; first += kPiece) {
+    const int64_t end = std::min(first + kPiece, size);
+    vf most[kSums] = {set1(kNegativeInfinity), set1(kNegativeInfinity), set1(kNegativeInfinity),
+                      set1(kNegativeInfinity)};
+    int64_t i = first;
+    for (; i + kSums * kLanes <= end; i += kSums * kLanes) {
+      for (int k = 0; k < kSums; ++k) {
+        const vf x = load(logits + i + k * kLanes);
+        most[k] = max(most[k], x);
+        broken = select(less(x, infinity), broken, set1(1.0f));
+      }
+    }
+    float largest = maximum(max(max(most[0], most[1]), max(most[2], most[3])));
+    float rest = 0.0f;
+    for (; i < end; ++i) {
+      largest = std::max(largest, logits[i]);
+      if (!(logits[i] < std::numeric_limits<float>::infinity())) rest = 1.0f;
+    }
+    if (largest > found.logit) {
+      found.logit = largest;
+      found.first = first;
+    }
+    broken = max(broken, set1(rest));
+  }
+  found.ok = maximum(broken) == 0.0f && found.logit > kNegativeInfinity;
+  return found;
+}
+
+int64_t first_equal(const float* logits, const Largest& largest) {
+  int64_t token = largest.first;
+  while (logits[token] != largest.logit) ++token;
+  return token;
+}
+
+// Buckets of z, best first: 8 to a unit, and the last one for all that is further down. Noise lies
+// between -3.2 and 22.9 (see gumbel), so that no token of the last one wins against the largest.
+constexpr int kBuckets = 512;
+constexpr int kCopies = 4;  // neighbours count in different copies: an addition need not wait
+struct Buckets {
+  int64_t count[kBuckets] = {};
+  double mass[kBuckets] = {};
+};
+
+// In which bucket a logit is, before rounding down: never less for a lower logit.
+QUIRE_INLINE vf depth_of(const Row& row, vf logit) {
+  const vf depth = mul(sub(set1(row.largest), logit), set1(row.scale * (8.0f / kLog2E)));
+  return min(depth, set1(kBuckets - 1));
+}
+
+// Calls f(first token, kLanes logits, how many of them there are).
+template <class F>
+QUIRE_INLINE void each_logits(const Row& row, F&& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= row.size; i += kLanes) f(i, load(row.logits + i), kLanes);
+  if (i == row.size) return;
+  const int rest = static_cast<int>(row.size - i);
+  f(i, load_part(row.logits + i, rest), rest);
+}
+
+void fill(const Row& row, Buckets& buckets) {
+  int32_t count[kBuckets][kCopies] = {};
+  double mass[kBuckets][kCopies] = {};
+  each_logits(row, [&](int64_t, vf logits, int n) {
+    float depths[kLanes], weights[kLanes];
+    store(depths, depth_of(row, logits));
+    store(weights, row.weight(logits));
+    for (int i = 0; i < n; ++i) {
+      const int bucket = static_cast<int>(depths[i]);
+      ++count[bucket][i % kCopies];
+      mass[bucket][i % kCopies] += weights[i];
+    }
+  });
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    for (int copy = 0; copy < kCopies; ++copy) {
+      buckets.count[bucket] += count[bucket][copy];
+      buckets.mass[bucket] += mass[bucket][copy];
+    }
+  }
+}
+
+// The tokens of a bucket that `last` allows, by rank.
+void rank(const Row& row, int bucket, const Last& last, std::vector<int64_t>& tokens) {
+  tokens.clear();
+  const vf above = set1(static_cast<float>(bucket)), below = set1(static_cast<float>(bucket + 1));
+  each_logits(row, [&](int64_t first, vf logits, int n) {
+    const vf depth = depth_of(row, logits);
+    const vf not_below = select(less(depth, below), set1(1.0f), zero());
+    const vf inside = select(less(depth, above), zero(), not_below);
+    if (maximum(inside) == 0.0f) return;
+    float found[kLanes];
+    store(found, inside);
+    for (int i = 0; i < n; ++i) {
+      if (found[i] != 0.0f && last.allows(row.logits[first + i], first + i)) {
+        tokens.push_back(first + i);
+      }
+    }
+  });
+  std::sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) {
+    return row.logits[a] != row.logits[b] ? row.logits[a] > row.logits[b] : a < b;
+  });
+}
+
+// Where top-k and top-p end.
+Last last_of(const Row& row, std::vector<int64_t>& tokens) {
+  Buckets buckets;
+  fill(row, buckets);
+  Last last;
+  // Goes down the ranks to the token with which `amounts` reach the goal. Returns the mass of all
+  // down to it, of which `in_bucket` is in its own bucket.
+  auto descend = [&](const auto& amounts, double goal, bool by_count, int& bucket,
+                     double& in_bucket) {
+    double reached = 0.0, mass = 0.0;
+    for (bucket = 0; bucket < kBuckets - 1 && reached + amounts[bucket] < goal; ++bucket) {
+      reached += amounts[bucket];
+      mass += buckets.mass[bucket];
+    }
+    in_bucket = 0.0;
+    if (bucket == kBuckets - 1) return mass;  // which of its tokens are left changes no draw
+    rank(row, bucket, last, tokens);
+    for (const int64_t token : tokens) {
+      const double weight = std::exp(row.z(token));
+      last = Last{row.logits[token], token};
+      in_bucket += weight;
+      reached += by_count ? 1.0 : weight;
+      if (reached >= goal) break;
+    }
+    return mass + in_bucket;
+  };
+  int bucket = kBuckets - 1;
+  double total = 0.0, in_bucket = 0.0;
+  if (row.top_k > 0) {
+    total = descend(buckets.count, static_cast<double>(row.top_k), true, bucket, in_bucket);
+    buckets.mass[bucket] = in_bucket;  // top-p sees what top-k left
+  } else {
+    for (const double mass : buckets.mass) total += mass;
+  }
+  if (row.top_p < 1.0) descend(buckets.mass, row.top_p * total, false, bucket, in_bucket);
+  return last;
+}
+
+// The token that wins among those that `last` and min-p allow.
+int64_t winner(const Row& row, const Stream& stream, const Last& last) {
+  alignas(64) float weights[kNoiseTokens];
+  alignas(64) uint32_t bits[kNoiseTokens];
+  // Below a winner's exp(z) / E nobody wins. The slack is far above the rounding of float.
+  float bound = 0.0f;
+  double best = -std::numeric_limits<double>::infinity();
+  int64_t found = -1;
+  for (int64_t first = 0; first < row.size; first += kNoiseTokens) {
+    const int n = static_cast<int>(std::min<int64_t>(kNoiseTokens, row.size - first));
+    const float* logits = row.logits + first;
+    vf most = zero();
+    for (int i = 0; i < n; i += kLanes) {
+      const int part = std::min(kLanes, n - i);
+      const vf logit = part == kLanes ? load(logits + i) : load_part(logits + i, part);
+      const vf weight = select(less(logit, set1(last.logit)), zero(), row.weight(logit));
+      store(weights + i, weight);
+      most = max(most, weight);
+    }
+    if (maximum(most) < bound * 0.5f) continue;  // not even with the smallest word
+    noise_bits(stream, first, bits);
+    for (int i = 0; i < n; ++i) {
+      if (weights[i] < bound * (static_cast<float>(bits[i]) + 0.5f)) continue;
+      const int64_t token = first + i;
+      const double z = row.z(token);
+      if (!last.allows(logits[i], token) || logits[i] == kNegativeInfinity) continue;
+      if (row.min_p > 0.0 && std::exp(z) < row.min_p) continue;
+      const double score = z + gumbel(bits[i]);
+      if (score <= best) continue;
+      best = score;
+      found = token;
+      bound = static_cast<float>(std::exp(score) * 0.999 * 0x1p-32);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+}  // namespace quire
+
+// logits: rows of `vocab_size` elements with a stride. Draw i is from row rows[i] and goes to
+// token_ids[i]; -1 where the largest logit is not finite. top_k 0, top_p 1 and min_p 0 are off;
+// temperature 0 takes the largest. 1: an element type that is not known. 2: no memory for the
+// tokens of a bucket or a widened row; what token_ids holds then means nothing.
+QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size, int32_t dtype,
+                         const int64_t* rows, int64_t num_draws, const double* temperature,
+                         const int64_t* top_k, const double* top_p, const double* min_p,
+                         const uint64_t* seeds, const int64_t* sample_indices,
+                         const int64_t* positions, int32_t* token_ids, quire::Team* team) {
+  using namespace quire;
+  std::atomic<int> failed{0};
+  const auto draw = [&](int64_t i, const float* row_logits) {
+    thread_local std::vector<int64_t> tokens;
+    const Largest largest = largest_of(row_logits, vocab_size);
+    if (!largest.ok) {
+      token_ids[i] = -1;
+      return;
+    }
+    if (!(temperature[i] > 0.0)) {
+      token_ids[i] = static_cast<int32_t>(first_equal(row_logits, largest));
+      return;
+    }
+    const Row row{row_logits, vocab_size, temperature[i], top_p[i], min_p[i],
+                  top_k[i] < vocab_size ? top_k[i] : 0, largest.logit,
+                  static_cast<float>(std::min(kLog2E / temperature[i], 1e30))};
+    const Stream stream{{static_cast<uint32_t>(seeds[i]), static_cast<uint32_t>(seeds[i] >> 32)},
+                        static_cast<uint32_t>(positions[i]),
+                        static_cast<uint32_t>(sample_indices[i])};
+    const bool filtered = row.top_k > 0 || row.top_p < 1.0;
+    token_ids[i] =
+        static_cast<int32_t>(winner(row, stream, filtered ? last_of(row, tokens) : Last{}));
+  };
+  const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(num_draws, 1, team, [&](int64_t i) {
+      try {  // no exception may leave a thread of the team
+        const E* row = static_cast<const E*>(logits) + rows[i] * stride;
+        if constexpr (std::is_same_v<E, float>) {
+          draw(i, row);
+        } else {
+          thread_local std::vector<float> widened;
+          widened.resize(vocab_size);
+          each_vector(0, vocab_size,
+                      [&](int64_t at, auto size) { put(&widened[at], get(row + at, size), size); });
+          draw(i, widened.data());
+        }
+      } catch (const std::bad_alloc&) {
+        failed = 2;
+      }
+    });
+  });
+  return unknown != 0 ? unknown : failed.load();
+}
+QUIRE_REPLAYABLE(quire_draw)

@@ -1,0 +1,27 @@
+"""Rows of a table.
+
+`embedding(ids, weight, offset=0)` → weight[ids + offset], [T, N], newly allocated. ids: [T]
+integers; weight: [V, N], contiguous. An id outside the table is an error of the provider's kind,
+and nothing else is read: IndexError by torch on the CPU, EngineError by the C++ kernels; the one in
+Triton, which cannot raise, gives a row of NaN, with which a request fails alone.
+"""
+
+from quire.ops.linear.embedding.cases import make_inputs
+from quire.ops.linear.embedding.cpu import bind
+from quire.ops.linear.embedding.reference import embedding
+from quire.ops.native.cpu_provider import cpu_providers
+from quire.ops.operation import Op, exact
+from quire.ops.triton_provider import triton_provider
+
+__all__ = ["OP"]
+
+OP = Op(
+    name="embedding",
+    reference=embedding,
+    make_inputs=make_inputs,
+    tolerance=exact(),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.linear.embedding.triton:embedding"),
+    ),
+)

@@ -1,0 +1,66 @@
+"""y = x (scale · (weight - zero))ᵀ + b with 4-bit weights in groups and, inside, 8-bit activations.
+
+`linear_int4(weight, scale, zero=None, bias=None, *, dtype=torch.float32, gate=None)` →
+`PackedMatrix`; weight uint8 [O, I] with values 0 to 15, one per byte; scale float32 [O, I / G] for
+a group size G of 32, 64 or 128, told from the shapes; zero uint8 [O, I / G], 0 to 15, or None for 8
+everywhere; bias [O]; gate as in `ops.linear.plain`. No tensor is kept. Scales are kept in 16 bits
+(`contract.pack_scale`), here and in every provider.
+
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
+8-bit integers with one scale (`linear_int8.activations.quantize_rows`); the sum of a group is exact
+in 32 bits; then in float32: the sums times their scales added in the order of the groups, times the
+scale of the row, times the power of two of the output, plus bias. A row with NaN or infinity gives
+NaN, and no other row notices. A provider gives a row the same bits whatever rows share the call and
+whatever the number of threads. `rows(ids)` gives scale · (weight - zero), rounded once from float32
+to `dtype`.
+
+Raises EngineError when the shapes break this contract or a value needs more than 4 bits.
+Groups along the inputs: ZeroQuant (Yao et al., 2022), section 4.1; 4-bit weights with zero points:
+GPTQ (Frantar et al., 2023), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.linear.int4.cases import make_inputs
+from quire.ops.linear.int4.cpu import bind
+from quire.ops.linear.int4.reference import PlainInt4Matrix
+from quire.ops.linear.plain import PackedMatrix
+from quire.ops.linear.plain.contract import NO_GATE
+from quire.ops.native.cpu_provider import cpu_providers
+from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
+
+__all__ = ["OP"]
+
+
+def _apply(
+    linear: Callable[..., PackedMatrix],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor,
+    **gate: str,
+) -> tuple[torch.Tensor, ...]:
+    matrix = linear(weight, scale, zero, bias, dtype=x.dtype, **gate)
+    if gate:
+        return matrix(x), matrix(x, torch.float32)
+    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
+
+
+OP = Op(
+    name="linear_int4",
+    reference=PlainInt4Matrix,
+    make_inputs=make_inputs,
+    tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.linear.int4.triton:linear_int4", lacks=NO_GATE),
+    ),
+    apply=_apply,
+)

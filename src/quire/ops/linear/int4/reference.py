@@ -1,0 +1,56 @@
+"""y = x (scale · (weight - zero))ᵀ + b in integers, group by group."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, check_arguments, pack_scale
+from quire.ops.linear.int8.activations import quantize_rows
+from quire.ops.linear.plain.reference import gated
+
+__all__ = ["PlainInt4Matrix"]
+
+
+class PlainInt4Matrix:
+    """`PackedMatrix` with a byte per value. Sums within a group are integers below 2**24, which
+    float32 holds exactly."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        gate: str | None = None,
+    ) -> None:
+        self.group_size = check_arguments(weight, scale, zero, bias, gate)
+        shift = SYMMETRIC_ZERO if zero is None else zero.to(torch.int8).unsqueeze(-1)
+        grouped = weight.to(torch.int8).unflatten(1, (-1, self.group_size))
+        self.weight = (grouped - shift).flatten(1)
+        self.scale, self.power = pack_scale(scale)
+        self.bias = None if bias is None else bias.float()
+        self.dtype, self.gate = dtype, gate
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
+        sums = quantized.new_zeros(len(quantized), len(self.weight))
+        for part, weight, scale in zip(
+            quantized.split(self.group_size, dim=1),
+            self.weight.split(self.group_size, dim=1),
+            self.scale.float().unbind(dim=1),
+            strict=True,
+        ):
+            sums += (part @ weight.float().t()) * scale
+        y = sums * x_scale * self.power
+        if self.bias is not None:
+            y = y + self.bias
+        y = y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
+        return gated(y, self.gate)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        ids = ids.long()
+        scale = self.scale[ids].float() * self.power[ids].unsqueeze(-1)
+        grouped = self.weight[ids].float().unflatten(-1, (-1, self.group_size))
+        return (grouped * scale.unsqueeze(-1)).flatten(-2).to(self.dtype)

@@ -1,0 +1,64 @@
+"""y = x (scale · weight)ᵀ + b with 8-bit weights and, inside, 8-bit activations.
+
+`linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight
+int8 [O, I] in [-127, 127] with I ≤ 131,072, scale float32 [O] (one per output), bias [O], gate as
+in `quire.ops.linear.plain`; no tensor is kept.
+
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
+8-bit integers with one scale (`activations.quantize_rows`); products are exact in 32 bits; then in
+float32, in this order, (integer · scale of the row) · scale + bias. A row with NaN or infinity
+gives NaN, and no other row notices. A provider gives a row the same bits whatever rows share the
+call and whatever the number of threads. `rows(ids)` gives scale · weight, rounded once from float32
+to `dtype`.
+
+Raises EngineError when the shapes break this contract.
+Per-token activations: ZeroQuant (Yao et al., 2022), section 4.1; why only scales of rows and of
+outputs can wait until the integer product is done: SmoothQuant (Xiao et al., 2023), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.ops.linear.int8.cases import make_inputs
+from quire.ops.linear.int8.cpu import bind
+from quire.ops.linear.int8.reference import PlainInt8Matrix
+from quire.ops.linear.plain import PackedMatrix
+from quire.ops.linear.plain.contract import NO_GATE
+from quire.ops.native.cpu_provider import cpu_providers
+from quire.ops.operation import Op, rounding
+from quire.ops.triton_provider import triton_provider
+
+__all__ = ["OP"]
+
+
+def _apply(
+    linear: Callable[..., PackedMatrix],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor,
+    **gate: str,
+) -> tuple[torch.Tensor, ...]:
+    matrix = linear(weight, scale, bias, dtype=x.dtype, **gate)
+    if gate:
+        return matrix(x), matrix(x, torch.float32)
+    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
+
+
+OP = Op(
+    name="linear_int8",
+    reference=PlainInt8Matrix,
+    make_inputs=make_inputs,
+    tolerance=rounding(
+        "the same integers, scaled in the same order; of a gate a polynomial exp", float32=4e-6
+    ),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.linear.int8.triton:linear_int8", lacks=NO_GATE),
+    ),
+    apply=_apply,
+)

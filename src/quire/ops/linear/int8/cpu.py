@@ -1,0 +1,61 @@
+"""`linear_int8` by the C++ kernel (csrc/linear/linear_int8.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from quire.ops.linear.int8.contract import check_arguments
+from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
+from quire.ops.linear.plain import PackedMatrix
+from quire.ops.native.cpu_provider import packed_columns
+from quire.ops.native.library import NativeLibrary
+from quire.ops.native.weight_arena import WeightArena
+from quire.ops.pointwise.activation.cpu import gate_code
+
+__all__ = ["bind"]
+
+QUAD = 4
+"""Inputs of a column that stand side by side; storage is a multiple of it."""
+
+
+def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
+    """`linear_int8` on `library`; contract in `quire.ops.linear.int8`."""
+    return partial(_pack, library, WeightArena())
+
+
+def _pack(
+    library: NativeLibrary,
+    arena: WeightArena,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
+) -> IntegerPanels:
+    check_arguments(weight, scale, bias, gate)
+    outputs, depth = weight.shape
+    packed = arena.zeros(packed_columns(outputs, gate) * -(-depth // QUAD) * QUAD)
+    weight = weight.contiguous()
+    library.call(
+        "linear_int8_pack",
+        weight.data_ptr(),
+        packed.data_ptr(),
+        outputs,
+        depth,
+        gate_code(gate),
+    )
+    return IntegerPanels(
+        library,
+        "linear_int8",
+        [packed],
+        pad_columns(scale, gate),
+        None if bias is None else pad_columns(bias, gate),
+        outputs=outputs,
+        sizes=[depth],
+        dtype=dtype,
+        gate=gate,
+    )

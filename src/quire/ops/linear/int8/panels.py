@@ -1,0 +1,87 @@
+"""What the integer linear layers of csrc/linear/int.h have in common on the side of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.ops.linear.plain.contract import refuse_rows
+from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids
+from quire.ops.native.library import NativeLibrary
+from quire.ops.pointwise.activation.cpu import gate_code
+
+__all__ = ["IntegerPanels", "pad_columns"]
+
+
+class IntegerPanels:
+    """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
+
+    packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        name: str,
+        packed: Sequence[torch.Tensor | None],
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        outputs: int,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        gate: str | None,
+    ) -> None:
+        self._call, self._name = library.call, name
+        self._kept = (*packed, scale, bias)
+        pointers = [None if part is None else part.data_ptr() for part in self._kept]
+        self._table, self._bias = pointers[:-1], pointers[-1]
+        self._outputs, self._sizes = outputs, tuple(sizes)
+        self._gate, self._gate_code = gate, gate_code(gate)
+        self._width = outputs if gate is None else outputs // 2
+        self._depth = torch.Size(sizes).numel()
+        self._dtype = dtype
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        rows = input_rows(x, self._depth)
+        out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)
+        self._call(
+            self._name,
+            rows.data_ptr(),
+            rows.stride(0),
+            *self._table,
+            self._bias,
+            out.data_ptr(),
+            rows.shape[0],
+            self._outputs,
+            *self._sizes,
+            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
+            self._gate_code,
+        )
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        refuse_rows(self._gate)
+        ids = row_ids(ids)
+        out = torch.empty((*ids.shape, self._depth), dtype=self._dtype)
+        self._call(
+            f"{self._name}_rows",
+            *self._table,
+            ids.data_ptr(),
+            ids.itemsize,
+            out.data_ptr(),
+            ids.numel(),
+            self._outputs,
+            *self._sizes,
+            DTYPE_CODES[self._dtype],
+        )
+        return out
+
+
+def pad_columns(values: torch.Tensor, gate: str | None) -> torch.Tensor:
+    """values [O] → float32 with zeros up to the end of the last panel."""
+    width = len(values) if gate is None else len(values) // 2
+    return torch.nn.functional.pad(values.float(), (0, -width % PANEL))

@@ -1,0 +1,140 @@
+"""Providers over the C++ kernels: one per instruction set, for each operation with a binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from quire.errors import EngineError
+from quire.ops.compile import ISAS
+from quire.ops.native.library import NativeLibrary, load_native, native_unavailable
+from quire.ops.native.team import ALONE, Team
+from quire.ops.operation import FOR_CPUS, Provider
+from quire.platform import Platform
+
+__all__ = [
+    "CACHE_DTYPE_CODES",
+    "DTYPE_CODES",
+    "PANEL",
+    "cpu_providers",
+    "input_rows",
+    "is_cpu_kernel",
+    "packed_columns",
+    "page_strides",
+    "paired_rows",
+    "pointer",
+    "row_ids",
+    "strided_rows",
+    "token_rows",
+]
+
+PANEL = 32
+"""Output columns of the widest panel (csrc/linear/panels.h); packed widths are multiples of it."""
+
+_PREFIX = "cpu_"
+
+# enum DType of csrc/native/simd.h
+DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
+    {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+)
+
+# dispatch_cache of csrc/kv/int8_rows.h
+CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
+
+
+def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[Provider, ...]:
+    """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library."""
+    return tuple(
+        Provider(
+            name=_PREFIX + isa.name,
+            unavailable=partial(_unavailable, isa.name),
+            load=partial(_load, isa.name, bind),
+        )
+        for isa in ISAS
+    )
+
+
+def is_cpu_kernel(provider: str) -> bool:
+    """Whether `cpu_providers` made the provider of this name."""
+    return provider.startswith(_PREFIX)
+
+
+def packed_columns(outputs: int, gate: str | None) -> int:
+    """Columns of the panels of a layer (csrc/pointwise/gate.h)."""
+    halves = 1 if gate is None else 2
+    return halves * -(-outputs // halves // PANEL) * PANEL
+
+
+def token_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
+    return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+
+
+def input_rows(x: torch.Tensor, depth: int) -> torch.Tensor:
+    """x [..., I] as rows [T, I] whose elements are neighbours. Raises EngineError when I is not
+    `depth`: the kernels take it on trust."""
+    if x.shape[-1] != depth:
+        raise EngineError(f"A layer of {depth} inputs was given {list(x.shape)}.")
+    rows = x if x.dim() == 2 else x.reshape(-1, depth)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def strided_rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """x as [outer, inner, N] rows: the tensor (copied if it cannot be seen so), sizes, strides."""
+    if x.stride(-1) == 1:
+        if x.dim() == 2:
+            return x, (x.shape[0], 1), (x.stride(0), 0)
+        if x.dim() == 3:
+            return x, (x.shape[0], x.shape[1]), (x.stride(0), x.stride(1))
+    x = x.contiguous()
+    width = x.shape[-1]
+    return x, (x.numel() // width, 1), (width, 0)
+
+
+def paired_rows(
+    x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """x and y as rows of one pair of sizes (`strided_rows`): tensors, sizes, strides of both.
+    Raises EngineError unless they have one shape and dtype."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise EngineError(
+            f"A sum takes two tensors of one shape and dtype, not {x.dtype}{list(x.shape)} and "
+            f"{y.dtype}{list(y.shape)}."
+        )
+    x_rows, sizes, x_strides = strided_rows(x)
+    y_rows, y_sizes, y_strides = strided_rows(y)
+    if sizes != y_sizes:
+        return paired_rows(x.contiguous(), y.contiguous())
+    return x_rows, y_rows, sizes, x_strides, y_strides
+
+
+def row_ids(ids: torch.Tensor) -> torch.Tensor:
+    """ids as the kernels take them (csrc/rows/ids.h): int32 or int64, contiguous."""
+    return (ids if ids.dtype in (torch.int32, torch.int64) else ids.long()).contiguous()
+
+
+def pointer(x: torch.Tensor | None) -> int | None:
+    """The address of an optional argument."""
+    return None if x is None else x.data_ptr()
+
+
+def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, int, int, int]:
+    """Block and token strides of a cache [B, S, K, D], in elements, and of its scales."""
+    block, token = cache.stride(0), cache.stride(1)
+    if scales is None:
+        return block, token, 0, 0
+    return block, token, scales.stride(0), scales.stride(1)
+
+
+def _unavailable(isa: str, platform: Platform) -> str | None:
+    return FOR_CPUS if platform.device != "cpu" else native_unavailable(isa, platform)
+
+
+def _load(
+    isa: str, bind: Callable[[NativeLibrary], Callable[..., Any]], team: Team = ALONE
+) -> Callable[..., Any]:
+    return bind(load_native(isa, team))

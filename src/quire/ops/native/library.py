@@ -1,0 +1,194 @@
+"""Load the C++ kernels: one library per instruction set. Never imports torch."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+from quire.errors import EngineError
+from quire.ops.compile import ISAS, Isa, build_hash, library_path
+from quire.ops.native.replay import KernelCall, NotCapturableError, kernel_error
+from quire.ops.native.team import ALONE, Team
+from quire.platform import Platform
+
+__all__ = [
+    "NativeLibrary",
+    "load_native",
+    "native_unavailable",
+    "replay_function",
+]
+
+_log = logging.getLogger("quire.ops")
+
+_POINTER, _INT64, _INT32, _FLOAT = (
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.c_float,
+)
+_SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f4x"})
+"""How csrc/native/replay.h unpacks them, by `struct`: 8 bytes each."""
+
+# Parameters of each function in csrc, in order, without the team that comes last in all.
+_SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "paged_attention": (
+            (_POINTER,) * 9
+            + (_INT64,) * 6
+            + (_INT32,) * 5
+            + (_FLOAT,)
+            + (_INT32,) * 3
+            + (_POINTER,) * 4
+            + (_INT64,) * 3
+            + (_POINTER,)
+        ),
+        "rope_and_write_kv": (
+            (_POINTER,)
+            + (_INT64,) * 4
+            + (_POINTER,) * 3
+            + (_INT64,)
+            + (_POINTER,) * 5
+            + (_INT64,) * 6
+            + (_POINTER,) * 2
+            + (_FLOAT,)
+            + (_INT32,) * 2
+        ),
+        "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
+        "swap_blocks": (_POINTER, _INT64) * 2 + (_INT64,) * 2 + (_POINTER,) * 2 + (_INT64,),
+        "rms_norm": (
+            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 3 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
+        ),
+        "layer_norm": (
+            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 4 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
+        ),
+        "add": (_POINTER,) * 3 + (_INT64, _INT32),
+        "activation": (_POINTER,) * 2 + (_INT64,) + (_INT32,) * 2,
+        "activation_and_mul": (_POINTER, _INT64, _POINTER) + (_INT64,) * 2 + (_INT32,) * 2,
+        "embedding": (_POINTER, _INT32, _INT64) + (_POINTER,) * 2 + (_INT64,) * 3,
+        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,) * 2),
+        "linear_rows": (_POINTER, _POINTER, _INT32, _POINTER) + (_INT64,) * 3 + (_INT32,),
+        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 4),
+        "linear_int8_pack": (_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,),
+        "linear_int8_rows": ((_POINTER,) * 3 + (_INT32, _POINTER) + (_INT64,) * 3 + (_INT32,)),
+        "linear_int8": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,) * 3,
+        "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3 + (_INT32,),
+        "linear_int4_rows": ((_POINTER,) * 4 + (_INT32, _POINTER) + (_INT64,) * 4 + (_INT32,)),
+        "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 3,
+        "decode_inputs": (
+            (_POINTER, _INT64, _POINTER)
+            + (_POINTER, _INT64) * 2
+            + (_INT64,)
+            + (_POINTER,) * 5
+            + (_INT64,)
+        ),
+        "append_tokens": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 2 + (_POINTER,),
+        "draw": (_POINTER, _INT64, _INT64, _INT32, _POINTER, _INT64) + (_POINTER,) * 8,
+    }
+)
+
+
+class NativeLibrary:
+    """The functions of one library, computed by one team. Every call releases the GIL."""
+
+    def __init__(self, isa: str, library: ctypes.CDLL, team: Team) -> None:
+        self.isa = isa
+        self._library = library
+        self._team = team
+        self._team_handle = team.start(library)
+        self._functions = {
+            name: _declare(library, name, parameters) for name, parameters in _SIGNATURES.items()
+        }
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call `quire_<name>`. Raises EngineError when it reports a failure."""
+        if self._team.recorded is not None:
+            self._team.recorded.append(self._record(name, arguments))
+            if not self._team.computes:
+                return
+        code = self._functions[name](*arguments, self._team_handle)
+        if code != 0:
+            raise kernel_error(self.isa, name, code)
+
+    def _record(self, name: str, arguments: tuple[object, ...]) -> KernelCall:
+        try:
+            kernel = getattr(self._library, f"quire_{name}_replay")
+        except AttributeError:
+            raise NotCapturableError(f"kernel {name} cannot be replayed") from None
+        layout = "=" + "".join(_SLOTS[kind] for kind in (*_SIGNATURES[name], _POINTER))
+        values = (0 if value is None else value for value in (*arguments, self._team_handle))
+        address = ctypes.cast(kernel, ctypes.c_void_p).value
+        assert address is not None
+        try:
+            return KernelCall(self.isa, name, address, struct.pack(layout, *values))
+        except struct.error as error:
+            raise NotCapturableError(f"kernel {name} was called with {error}") from None
+
+
+def native_unavailable(isa: str, platform: Platform) -> str | None:
+    """Why the kernels of `isa` cannot run on the processor here, or None when they can."""
+    entry = _isa(isa)
+    if platform.cpu.architecture not in entry.architectures:
+        return f"the processor is {platform.cpu.architecture}"
+    missing = [name for name in entry.all_features if not platform.cpu.has(name)]
+    if missing:
+        return f"the processor lacks {', '.join(missing)}"
+    loaded = _open(isa)
+    return loaded if isinstance(loaded, str) else None
+
+
+def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:
+    """The library of `isa`. Raises EngineError with the reason when it cannot be loaded."""
+    loaded = _open(isa)
+    if isinstance(loaded, str):
+        raise EngineError(f"Kernels for {isa} cannot be loaded: {loaded}.")
+    return NativeLibrary(isa, loaded, team)
+
+
+def replay_function(isa: str) -> Callable[..., int]:
+    """`quire_replay`, which makes calls of any library, from that of `isa`, which is loaded."""
+    library = _open(isa)
+    assert not isinstance(library, str)
+    replay = library.quire_replay
+    replay.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    replay.restype = ctypes.c_int
+    return replay
+
+
+def _isa(name: str) -> Isa:
+    return next(isa for isa in ISAS if isa.name == name)
+
+
+@cache
+def _open(name: str) -> ctypes.CDLL | str:
+    """The library, or why there is none. Cached: a process loads a library once."""
+    isa = _isa(name)
+    path = library_path(isa)
+    rebuild = "run python -m quire.ops.compile"
+    if not path.exists():
+        return f"the kernels were not compiled at install; {rebuild}"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"{path.name} does not load ({error}); {rebuild}"
+    library.quire_build_hash.restype = ctypes.c_char_p
+    if library.quire_build_hash().decode() != build_hash(isa):
+        reason = f"{path.name} was compiled from other sources; {rebuild}"
+        _log.warning("plain torch instead of %s kernels: %s", name, reason)
+        return reason
+    library.quire_unavailable.restype = ctypes.c_char_p
+    refusal: bytes | None = library.quire_unavailable()
+    if refusal is None:
+        return library
+    _log.warning("narrower kernels instead of %s: %s", name, refusal.decode())
+    return refusal.decode()
+
+
+def _declare(library: ctypes.CDLL, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:
+    function = getattr(library, f"quire_{name}")
+    function.argtypes = (*parameters, ctypes.c_void_p)
+    function.restype = ctypes.c_int
+    return function

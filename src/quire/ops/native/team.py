@@ -1,0 +1,61 @@
+"""The threads that compute: one team for all kernels of a model (csrc/native/team.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.errors import EngineError
+from quire.ops.native.replay import KernelCall
+
+__all__ = ["ALONE", "Team"]
+
+SPIN_MICROSECONDS = 200
+"""How long an idle thread of the team spins before it sleeps: longer than the gap between two
+kernels of a step, shorter than the gap between two steps."""
+
+
+class Team:
+    """num_threads: how many compute, the calling one included. Threads start with the first library
+    that asks for them, and end with the team. A forked child has none of them and computes alone.
+
+    recorded: where kernels that the team is asked for are written down, None for nowhere.
+    computes: whether they are computed as well.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.recorded: list[KernelCall] | None = None
+        self.computes = True
+        self._handle: int | None = None
+
+    def start(self, library: ctypes.CDLL) -> int | None:
+        """What kernels take for a team; None for a team of one. Raises EngineError."""
+        if self.num_threads > 1 and self._handle is None:
+            create, destroy = library.quire_team_create, library.quire_team_destroy
+            create.argtypes, create.restype = (ctypes.c_int32, ctypes.c_int32), ctypes.c_void_p
+            destroy.argtypes, destroy.restype = (ctypes.c_void_p,), None
+            self._handle = create(self.num_threads, SPIN_MICROSECONDS)
+            if self._handle is None:
+                raise EngineError(
+                    f"The system gives no {self.num_threads} threads. Set num_threads lower."
+                )
+            # Not at the end of the interpreter: a daemon thread may be in a kernel then, and would
+            # go on in a team that is gone. The system ends the members with the process.
+            weakref.finalize(self, destroy, self._handle).atexit = False
+        return self._handle
+
+    @contextmanager
+    def recording(self, *, computes: bool = True) -> Iterator[list[KernelCall]]:
+        """The kernels that the team is asked for meanwhile, of any library."""
+        self.recorded, self.computes = (calls := list[KernelCall]()), computes
+        try:
+            yield calls
+        finally:
+            self.recorded, self.computes = None, True
+
+
+ALONE = Team(1)
+"""The calling thread."""

@@ -1,0 +1,3 @@
+"""Functions of each element alone."""
+
+__all__: list[str] = []

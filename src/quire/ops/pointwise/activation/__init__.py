@@ -1,0 +1,42 @@
+"""Pointwise activation by name.
+
+`activation(x, kind)` → tensor like x, newly allocated. kind: gelu, gelu_tanh (also under its
+checkpoint names gelu_new and gelu_pytorch_tanh), relu, silu. Computed in float32, rounded once.
+Raises ConfigError for another name.
+
+The gate of a gated MLP: an activation of the first half times the second half.
+
+`activation_and_mul(x, kind)` : [..., 2·I] → [..., I], newly allocated; x's last dimension
+contiguous. kind and its errors as in `ops.pointwise.activation`. Computed in float32, rounded once.
+"""
+
+from quire.ops.native.cpu_provider import cpu_providers
+from quire.ops.operation import Op, rounding
+from quire.ops.pointwise.activation.cases import make_gates, make_inputs
+from quire.ops.pointwise.activation.cpu import bind, bind_with_mul
+from quire.ops.pointwise.activation.reference import activation, activation_and_mul
+from quire.ops.triton_provider import triton_provider
+
+__all__ = ["MUL_OP", "OP"]
+
+OP = Op(
+    name="activation",
+    reference=activation,
+    make_inputs=make_inputs,
+    tolerance=rounding("a polynomial exp, erf or tanh", float32=4e-6),
+    providers=(
+        *cpu_providers(bind),
+        triton_provider("quire.ops.pointwise.activation.triton:activation"),
+    ),
+)
+
+MUL_OP = Op(
+    name="activation_and_mul",
+    reference=activation_and_mul,
+    make_inputs=make_gates,
+    tolerance=rounding("a polynomial exp, erf or tanh, then a product", float32=4e-6),
+    providers=(
+        *cpu_providers(bind_with_mul),
+        triton_provider("quire.ops.pointwise.activation.triton:activation_and_mul"),
+    ),
+)

@@ -1,0 +1,3 @@
+"""Logits to tokens and log-probabilities."""
+
+__all__: list[str] = []

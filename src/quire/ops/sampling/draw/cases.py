@@ -1,0 +1,56 @@
+"""Draws with every filter and none, from small and large vocabularies, sharp and flat, with ties,
+bans and rows that are no numbers, parameters in order or by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.ops.operation import Case
+from quire.ops.random_tensors import normal
+
+__all__ = ["make_inputs"]
+
+# temperature, top_k, top_p, min_p. An odd top_p: where tokens tie, a round one can equal a sum of
+# masses but for rounding.
+_FILTERS = (
+    (0.7, 0, 1.0, 0.0),
+    (1.3, 7, 1.0, 0.0),
+    (1.0, 0, 0.90037, 0.0),
+    (0.9, 0, 1.0, 0.037),
+    (0.8, 20, 0.95037, 0.0),
+    (1e-6, 50, 0.50037, 0.1),
+    (50.0, 100_000, 0.99037, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.0, 3, 0.5, 0.5),
+)
+
+
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Cases as `quire.ops.operation.Op` asks."""
+    count = len(_FILTERS)
+    temperature, top_k, top_p, min_p = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*_FILTERS, strict=True)
+    )
+    filters = (temperature, top_k.long(), top_p, min_p)
+    for vocab_size, scale in ((1, 1.0), (5, 0.0), (90, 6.0), (1003, 1.0), (17_001, 3.0)):
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = normal(generator, 4, vocab_size) * scale
+            logits[1] = logits[1].round()
+            logits[2, 1::3] = -torch.inf
+            logits[3, vocab_size // 2] = (torch.nan, torch.inf, -torch.inf)[vocab_size % 3]
+            by_slot = dtype == torch.bfloat16
+            slots = torch.randperm(count, generator=generator) if by_slot else None
+            yield Case(
+                label=f"{vocab_size} tokens, scale {scale}, {dtype}",
+                args=(
+                    logits.to(dtype),
+                    torch.randint(4, (count,), generator=generator),
+                    *filters,
+                    torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
+                    torch.arange(count),
+                    torch.randint(2**31, (count,), generator=generator),
+                    slots,
+                ),
+            )
