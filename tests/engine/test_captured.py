@@ -217,7 +217,7 @@ def test_a_row_without_a_token_fails_alone(
         done = rows.num_tokens - rows.num_prompt
         is_third = (rows.standing > 0) & (rows.num_prompt == len(prompts[2]))
         for slot in np.flatnonzero(is_third & (done == 5) & ~rows.failed):
-            runner._changes._pages[:, :, rows.tables[0][slot, 0]] = 255  # in float32 no number
+            runner._changes._pages[:, rows.tables[0][slot, 0]] = 255  # in float32 no number
         return launch(plan)
 
     monkeypatch.setattr(runner, "launch", spoil)
