@@ -5,7 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
+from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import (
+    Ending,
     IncrementalDetokenizer,
     OutputRenderer,
     Renderer,
@@ -143,11 +146,12 @@ def test_a_special_token_ends_the_text_as_a_stop_string(
             end = tokenizer.token_string(special)
             assert end is not None
             before = tokenizer.decode(ids)
-            output = Renderer(tokenizer).output(
+            params = SamplingParams(
                 stop=[before + "ick", end, "never"],
                 include_stop_str_in_output=include,
                 skip_special_tokens=not shows_special,
             )
+            output = Renderer(tokenizer).output_of([], params)
             deltas = [output.append([token]) for token in ids]
             deltas.append(output.append([special], ends_with_stop_token=True))
             assert deltas[-1].stopped == end == output.stopped, name
@@ -168,3 +172,43 @@ def test_only_special_tokens_of_the_model_are_stop_tokens(
     assert Renderer(tokenizer).stop_tokens(stops) == {special: "<|im_end|>"}
     assert Renderer(tokenizer, vocab_size=special).stop_tokens(stops) == {}
     assert Renderer(None, vocab_size=9).stop_tokens(stops) == {}
+
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"),
+    [
+        (None, None),
+        (SequenceFinish(0, LENGTH), Ending(LENGTH)),
+        (SequenceFinish(0, STOP, 7), Ending(STOP, 7)),
+        (SequenceFinish(0, STOP, 2), Ending(STOP)),
+        (SequenceFinish(0, FinishReason.ERROR, message="it failed"), Ending(FinishReason.ERROR)),
+    ],
+)
+def test_one_rule_says_how_an_output_ends(
+    tokenizers_by_name: dict[str, Tokenizer],
+    finish: SequenceFinish | None,
+    expected: Ending | None,
+) -> None:
+    """Fault: an end token of the model is a stop_reason, or a stop token is none."""
+    tokenizer = tokenizers_by_name["gpt2"]
+    params = SamplingParams(stop=["lazy"])
+    output = Renderer(tokenizer).output_of([], params, frozenset({2}))
+    ids = tokenizer.encode("The quick brown")
+    assert output.take(ids, finish).ending == expected
+
+
+def test_a_stop_string_goes_before_what_the_engine_says(
+    tokenizers_by_name: dict[str, Tokenizer],
+) -> None:
+    """Fault: a stop string in the last tokens of a cut or failed sequence is not seen."""
+    tokenizer = tokenizers_by_name["gpt2"]
+    for finish in (None, SequenceFinish(0, LENGTH), SequenceFinish(0, FinishReason.ERROR)):
+        output = Renderer(tokenizer).output_of([], SamplingParams(stop=["quick"]))
+        ids = tokenizer.encode("The quick brown fox")
+        update = output.take(ids, finish)
+        assert update.ending == Ending(STOP, "quick")
+        assert update.text.rstrip() == "The"
+        assert update.num_tokens_kept < len(ids)

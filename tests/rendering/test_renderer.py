@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quire.errors import ConfigError, RequestError
+from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer
 
 from .conftest import gpt2_like, llama3_like, write_folder
@@ -281,7 +282,7 @@ def test_without_tokenizer(tmp_path: Path) -> None:
             call()
     with pytest.raises(RequestError, match="outside the vocabulary"):
         renderer.render_prompt([100])
-    output = renderer.output([1])
+    output = renderer.output_of([1], SamplingParams())
     assert output.append([5, 6]).text == ""
     with pytest.raises(ConfigError, match="vocab_size"):
         Renderer.from_folder(tmp_path, skip_tokenizer_init=True)
@@ -291,9 +292,9 @@ def test_output(renderer: Renderer) -> None:
     """Fault: options of a request do not reach the output's text."""
     assert renderer.tokenizer is not None
     ids = renderer.tokenizer.encode("one two<|im_end|>", add_special_tokens=False)
-    assert renderer.output().append(ids).text == "one two"
-    shown = renderer.output(skip_special_tokens=False)
+    assert renderer.output_of([], SamplingParams()).append(ids).text == "one two"
+    shown = renderer.output_of([], SamplingParams(skip_special_tokens=False))
     assert shown.append(ids).text == "one two<|im_end|>"
-    stopped = renderer.output(stop=["two"], include_stop_str_in_output=True)
+    stopped = renderer.output_of([], SamplingParams(stop=["two"], include_stop_str_in_output=True))
     assert stopped.append(ids).text == "one two"
-    assert renderer.output(detokenize=False).append(ids).text == ""
+    assert renderer.output_of([], SamplingParams(detokenize=False)).append(ids).text == ""

@@ -8,7 +8,7 @@ from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets
 from quire.rendering.message_check import check_messages
-from quire.rendering.output import OutputRenderer, TextDelta
+from quire.rendering.output import Ending, OutputRenderer, OutputUpdate, TextDelta
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
 from quire.rendering.request import RequestRenderer
@@ -19,9 +19,11 @@ __all__ = [
     "RESERVED_KWARGS",
     "AssemblerUpdate",
     "ChatTemplate",
+    "Ending",
     "IncrementalDetokenizer",
     "OutputAssembler",
     "OutputRenderer",
+    "OutputUpdate",
     "Prompt",
     "PromptPieces",
     "RenderedPrompt",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.protocol.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish, WholeSequence
+from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
 from quire.rendering.output import OutputRenderer
@@ -26,7 +26,6 @@ class AssemblerUpdate:
 class _Request:
     output: RequestOutput
     params: SamplingParams
-    eos_token_ids: frozenset[int]
     num_unfinished: int
 
 
@@ -35,6 +34,15 @@ class _Sequence:
     request: _Request
     completion: CompletionOutput
     renderer: OutputRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """Growth of one sequence in one output. logprobs: one per token, if asked."""
+
+    token_ids: list[int]
+    logprobs: Sequence[TokenLogprobs]
+    finish: SequenceFinish | None
 
 
 class OutputAssembler:
@@ -58,7 +66,7 @@ class OutputAssembler:
     ) -> RequestOutput:
         """Follow a request. RequestError if its text cannot be rendered (stop strings without a
         tokenizer); then nothing has changed."""
-        renderers = [self._renderer.output_of(prompt.token_ids, params) for _ in range(params.n)]
+        renderers = [self._output_renderer(prompt, params) for _ in range(params.n)]
         completions = [
             CompletionOutput(
                 index=index,
@@ -71,7 +79,7 @@ class OutputAssembler:
         if params.prompt_logprobs is not None:
             none: PositionLogprobs | None = None
             output.prompt_logprobs = [none for _ in prompt.token_ids]
-        request = _Request(output, params, self._eos_token_ids, params.n)
+        request = _Request(output, params, params.n)
         for index, renderer in enumerate(renderers):
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
         return output
@@ -83,12 +91,14 @@ class OutputAssembler:
             return
         request = sequence.request
         request.output.prompt, request.output.prompt_token_ids = prompt.text, prompt.token_ids
-        sequence.renderer = self._renderer.output_of(prompt.token_ids, request.params)
+        sequence.renderer = self._output_renderer(prompt, request.params)
+
+    def _output_renderer(self, prompt: RenderedPrompt, params: SamplingParams) -> OutputRenderer:
+        return self._renderer.output_of(prompt.token_ids, params, self._eos_token_ids)
 
     def process(self, output: EngineOutput) -> AssemblerUpdate:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""
         update = AssemblerUpdate()
-        stops = {f.handle for f in output.finished if f.reason is FinishReason.STOP}
         for handle, num_cached in output.num_cached_tokens.items():
             sequence = self._sequences.get(handle)
             # Later samples that run on their own find the prompt of the first one in the cache.
@@ -97,21 +107,19 @@ class OutputAssembler:
         for handle, piece in output.prompt_logprobs.items():
             if handle in self._sequences:
                 self._add_prompt_logprobs(self._sequences[handle], piece)
-        handles, tokens = output.handles.tolist(), output.token_ids.tolist()
-        logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
-        last = {handle: i for i, handle in enumerate(handles) if handle in stops}
-        for i, (handle, token) in enumerate(zip(handles, tokens, strict=True)):
+        tokens: dict[int, list[int]] = {}
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            tokens.setdefault(handle, []).append(token)
+        finished = {finish.handle: finish for finish in output.finished}
+        for handle in (*tokens, *(finished.keys() - tokens.keys())):
             sequence = self._sequences.get(handle)
             if sequence is not None:
-                entry = next(logprobs[handle], None) if handle in logprobs else None
-                self._append(sequence, token, entry, last.get(handle) == i)
+                news = _News(
+                    tokens.get(handle, []), output.logprobs.get(handle, []), finished.get(handle)
+                )
+                if self._take(handle, sequence, news):
+                    update.aborts.append(handle)
                 update.requests[sequence.request.output.request_id] = sequence.request.output
-                if sequence.renderer.stopped is not None:
-                    self._end_by_string(handle, sequence)
-                    if handle not in stops:
-                        update.aborts.append(handle)
-        for finish in output.finished:
-            self._finish(finish, update)
         return update
 
     def drop(self, handles: Sequence[int]) -> None:
@@ -119,18 +127,35 @@ class OutputAssembler:
         for handle in handles:
             self._sequences.pop(handle, None)
 
-    def _append(
-        self, sequence: _Sequence, token: int, logprobs: TokenLogprobs | None, is_stop: bool
-    ) -> None:
-        completion = sequence.completion
-        completion.token_ids.append(token)
-        delta = sequence.renderer.append((token,), is_stop)
-        if delta.text:
+    def _take(self, handle: int, sequence: _Sequence, news: _News) -> bool:
+        """Add the growth of a sequence. Whether it ended here and not yet in the engine."""
+        completion, finish = sequence.completion, news.finish
+        if finish is not None and finish.whole is not None:
+            news = _News(finish.whole.token_ids.tolist(), finish.whole.logprobs, finish)
+        text, num_kept, ending = sequence.renderer.take(news.token_ids, finish)
+        completion.token_ids.extend(news.token_ids[:num_kept])
+        if text:
             completion.text = sequence.renderer.text
-        if logprobs is not None and completion.logprobs is not None:
-            completion.logprobs.append(self._position(logprobs))
+        self._add_logprobs(completion, news.logprobs[:num_kept])
+        if finish is not None and finish.whole is not None:
+            completion.cumulative_logprob = finish.whole.cum_logprob
+        if ending is None:
+            return False
+        completion.finish_reason, completion.stop_reason = ending.reason.value, ending.stop_reason
+        if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
+            sequence.request.output.error = finish.message
+        self._close(handle, sequence)
+        return finish is None
+
+    def _add_logprobs(
+        self, completion: CompletionOutput, logprobs: Sequence[TokenLogprobs]
+    ) -> None:
+        if completion.logprobs is None:
+            return
+        for entry in logprobs:
+            completion.logprobs.append(self._position(entry))
             total = completion.cumulative_logprob or 0.0
-            completion.cumulative_logprob = total + logprobs.logprob
+            completion.cumulative_logprob = total + entry.logprob
 
     def _add_prompt_logprobs(self, sequence: _Sequence, piece: PromptLogprobs) -> None:
         into = sequence.request.output.prompt_logprobs
@@ -151,40 +176,6 @@ class OutputAssembler:
     def _token_text(self, token_id: int) -> str | None:
         tokenizer = self._renderer.tokenizer
         return None if tokenizer is None else tokenizer.token_text(token_id)
-
-    def _end_by_string(self, handle: int, sequence: _Sequence) -> None:
-        sequence.completion.finish_reason = FinishReason.STOP.value
-        sequence.completion.stop_reason = sequence.renderer.stopped
-        self._close(handle, sequence)
-
-    def _finish(self, finish: SequenceFinish, update: AssemblerUpdate) -> None:
-        sequence = self._sequences.get(finish.handle)
-        if sequence is None:
-            return
-        completion, request = sequence.completion, sequence.request
-        if finish.whole is not None:
-            self._take_whole(sequence, finish.whole, finish.reason is FinishReason.STOP)
-        if sequence.renderer.finish():
-            completion.text = sequence.renderer.text
-        completion.finish_reason = finish.reason.value
-        if sequence.renderer.stopped is not None:
-            completion.finish_reason = FinishReason.STOP.value
-            completion.stop_reason = sequence.renderer.stopped
-        elif finish.stop_token_id is not None and finish.stop_token_id not in self._eos_token_ids:
-            completion.stop_reason = finish.stop_token_id
-        if finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-            request.output.error = finish.message
-        self._close(finish.handle, sequence)
-        update.requests[request.output.request_id] = request.output
-
-    def _take_whole(self, sequence: _Sequence, whole: WholeSequence, is_stop: bool) -> None:
-        completion = sequence.completion
-        completion.token_ids = whole.token_ids.tolist()
-        completion.cumulative_logprob = whole.cum_logprob
-        sequence.renderer.append(completion.token_ids, is_stop)
-        completion.text = sequence.renderer.text
-        if completion.logprobs is not None:
-            completion.logprobs = [self._position(entry) for entry in whole.logprobs]
 
     def _close(self, handle: int, sequence: _Sequence) -> None:
         del self._sequences[handle]

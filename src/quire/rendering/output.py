@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quire.errors import RequestError
+from quire.protocol.request import FinishReason, SequenceFinish
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.stop import StopMatcher
 
@@ -21,13 +22,30 @@ class TextDelta(NamedTuple):
     num_tokens_kept: int
 
 
+class Ending(NamedTuple):
+    """How an output ended, as clients read it. stop_reason: the stop string or the stop token id,
+    None for an end token of the model."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+class OutputUpdate(NamedTuple):
+    """Growth of one output. num_tokens_kept: as in `TextDelta`. ending: once, with the last one."""
+
+    text: str
+    num_tokens_kept: int
+    ending: Ending | None
+
+
 class OutputRenderer:
     """Text of one sequence, token by token.
 
     `detokenizer` None (an engine without tokenizer) renders every output as empty text. As in
     vLLM, `min_tokens` exempts the first so many tokens from stop strings: the token that completes
     a stop string is at the earliest number `min_tokens + 1`.
-    stop_tokens: stop strings that are tokens as well, by their ids.
+    stop_tokens: stop strings that are tokens as well, by their ids. eos_token_ids: end tokens of
+    the model, which are no `stop_reason`.
     """
 
     def __init__(
@@ -38,6 +56,7 @@ class OutputRenderer:
         stop_tokens: Mapping[int, str] | None = None,
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         stops = tuple(stop)
         if detokenizer is None and stops:
@@ -51,6 +70,7 @@ class OutputRenderer:
         self._matcher = StopMatcher(stops, include_stop_str_in_output)
         self._includes_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
+        self._eos_token_ids = eos_token_ids
         self._num_tokens = 0
         self._parts: list[str] = []
 
@@ -70,6 +90,26 @@ class OutputRenderer:
     def stopped(self) -> str | None:
         """The stop string that ended the sequence."""
         return self._matcher.matched
+
+    def take(self, token_ids: Sequence[int], finish: SequenceFinish | None) -> OutputUpdate:
+        """Take what the engine gave: new tokens, and how the sequence ended if it did.
+
+        A stop string ends the output although the engine goes on: then `finish` is None and
+        `ending` is not, and the sequence is to be aborted.
+        """
+        is_stop = finish is not None and finish.reason is FinishReason.STOP
+        text, stopped, num_kept = self.append(token_ids, is_stop)
+        if finish is not None and stopped is None:
+            text += self.finish()
+        return OutputUpdate(text, num_kept, self._ending(finish))
+
+    def _ending(self, finish: SequenceFinish | None) -> Ending | None:
+        if self.stopped is not None:
+            return Ending(FinishReason.STOP, self.stopped)
+        if finish is None:
+            return None
+        is_end = finish.stop_token_id in self._eos_token_ids
+        return Ending(finish.reason, None if is_end else finish.stop_token_id)
 
     def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> TextDelta:
         """Take new tokens and return the text that is certain now.

@@ -182,35 +182,6 @@ class Renderer:
         """Number of tokens of a prompt; RequestError as in `render_prompt`."""
         return len(self.render_prompt(prompt, add_special_tokens).token_ids)
 
-    def output(
-        self,
-        prompt_token_ids: Sequence[int] = (),
-        stop: Iterable[str] = (),
-        *,
-        include_stop_str_in_output: bool = False,
-        min_tokens: int = 0,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-        detokenize: bool = True,
-    ) -> OutputRenderer:
-        """A renderer for one output sequence that continues `prompt_token_ids`."""
-        stop = tuple(stop)
-        detokenizer = None
-        if detokenize and self._tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(
-                self._tokenizer,
-                skip_special_tokens=skip_special_tokens,
-                spaces_between_special_tokens=spaces_between_special_tokens,
-                prompt_token_ids=prompt_token_ids,
-            )
-        return OutputRenderer(
-            detokenizer,
-            stop,
-            stop_tokens=self.stop_tokens(stop),
-            include_stop_str_in_output=include_stop_str_in_output,
-            min_tokens=min_tokens,
-        )
-
     def stop_tokens(self, stops: Sequence[str]) -> dict[int, str]:
         """Those stop strings that are one special token, by its id. Such a token ends a sequence
         although its text may never be seen (`skip_special_tokens`)."""
@@ -225,16 +196,29 @@ class Renderer:
             and self._tokenizer.is_special(token_id)
         }
 
-    def output_of(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> OutputRenderer:
-        """A renderer for one sample of a request with `params`."""
-        return self.output(
-            prompt_token_ids,
+    def output_of(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> OutputRenderer:
+        """A renderer for one sample of a request with `params`; it continues `prompt_token_ids`.
+        eos_token_ids: end tokens of the model."""
+        detokenizer = None
+        if params.detokenize and self._tokenizer is not None:
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                prompt_token_ids=prompt_token_ids,
+            )
+        return OutputRenderer(
+            detokenizer,
             params.stop_strings,
+            stop_tokens=self.stop_tokens(params.stop_strings),
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-            detokenize=params.detokenize,
+            eos_token_ids=eos_token_ids,
         )
 
     def prompt_text(self, prompt: RenderedPrompt, params: SamplingParams) -> str:

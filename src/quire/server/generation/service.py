@@ -19,7 +19,7 @@ from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import TokenLogprobs
-from quire.rendering import OutputRenderer, RenderedPrompt, RequestRenderer
+from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
 from quire.server.generation.prompts import check_context
@@ -33,7 +33,7 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
-Ending = Literal["stop", "length"]
+TextEnding = Literal["stop", "length"]
 """What OpenAI clients accept as finish_reason of text. All other endings are errors."""
 
 
@@ -45,7 +45,7 @@ class SampleDelta(msgspec.Struct, gc=False):
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs]
-    finish_reason: Ending | None = None
+    finish_reason: TextEnding | None = None
     stop_reason: int | str | None = None
 
 
@@ -84,14 +84,14 @@ class Generation:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
         self._stream = stream
-        self._eos_token_ids = front.eos_token_ids
         self._limits = limits
         self._place = place
         self._timeline = timeline
         self._metrics = metrics
         self._beams = beams
         self._samples = [
-            _Sample(front.renderer.output_of(prompt.token_ids, params)) for _ in range(params.n)
+            _Sample(front.renderer.output_of(prompt.token_ids, params, front.eos_token_ids))
+            for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
         self._has_failed = False
@@ -154,42 +154,35 @@ class Generation:
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
         finish = news.finish
-        is_stop = finish is not None and finish.reason is FinishReason.STOP
-        text, stopped, num_kept = sample.renderer.append(news.token_ids, is_stop)
+        text, num_kept, ending = sample.renderer.take(news.token_ids, finish)
         self.num_tokens += num_kept
-        if finish is None and stopped is None:
-            return SampleDelta(news.index, text, news.token_ids, news.logprobs)
-        if stopped is None:
-            text += sample.renderer.finish()
-            stopped = sample.renderer.stopped
-        delta = SampleDelta(news.index, text, news.token_ids[:num_kept], news.logprobs[:num_kept])
-        if stopped is not None:
-            delta.finish_reason, delta.stop_reason = "stop", stopped
-            if finish is None:
-                self._stream.abort(news.index)
-        elif finish is not None:
-            self._end(delta, finish)
+        delta = SampleDelta(news.index, text, news.token_ids, news.logprobs)
+        if ending is None:
+            return delta
+        delta.token_ids, delta.logprobs = news.token_ids[:num_kept], news.logprobs[:num_kept]
+        delta.finish_reason, delta.stop_reason = self._as_ending(ending, finish), ending.stop_reason
+        if finish is None:
+            self._stream.abort(news.index)
         sample.ending = delta.finish_reason
         return delta
 
-    def _end(self, delta: SampleDelta, finish: SequenceFinish) -> None:
-        if finish.reason is FinishReason.STOP:
-            delta.finish_reason = "stop"
-            if finish.stop_token_id not in self._eos_token_ids:
-                delta.stop_reason = finish.stop_token_id
-        elif finish.reason is FinishReason.LENGTH:
-            delta.finish_reason = "length"
-        elif finish.reason is FinishReason.DEADLINE:
+    def _as_ending(self, ending: Ending, finish: SequenceFinish | None) -> TextEnding:
+        """The ending of a text. Raises if it is an error."""
+        if ending.reason is FinishReason.STOP:
+            return "stop"
+        if ending.reason is FinishReason.LENGTH:
+            return "length"
+        assert finish is not None
+        if ending.reason is FinishReason.DEADLINE:
             raise RefusedError(
                 f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
             )
-        elif finish.is_request_fault:
+        if finish.is_request_fault:
             raise RequestError(finish.message)
-        else:
-            self._has_failed = True
-            raise self._expiry or EngineError(
-                finish.message or "The engine ended the request early. Send it again."
-            )
+        self._has_failed = True
+        raise self._expiry or EngineError(
+            finish.message or "The engine ended the request early. Send it again."
+        )
 
     def _scheduled(self, num_cached_tokens: int) -> None:
         self._place.leave()
