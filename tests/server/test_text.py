@@ -18,12 +18,10 @@ from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation
 from quire.server.generation.waiting import Party, WaitingRoom
-from quire.server.openai.answer import AnswerHead, collect
-from quire.server.openai.chat import ChunkWriter
-from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
+from quire.server.openai.answer import AnswerHead, ChunkWriter, collect
+from quire.server.openai.chat import CHAT_SHAPE
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.limits import Limits
 
 SENTENCES = [
@@ -113,13 +111,7 @@ async def streamed(front: ModelFront, stream: CutStream, params: SamplingParams)
     """As a client reads it: by lines of the wire."""
     found = generation(front, stream, params)
     head = AnswerHead("chatcmpl-1", "chat.completion.chunk", 1, "m")
-    writer = ChunkWriter(
-        head.event_start(),
-        found,
-        lambda: LogprobsWriter(front.renderer.tokenizer, 0, LogprobsBudget(10**6)),
-        ChatRequest(messages=[]),
-        usage_in_each=False,
-    )
+    writer = ChunkWriter(head, CHAT_SHAPE, found)
     chunks: list[bytes] = []
     await found.run(lambda deltas: chunks.extend(map(writer.event, deltas)), NeverFull())
     wire = b"".join(chunks)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from quire.protocol.step import TokenLogprobs
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation, SampleDelta
-from quire.server.openai.usage import Usage
+from quire.server.openai.usage import Usage, usage_of
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import GenerationRequest
 
-__all__ = ["AnswerHead", "WholeSample", "collect", "encode", "run_all", "wants_usage"]
+__all__ = [
+    "AnswerHead",
+    "ChunkShape",
+    "ChunkWriter",
+    "WholeSample",
+    "collect",
+    "encode",
+    "run_all",
+    "wants_usage",
+]
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 """To JSON, as UTF-8 bytes."""
@@ -49,6 +58,111 @@ class AnswerHead:
         if timeline is not None:
             extra += b',"timeline":' + encode(timeline.as_dict())
         return self.event_start() + b"]" + extra + b"}\n\n" if extra else b""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """How an API writes one choice of a chunk around its text.
+
+    opening: before the text of a sample's first chunk, after its index. before, after: around all
+    other texts. opens_empty: the first chunk is sent although it has no text. stop_reason_in_each:
+    also while there is none. prompt_ids_in_choice: beside the choices otherwise.
+    """
+
+    opening: bytes
+    before: bytes
+    after: bytes
+    opens_empty: bool
+    stop_reason_in_each: bool
+    prompt_ids_in_choice: bool
+
+
+class PieceLogprobs(Protocol):
+    """Writes the log-probabilities of one sample, piece by piece."""
+
+    def piece(self, delta: SampleDelta, text: str, /) -> tuple[bytes, bool]:
+        """The JSON of the next piece, and whether it says anything. text: that its chunk shows."""
+        ...
+
+
+class ChunkWriter:
+    """Writes the chunks of one prompt around prepared bytes: only text, log-probabilities and the
+    end vary."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        shape: ChunkShape,
+        generation: Generation,
+        *,
+        logprobs: Sequence[PieceLogprobs] = (),
+        first_index: int = 0,
+        echo: str = "",
+        has_ids: bool = False,
+        usage_in_each: bool = False,
+    ) -> None:
+        """logprobs: one per sample, if asked. first_index: of the choices. echo: text before that
+        of each sample. has_ids: token ids are shown."""
+        n, start = generation.params.n, head.event_start()
+        starts = [start + b'{"index":%d,' % (first_index + i) for i in range(n)]
+        self._openings = [each + shape.opening for each in starts]
+        self._befores = [each + shape.before for each in starts]
+        self._shape = shape
+        self._has_begun = [False] * n
+        self._generation = generation
+        self._logprobs = logprobs
+        self._echo = echo
+        self._has_ids = has_ids
+        self._usage_in_each = usage_in_each
+        self._is_plain = not (logprobs or has_ids or usage_in_each)
+        self._plain_end = b"".join(
+            (shape.after, b',"logprobs":null', *self._ending_of(None, None), b"}]}\n\n")
+        )
+
+    def event(self, delta: SampleDelta) -> bytes:
+        """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
+        index, text, ending = delta.index, delta.text, delta.finish_reason
+        has_begun = self._has_begun[index]
+        if self._is_plain and has_begun and ending is None:
+            return (
+                b"%b%b%b" % (self._befores[index], encode(text), self._plain_end) if text else b""
+            )
+        self._has_begun[index] = True
+        if not has_begun:
+            text = self._echo + text
+        logprobs, says_logprobs = b"null", False
+        if self._logprobs:
+            logprobs, says_logprobs = self._logprobs[index].piece(delta, text)
+        opens = not has_begun and self._shape.opens_empty
+        if not (text or ending is not None or opens or self._has_ids or says_logprobs):
+            return b""
+        parts = [
+            self._befores[index] if has_begun else self._openings[index],
+            encode(text),
+            self._shape.after,
+            b',"logprobs":',
+            logprobs,
+            *self._ending_of(ending, delta.stop_reason),
+        ]
+        if self._has_ids:
+            parts += (b',"token_ids":', encode(delta.token_ids))
+        prompt_ids = b""
+        if self._has_ids and not has_begun:
+            prompt_ids = b',"prompt_token_ids":' + encode(self._generation.prompt.token_ids)
+        in_choice = self._shape.prompt_ids_in_choice
+        parts += (prompt_ids, b"}]") if in_choice else (b"}]", prompt_ids)
+        if self._usage_in_each:
+            parts += (b',"usage":', encode(usage_of([self._generation])))
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def _ending_of(
+        self, finish_reason: str | None, stop_reason: int | str | None
+    ) -> tuple[bytes, ...]:
+        reason = (b',"finish_reason":', encode(finish_reason))
+        if finish_reason is None and not self._shape.stop_reason_in_each:
+            return reason
+        return (*reason, b',"stop_reason":', encode(stop_reason))
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +12,30 @@ from msgspec import UNSET, UnsetType
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
-from quire.server.openai.answer import AnswerHead, WholeSample, collect, encode, wants_usage
+from quire.server.openai.answer import (
+    AnswerHead,
+    ChunkShape,
+    ChunkWriter,
+    WholeSample,
+    collect,
+    encode,
+    wants_usage,
+)
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import ChatRequest
 
-__all__ = ["ChatAnswer", "ChunkWriter"]
+__all__ = ["CHAT_SHAPE", "ChatAnswer"]
 
-_PLAIN_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-"""What follows the text of a chunk that has nothing else."""
+CHAT_SHAPE = ChunkShape(
+    opening=b'"delta":{"role":"assistant","content":',
+    before=b'"delta":{"content":',
+    after=b"}",
+    opens_empty=True,
+    stop_reason_in_each=False,
+    prompt_ids_in_choice=False,
+)
 
 
 class _Logprobs(msgspec.Struct):
@@ -94,11 +107,16 @@ class ChatAnswer:
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
             await sink.start()
+            wants_logprobs = self.params.logprobs is not None
             chunks = ChunkWriter(
-                head.event_start(),
+                head,
+                CHAT_SHAPE,
                 generation,
-                lambda: self._writer(generation),
-                self.body,
+                logprobs=[
+                    _PieceLogprobs(self._writer(generation))
+                    for _ in range(self.params.n if wants_logprobs else 0)
+                ],
+                has_ids=bool(self.body.return_token_ids),
                 usage_in_each=in_each,
             )
 
@@ -140,62 +158,13 @@ class ChatAnswer:
         )
 
 
-class ChunkWriter:
-    """Writes chunks around prepared bytes: only text, log-probabilities and the end vary."""
+class _PieceLogprobs:
+    """`PieceLogprobs` of one sample."""
 
-    def __init__(
-        self,
-        start: bytes,
-        generation: Generation,
-        new_writer: Callable[[], LogprobsWriter],
-        body: ChatRequest,
-        *,
-        usage_in_each: bool,
-    ) -> None:
-        n = generation.params.n
-        self._starts = [start + b'{"index":%d,"delta":{' % index for index in range(n)]
-        self._later = [start + b'"content":' for start in self._starts]
-        self._has_begun = [False] * n
-        self._generation = generation
-        self._writers = [new_writer() for _ in range(n)]
-        self._has_logprobs = generation.params.logprobs is not None
-        self._has_ids = bool(body.return_token_ids)
-        self._usage_in_each = usage_in_each
-        self._is_plain = not (self._has_logprobs or self._has_ids or usage_in_each)
+    def __init__(self, writer: LogprobsWriter) -> None:
+        self._writer = writer
 
-    def event(self, delta: SampleDelta) -> bytes:
-        """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
-        begun = self._has_begun[delta.index]
-        if self._is_plain and begun and delta.finish_reason is None:
-            text = delta.text
-            return b"%b%b%b" % (self._later[delta.index], encode(text), _PLAIN_END) if text else b""
-        silent = not delta.text and delta.finish_reason is None and not self._has_ids
-        if begun and silent and not (self._has_logprobs and delta.logprobs):
-            return b""
-        self._has_begun[delta.index] = True
-        parts = [
-            self._starts[delta.index],
-            b'"content":' if begun else b'"role":"assistant","content":',
-            encode(delta.text),
-            b'},"logprobs":',
-            self._logprobs_of(delta),
-        ]
-        if delta.finish_reason is None:
-            parts.append(b',"finish_reason":null')
-        else:
-            parts.append(b',"finish_reason":"%s","stop_reason":' % delta.finish_reason.encode())
-            parts.append(encode(delta.stop_reason))
-        if self._has_ids:
-            parts += (b',"token_ids":', encode(delta.token_ids))
-        parts.append(b"}]")
-        if self._has_ids and not begun:
-            parts += (b',"prompt_token_ids":', encode(self._generation.prompt.token_ids))
-        if self._usage_in_each:
-            parts += (b',"usage":', encode(usage_of([self._generation])))
-        parts.append(b"}\n\n")
-        return b"".join(parts)
-
-    def _logprobs_of(self, delta: SampleDelta) -> bytes:
-        if not self._has_logprobs or not delta.logprobs:
-            return b"null"
-        return b'{"content":' + encode(self._writers[delta.index].chat(delta.logprobs)) + b"}"
+    def piece(self, delta: SampleDelta, _text: str, /) -> tuple[bytes, bool]:
+        if not delta.logprobs:
+            return b"null", False
+        return b'{"content":' + encode(self._writer.chat(delta.logprobs)) + b"}", True

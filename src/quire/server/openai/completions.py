@@ -17,6 +17,8 @@ from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
     AnswerHead,
+    ChunkShape,
+    ChunkWriter,
     WholeSample,
     collect,
     encode,
@@ -32,8 +34,14 @@ __all__ = ["CompletionAnswer"]
 
 Prompt = str | list[int]
 
-_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
-"""What follows the text of a chunk that has nothing else."""
+_SHAPE = ChunkShape(
+    opening=b'"text":',
+    before=b'"text":',
+    after=b"",
+    opens_empty=False,
+    stop_reason_in_each=True,
+    prompt_ids_in_choice=True,
+)
 
 
 class _Choice(msgspec.Struct):
@@ -107,10 +115,10 @@ class CompletionAnswer:
                 if len(generations) == len(self.prompts):
                     await sink.start()
                 echo = await self._echo_of(generation)
-                chunks = _ChunkWriter(self, echo, head, number, usage_in_each=in_each)
+                chunks = self._chunks(head, echo, number, usage_in_each=in_each)
 
                 def write(deltas: list[SampleDelta]) -> None:
-                    sink.write(b"".join(map(chunks.event, deltas)))
+                    sink.write(b"".join(map(chunks.event, map(self._shown, deltas))))
 
                 await generation.run(write, sink)
 
@@ -124,13 +132,35 @@ class CompletionAnswer:
         """False for max_tokens 0: one token is computed, and not shown."""
         return self.body.max_tokens != 0
 
-    def shown(self, sample: WholeSample) -> WholeSample:
+    def _chunks(
+        self, head: AnswerHead, echo: _Echo, number: int, *, usage_in_each: bool
+    ) -> ChunkWriter:
+        n = self.params.n
+        logprobs = [self._new_logprobs(echo) for _ in range(n)]
+        return ChunkWriter(
+            head,
+            _SHAPE,
+            echo.generation,
+            logprobs=[each for each in logprobs if each is not None],
+            first_index=number * n,
+            echo=echo.text,
+            has_ids=bool(self.body.return_token_ids),
+            usage_in_each=usage_in_each,
+        )
+
+    def _shown(self, delta: SampleDelta) -> SampleDelta:
+        """What of a delta the answer shows."""
+        if self._has_output:
+            return delta
+        return SampleDelta(delta.index, "", [], [], delta.finish_reason and "length", None)
+
+    def _shown_sample(self, sample: WholeSample) -> WholeSample:
         """What of a sample the answer shows."""
         if self._has_output:
             return sample
         return WholeSample(finish_reason="length")
 
-    def new_logprobs(self, echo: _Echo) -> _ChoiceLogprobs | None:
+    def _new_logprobs(self, echo: _Echo) -> _ChoiceLogprobs | None:
         """The writer of the log-probabilities of one choice, if they are asked for."""
         if self.body.logprobs is None:
             return None
@@ -170,8 +200,8 @@ class CompletionAnswer:
         return self.job.head("cmpl-", "text_completion")
 
     def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> _Choice:
-        sample, generation = self.shown(sample), echo.generation
-        text, logprobs = echo.text + sample.text, self.new_logprobs(echo)
+        sample, generation = self._shown_sample(sample), echo.generation
+        text, logprobs = echo.text + sample.text, self._new_logprobs(echo)
         choice = _Choice(
             index,
             text,
@@ -206,6 +236,18 @@ class _ChoiceLogprobs:
         self._offsets = offsets
         self._echo = echo
         self._num_prompt = len(echo.offsets)
+        self._num_chars = 0
+        self._is_first = True
+
+    def piece(self, delta: SampleDelta, text: str, /) -> tuple[bytes, bool]:
+        """See `PieceLogprobs`."""
+        is_first, self._is_first = self._is_first, False
+        self._num_chars += len(text)
+        text_end = None if delta.finish_reason is None else self._num_chars
+        if not (is_first or delta.token_ids or text_end is not None):
+            return b"null", False
+        found = self.take(delta.token_ids, delta.logprobs, text_end=text_end)
+        return encode(found), True
 
     def take(
         self,
@@ -232,78 +274,3 @@ class _ChoiceLogprobs:
         if self._offsets is None:
             return [len(self._echo.text)] * len(token_ids)
         return self._offsets.append(token_ids)
-
-
-class _ChunkWriter:
-    """Writes the chunks of one prompt around prepared bytes."""
-
-    def __init__(
-        self,
-        answer: CompletionAnswer,
-        echo: _Echo,
-        head: AnswerHead,
-        number: int,
-        *,
-        usage_in_each: bool,
-    ) -> None:
-        n = echo.generation.params.n
-        start = head.event_start()
-        self._starts = [start + b'{"index":%d,"text":' % (number * n + i) for i in range(n)]
-        self._has_begun = [False] * n
-        self._answer = answer
-        self._generation = echo.generation
-        self._echo_text = echo.text
-        self._logprobs = [answer.new_logprobs(echo) for _ in range(n)]
-        self._num_chars = [0] * n
-        self._has_logprobs = answer.body.logprobs is not None
-        self._has_ids = bool(answer.body.return_token_ids)
-        self._usage_in_each = usage_in_each
-        has_more = self._has_logprobs or self._has_ids or usage_in_each
-        self._is_plain = not has_more and answer.body.max_tokens != 0
-
-    def event(self, delta: SampleDelta) -> bytes:
-        """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
-        is_first = not self._has_begun[delta.index]
-        if self._is_plain and not is_first and delta.finish_reason is None:
-            text, start = delta.text, self._starts[delta.index]
-            return b"%b%b%b" % (start, encode(text), _PLAIN_END) if text else b""
-        self._has_begun[delta.index] = True
-        delta = self._shown(delta)
-        text = self._echo_text + delta.text if is_first else delta.text
-        self._num_chars[delta.index] += len(text)
-        has_more = self._has_ids or (self._has_logprobs and (is_first or bool(delta.token_ids)))
-        if not text and delta.finish_reason is None and not has_more:
-            return b""
-        parts = [
-            self._starts[delta.index],
-            encode(text),
-            b',"logprobs":',
-            self._logprobs_of(delta),
-        ]
-        if delta.finish_reason is None:
-            parts.append(b',"finish_reason":null')
-        else:
-            parts.append(b',"finish_reason":"%s"' % delta.finish_reason.encode())
-        parts += (b',"stop_reason":', encode(delta.stop_reason))
-        if self._has_ids:
-            parts += (b',"token_ids":', encode(delta.token_ids))
-        if self._has_ids and is_first:
-            parts += (b',"prompt_token_ids":', encode(self._generation.prompt.token_ids))
-        parts.append(b"}]")
-        if self._usage_in_each:
-            parts += (b',"usage":', encode(usage_of([self._generation])))
-        parts.append(b"}\n\n")
-        return b"".join(parts)
-
-    def _shown(self, delta: SampleDelta) -> SampleDelta:
-        if self._answer.body.max_tokens != 0:
-            return delta
-        return SampleDelta(delta.index, "", [], [], delta.finish_reason and "length", None)
-
-    def _logprobs_of(self, delta: SampleDelta) -> bytes:
-        logprobs = self._logprobs[delta.index]
-        if logprobs is None:
-            return b"null"
-        has_ended = delta.finish_reason is not None
-        text_end = self._num_chars[delta.index] if has_ended else None
-        return encode(logprobs.take(delta.token_ids, delta.logprobs, text_end=text_end))
