@@ -148,17 +148,7 @@ class InMemoryClient:
 
     @property
     def stats(self) -> EngineStats:
-        found = self.engine.core.stats()
-        return EngineStats(
-            num_running=found.num_running,
-            num_waiting=found.num_waiting,
-            num_blocks=found.num_blocks,
-            num_used_blocks=found.num_used_blocks,
-            num_cached_blocks=found.num_cached_blocks,
-            prompt_tokens_total=found.prompt_tokens_total,
-            cached_tokens_total=found.cached_tokens_total,
-            steps_total=found.steps_total,
-        )
+        return EngineStats.of(self.engine.core.stats())
 
     @property
     def num_unfinished(self) -> int:

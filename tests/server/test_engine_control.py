@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_a_sleeping_engine_refuses_with_the_reason(http: httpx.Client, level: in
     probes = {path: http.get(path).status_code for path in ("/livez", "/health", "/readyz")}
     assert probes == {"/livez": 200, "/health": 200, "/readyz": 503}
     assert http.get("/readyz").json()["status"] == "sleeping"
+    assert re.search(r"vllm:engine_sleep_state\{.*\} 1\.0", http.get("/metrics").text)
     assert http.post("/resume").status_code == 400
     assert http.post("/wake_up").json() == {"sleep_level": 0, "is_paused": False}
     after = http.post("/v1/completions", json=BODY)

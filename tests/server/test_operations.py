@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.stats_line import StatsLine
 from quire.server.settings import ServerSettings
 from quire.telemetry import EngineStats
+from quire.telemetry.engine_stats import engine_metrics
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, running_server
@@ -92,6 +94,19 @@ def test_both_tiers_of_the_cache_are_shown(front: ModelFront) -> None:
             found = samples(waiting.get(f"{server.url}/metrics").text)
         assert found["vllm:kv_cache_usage_perc"] == device
         assert found["quire:host_kv_cache_usage_perc"] == host
+
+
+def test_every_declared_reading_is_a_metric(front: ModelFront) -> None:
+    """Fault: a counter is declared and filled, and /metrics does not show it."""
+    names = [each.name for each in fields(EngineStats) if each.name != "step_tokens"]
+    values = {name: 10 + i for i, name in enumerate(names)}
+        if each.name != "step_tokens"
+    }
+    stats = EngineStats(**values)
+    with running_server(front, client=ClientWithStats(stats)) as server:
+        found = samples(waiting.get(f"{server.url}/metrics").text)
+    for name, _, value, is_total in engine_metrics(stats):
+        assert found[f"{name}_total" if is_total else name] == value, name
 
 
 class ClientWithStats(InMemoryClient):

@@ -5,7 +5,6 @@ from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_pol
 from quire.scheduler.policy import Policy
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceGroup
-from quire.scheduler.stats import SchedulerStats
 from quire.scheduler.token_budget import PrefillLimits
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "PolicySettings",
     "PrefillLimits",
     "Scheduler",
-    "SchedulerStats",
     "SequenceGroup",
     "make_policy",
 ]

@@ -27,9 +27,9 @@ from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
-from quire.scheduler.stats import SchedulerStats
 from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import PrefillLimits, TokenBudget
+from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["Scheduler"]
 

@@ -1,52 +1,54 @@
-"""The counters that the engine core reports with every heartbeat."""
+"""Readings of the engine, each declared once: what it counts, and how /metrics names it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
-__all__ = ["STEP_TOKEN_BOUNDS", "EngineStats"]
+__all__ = ["STEP_TOKEN_BOUNDS", "EngineStats", "SchedulerStats", "engine_metrics"]
 
 STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `EngineStats.step_tokens`; one bucket more is above the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A reading of the engine core. Gauges are of the moment; names in `_total` count since the
-    core started, and start again at 0 when it is restarted.
+def _reading(*metrics: tuple[str, str], default: Any = 0) -> Any:
+    """A field of a reading. metrics: (name, help text) of each metric that shows it."""
+    return field(default=default, metadata={"metrics": metrics})
 
-    num_running, num_waiting: requests. num_blocks = free + used + cached.
-    num_host_blocks, num_used_host_blocks: of the swap space. swapped_out_total, swapped_in_total:
-    preempted requests that went there, and that came back.
-    num_used_blocks: held by sequences. num_cached_blocks: free, but with a prefix that may be hit.
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A reading of the scheduler. Gauges are of the moment; names in `_total` count since the core
+    started, and start again at 0 when it is restarted.
+
+    num_running, num_waiting: requests. num_blocks = free + used + cached. num_used_blocks: held by
+    sequences. num_cached_blocks: free, but with a prefix that may be hit.
+    num_table_entries: blocks that the block tables name; 1 - num_used_blocks / num_table_entries is
+        what sharing saves (PagedAttention, section 6.3).
+    num_host_blocks, num_used_host_blocks: of the swap space.
+    swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
-    generation_tokens_total: sampled and sent. step_seconds_total: time spent in steps.
-    step_tokens: per bucket of `STEP_TOKEN_BOUNDS`, steps that sampled at most so many tokens.
-    refused_total: requests that the core could never serve. aborted_total: sequences that clients
-    ended early. garbled_messages_total: messages of clients that could not be read.
     """
 
-    num_running: int = 0
-    num_waiting: int = 0
-    num_blocks: int = 0
+    num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
+    num_waiting: int = _reading(("vllm:num_requests_waiting", "Requests that wait to compute."))
+    num_blocks: int = _reading(("quire:kv_blocks", "KV blocks."))
     num_used_blocks: int = 0
-    num_cached_blocks: int = 0
-    num_tokens_in_used_blocks: int = 0
-    preempted_total: int = 0
+    num_cached_blocks: int = _reading(("quire:kv_blocks_cached", "Free ones with a prefix."))
+    num_table_entries: int = 0
+    num_tokens_in_used_blocks: int = _reading(("quire:kv_tokens", "Tokens in KV blocks in use."))
+    preempted_total: int = _reading(("vllm:num_preemptions", "Requests that lost their blocks."))
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
-    swapped_out_total: int = 0
-    swapped_in_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generation_tokens_total: int = 0
-    requests_total: int = 0
-    refused_total: int = 0
-    aborted_total: int = 0
-    steps_total: int = 0
-    step_seconds_total: float = 0.0
-    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)
-    garbled_messages_total: int = 0
+    swapped_out_total: int = _reading(("quire:swapped_out_requests", "Preempted to host memory."))
+    swapped_in_total: int = _reading(("quire:swapped_in_requests", "Back from host memory."))
+    prompt_tokens_total: int = _reading(("vllm:prefix_cache_queries", "Prompt tokens looked up."))
+    cached_tokens_total: int = _reading(
+        ("vllm:prompt_tokens_cached", "From the cache."),
+        ("vllm:prefix_cache_hits", "Prompt tokens found."),
+    )
+    steps_total: int = _reading(("quire:engine_steps", "Steps of the engine."))
 
     @property
     def kv_cache_usage(self) -> float:
@@ -58,3 +60,38 @@ class EngineStats:
         """Share of the swap space's blocks that hold preempted requests, 0 … 1; 0 without any."""
         num_blocks = self.num_host_blocks
         return self.num_used_host_blocks / num_blocks if num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats(SchedulerStats):
+    """A reading of the engine core, reported with every heartbeat.
+
+    generation_tokens_total: sampled and sent. step_seconds_total: time spent in steps.
+    step_tokens: per bucket of `STEP_TOKEN_BOUNDS`, steps that sampled at most so many tokens.
+    requests_total: taken. refused_total: requests that the core could never serve. aborted_total:
+    sequences that clients ended early. garbled_messages_total: messages of clients that could not
+    be read.
+    """
+
+    generation_tokens_total: int = 0
+    requests_total: int = 0
+    refused_total: int = _reading(("quire:engine_refused_requests", "Refused by the engine."))
+    aborted_total: int = 0
+    step_seconds_total: float = _reading(
+        ("quire:engine_step_seconds", "Time in steps."), default=0.0
+    )
+    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)
+    garbled_messages_total: int = _reading(("quire:garbled_messages", "Between front and core."))
+
+    @classmethod
+    def of(cls, scheduler: SchedulerStats, **own: Any) -> Self:
+        """A scheduler's reading, and what the core counts itself."""
+        found = {each.name: getattr(scheduler, each.name) for each in fields(SchedulerStats)}
+        return cls(**found, **own)
+
+
+def engine_metrics(stats: EngineStats) -> Iterator[tuple[str, str, float, bool]]:
+    """Name, help text and value of each metric that a field declares, and whether it counts."""
+    for each in fields(stats):
+        for name, text in each.metadata.get("metrics", ()):
+            yield name, text, float(getattr(stats, each.name)), each.name.endswith("_total")

@@ -10,7 +10,7 @@ from typing import Protocol
 from quire.engine.core.engine_core import EngineCore
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.scheduler import SchedulerStats
+from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineClient", "InProcessClient"]
 

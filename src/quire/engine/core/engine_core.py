@@ -29,7 +29,8 @@ from quire.protocol.control import (
     asleep,
 )
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.scheduler import Scheduler, SchedulerStats
+from quire.scheduler import Scheduler
+from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
 

@@ -179,22 +179,8 @@ class CoreLoop:
 
     def _report_stats(self, now: float) -> None:
         self._stats_due = now + STATS_INTERVAL_S
-        scheduler = self._core.stats()
-        self._progress.stats = EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_blocks=scheduler.num_blocks,
-            num_used_blocks=scheduler.num_used_blocks,
-            num_cached_blocks=scheduler.num_cached_blocks,
-            num_tokens_in_used_blocks=scheduler.num_tokens_in_used_blocks,
-            preempted_total=scheduler.preempted_total,
-            num_host_blocks=scheduler.num_host_blocks,
-            num_used_host_blocks=scheduler.num_used_host_blocks,
-            swapped_out_total=scheduler.swapped_out_total,
-            swapped_in_total=scheduler.swapped_in_total,
-            prompt_tokens_total=scheduler.prompt_tokens_total,
-            cached_tokens_total=scheduler.cached_tokens_total,
-            steps_total=scheduler.steps_total,
+        self._progress.stats = EngineStats.of(
+            self._core.stats(),
             step_seconds_total=self._step_seconds,
             step_tokens=tuple(self._step_tokens),
             garbled_messages_total=self._num_garbled,

@@ -19,7 +19,7 @@ from quire.server.readings.front_board import FrontReading
 from quire.server.readings.histogram import Histogram
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
-from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats
+from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
 __all__ = ["Exposition"]
 
@@ -56,8 +56,10 @@ class _ServerCollector(Collector):
         labels = (model.names[0] if model is not None else "", "0")
         stats = EngineStats() if client is None else client.stats
         fronts = self._services.total()
+        for name, text, value, is_total in engine_metrics(stats):
+            yield (_counter if is_total else _gauge)(name, text, labels, value)
         yield from self._gauges(stats, fronts, labels)
-        yield from self._counters(stats, fronts, labels)
+        yield from self._counters(fronts, labels)
         yield from self._histograms(fronts.metrics, labels)
         yield _step_tokens(stats, labels)
         yield from self._http(fronts.metrics)
@@ -68,15 +70,11 @@ class _ServerCollector(Collector):
     ) -> Iterator[Metric]:
         tokens_per_s = self._services.waiting.tokens_per_s
         status = self._services.backend.status
+        is_asleep = status.state is EngineState.SLEEPING
         for name, text, value in (
-            ("vllm:num_requests_running", "Requests that compute.", stats.num_running),
-            ("vllm:num_requests_waiting", "Requests that wait to compute.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
             ("quire:host_kv_cache_usage_perc", "Of the swap space.", stats.host_kv_cache_usage),
-            ("vllm:engine_sleep_state", "1 while the engine sleeps, which it never does.", 0),
-            ("quire:kv_blocks", "KV blocks.", stats.num_blocks),
-            ("quire:kv_blocks_cached", "Free ones with a prefix.", stats.num_cached_blocks),
-            ("quire:kv_tokens", "Tokens in KV blocks in use.", stats.num_tokens_in_used_blocks),
+            ("vllm:engine_sleep_state", "1 while the engine sleeps.", is_asleep),
             ("quire:front_waiting_requests", "Before the first step.", fronts.num_waiting_requests),
             ("quire:front_waiting_tokens", "Their prompt tokens.", fronts.num_waiting_tokens),
             ("quire:prefill_tokens_per_second", "While requests wait.", tokens_per_s),
@@ -98,23 +96,11 @@ class _ServerCollector(Collector):
             info.add_metric((str(capacity.block_size), str(capacity.num_blocks), "0"), 1.0)
             yield info
 
-    def _counters(
-        self, stats: EngineStats, fronts: FrontReading, labels: tuple[str, str]
-    ) -> Iterator[Metric]:
+    def _counters(self, fronts: FrontReading, labels: tuple[str, str]) -> Iterator[Metric]:
         metrics = fronts.metrics
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
             ("vllm:generation_tokens", "Tokens that were generated.", metrics.generation_tokens),
-            ("vllm:prompt_tokens_cached", "From the cache.", stats.cached_tokens_total),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens_total),
-            ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.cached_tokens_total),
-            ("vllm:num_preemptions", "Requests that lost their blocks.", stats.preempted_total),
-            ("quire:swapped_out_requests", "Preempted to host memory.", stats.swapped_out_total),
-            ("quire:swapped_in_requests", "Back from host memory.", stats.swapped_in_total),
-            ("quire:engine_steps", "Steps of the engine.", stats.steps_total),
-            ("quire:engine_step_seconds", "Time in steps.", stats.step_seconds_total),
-            ("quire:garbled_messages", "Between front and core.", stats.garbled_messages_total),
-            ("quire:engine_refused_requests", "Refused by the engine.", stats.refused_total),
         ):  # fmt: skip
             yield _counter(name, text, labels, float(value))
         success = CounterMetricFamily(
