@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from pathlib import Path
 
 import pytest
 
 from quire.errors import EngineError
+from quire.ops.compile import SOURCE_FOLDER
 from quire.ops.native import library as native
 from quire.platform import detect_platform
 
@@ -37,3 +40,25 @@ def test_a_failing_kernel_raises() -> None:
     unknown_dtype = 9
     with pytest.raises(EngineError, match=r"activation failed with code 1.*QUIRE_CPU_ISA=none"):
         library.call("activation", None, None, 1, 0, unknown_dtype)
+
+
+def test_parameters_come_from_the_source() -> None:
+    """Fault: a parameter is passed as another type than the kernel has, or a kernel is missed."""
+    source = """
+    QUIRE_API int quire_scale(const float* x, void *out,
+                              int64_t count, int32_t dtype, float by,
+                              quire::Team* team) {
+    """
+    pointer, wide, narrow, real = (
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float,
+    )  # fmt: skip
+    assert native.read_signatures(source) == {"scale": (pointer, pointer, wide, narrow, real)}
+    with pytest.raises(EngineError, match=r"scale.*'double by'.*int64_t"):
+        native.read_signatures(source.replace("float by", "double by"))
+
+
+def test_every_exported_kernel_has_parameters() -> None:
+    """Fault: a spelling of an export that the reader does not know."""
+    text = "".join(path.read_text() for path in SOURCE_FOLDER.rglob("*.cpp"))
+    exported = set(re.findall(r"QUIRE_API int quire_(\w+)\(", text)) - {"replay"}
+    assert exported == set(native.read_signatures(text))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 
 from quire.errors import EngineError
-from quire.ops.compile import ISAS, Isa, build_hash, library_path
+from quire.ops.compile import ISAS, SOURCE_FOLDER, Isa, build_hash, library_path
 from quire.ops.native.replay import KernelCall, NotCapturableError, kernel_error
 from quire.ops.native.team import ALONE, Team
 from quire.platform import Platform
@@ -19,6 +20,7 @@ __all__ = [
     "NativeLibrary",
     "load_native",
     "native_unavailable",
+    "read_signatures",
     "replay_function",
 ]
 
@@ -33,62 +35,39 @@ _POINTER, _INT64, _INT32, _FLOAT = (
 _SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f4x"})
 """How csrc/native/replay.h unpacks them, by `struct`: 8 bytes each."""
 
-# Parameters of each function in csrc, in order, without the team that comes last in all.
-_SIGNATURES: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {
-        "paged_attention": (
-            (_POINTER,) * 9
-            + (_INT64,) * 6
-            + (_INT32,) * 5
-            + (_FLOAT,)
-            + (_INT32,) * 3
-            + (_POINTER,) * 4
-            + (_INT64,) * 3
-            + (_POINTER,)
-        ),
-        "rope_and_write_kv": (
-            (_POINTER,)
-            + (_INT64,) * 4
-            + (_POINTER,) * 3
-            + (_INT64,)
-            + (_POINTER,) * 5
-            + (_INT64,) * 6
-            + (_POINTER,) * 2
-            + (_FLOAT,)
-            + (_INT32,) * 2
-        ),
-        "copy_blocks": (_POINTER, *(_INT64,) * 3, _POINTER, _POINTER, _INT64),
-        "swap_blocks": (_POINTER, _INT64) * 2 + (_INT64,) * 2 + (_POINTER,) * 2 + (_INT64,),
-        "rms_norm": (
-            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 3 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
-        ),
-        "layer_norm": (
-            (_POINTER, _INT64, _INT64) * 2 + (_POINTER,) * 4 + (_INT64,) * 3 + (_FLOAT,) + (_INT32,)
-        ),
-        "add": (_POINTER,) * 3 + (_INT64, _INT32),
-        "activation": (_POINTER,) * 2 + (_INT64,) + (_INT32,) * 2,
-        "activation_and_mul": (_POINTER, _INT64, _POINTER) + (_INT64,) * 2 + (_INT32,) * 2,
-        "embedding": (_POINTER, _INT32, _INT64) + (_POINTER,) * 2 + (_INT64,) * 3,
-        "linear_pack": ((_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,) * 2),
-        "linear_rows": (_POINTER, _POINTER, _INT32, _POINTER) + (_INT64,) * 3 + (_INT32,),
-        "linear": ((_POINTER, _INT64) + (_POINTER,) * 3 + (_INT64,) * 3 + (_INT32,) * 4),
-        "linear_int8_pack": (_POINTER,) * 2 + (_INT64,) * 2 + (_INT32,),
-        "linear_int8_rows": ((_POINTER,) * 3 + (_INT32, _POINTER) + (_INT64,) * 3 + (_INT32,)),
-        "linear_int8": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 3 + (_INT32,) * 3,
-        "linear_int4_pack": (_POINTER,) * 5 + (_INT64,) * 3 + (_INT32,),
-        "linear_int4_rows": ((_POINTER,) * 4 + (_INT32, _POINTER) + (_INT64,) * 4 + (_INT32,)),
-        "linear_int4": (_POINTER, _INT64) + (_POINTER,) * 5 + (_INT64,) * 4 + (_INT32,) * 3,
-        "decode_inputs": (
-            (_POINTER, _INT64, _POINTER)
-            + (_POINTER, _INT64) * 2
-            + (_INT64,)
-            + (_POINTER,) * 5
-            + (_INT64,)
-        ),
-        "append_tokens": (_POINTER, _INT64) + (_POINTER,) * 4 + (_INT64,) * 2 + (_POINTER,),
-        "draw": (_POINTER, _INT64, _INT64, _INT32, _POINTER, _INT64) + (_POINTER,) * 8,
-    }
+_TYPES: Mapping[str, type] = MappingProxyType(
+    {"int64_t": _INT64, "int32_t": _INT32, "float": _FLOAT}
 )
+_EXPORT = re.compile(r"QUIRE_API int quire_(\w+)\(([^)]*),\s*quire::Team\*\s*(?:team)?\)\s*\{")
+
+
+def read_signatures(source: str) -> dict[str, tuple[type, ...]]:
+    """Parameters of each kernel that C++ source exports, in order, without the team that comes
+    last in all: so they are stated once, where the kernel is defined.
+
+    Raises EngineError for a type that ctypes would pass in another way.
+    """
+    found: dict[str, tuple[type, ...]] = {}
+    for name, listed in _EXPORT.findall(source):
+        kinds: list[type] = []
+        for parameter in listed.split(","):
+            written = parameter.replace("*", " * ").split()[:-1]
+            kind = _POINTER if "*" in written else _TYPES.get(" ".join(written))
+            if kind is None:
+                raise EngineError(
+                    f"Kernel {name} has a parameter of an unknown type: {parameter.strip()!r}. "
+                    f"Use a pointer or one of: {', '.join(_TYPES)}."
+                )
+            kinds.append(kind)
+        found[name] = tuple(kinds)
+    return found
+
+
+@cache
+def _signatures() -> Mapping[str, tuple[type, ...]]:
+    sources = sorted(SOURCE_FOLDER.rglob("*.cpp"))
+    found = (read_signatures(path.read_text(encoding="utf-8")) for path in sources)
+    return MappingProxyType({name: kinds for each in found for name, kinds in each.items()})
 
 
 class NativeLibrary:
@@ -100,7 +79,7 @@ class NativeLibrary:
         self._team = team
         self._team_handle = team.start(library)
         self._functions = {
-            name: _declare(library, name, parameters) for name, parameters in _SIGNATURES.items()
+            name: _declare(library, name, parameters) for name, parameters in _signatures().items()
         }
 
     def call(self, name: str, *arguments: object) -> None:
@@ -118,7 +97,7 @@ class NativeLibrary:
             kernel = getattr(self._library, f"quire_{name}_replay")
         except AttributeError:
             raise NotCapturableError(f"kernel {name} cannot be replayed") from None
-        layout = "=" + "".join(_SLOTS[kind] for kind in (*_SIGNATURES[name], _POINTER))
+        layout = "=" + "".join(_SLOTS[kind] for kind in (*_signatures()[name], _POINTER))
         values = (0 if value is None else value for value in (*arguments, self._team_handle))
         address = ctypes.cast(kernel, ctypes.c_void_p).value
         assert address is not None
