@@ -42,8 +42,8 @@ SUB_ROOMS = {
 }  # fmt: skip
 """Of packages that have some, lower ones first."""
 MAX_FILES = 20
-UNBOUNDED = ("models", "config/families", "scheduler")
-"""Registries, with one file per entry, and folders that are still to be divided."""
+UNBOUNDED = ("models", "config/families")
+"""Registries, with one file per entry."""
 TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
 
 

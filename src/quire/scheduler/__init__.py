@@ -2,7 +2,7 @@
 
 from quire.config.feasibility import Feasibility
 from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
-from quire.scheduler.policy import Policy
+from quire.scheduler.policies.policy import Policy
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.token_budget import PrefillLimits

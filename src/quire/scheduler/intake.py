@@ -9,7 +9,7 @@ import numpy as np
 from quire.config.feasibility import Feasibility
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
-from quire.scheduler.beams import new_beam_group
+from quire.scheduler.beams.intake import new_beam_group
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.step import RowTokens, StepResult, TokenLogprobs
-from quire.scheduler.beams import BeamIntake
+from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.drafts import ChosenDrafts
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 from quire.errors import EngineError
-from quire.scheduler.policy import Policy
+from quire.scheduler.policies.policy import Policy
 from quire.scheduler.sequence import GroupState, SequenceGroup
 
 __all__ = ["Roster"]

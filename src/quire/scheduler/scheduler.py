@@ -13,14 +13,14 @@ from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
-from quire.scheduler.beams import BeamIntake
+from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.intake import RequestIntake
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
-from quire.scheduler.policy import CountsTokens, Policy
+from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake

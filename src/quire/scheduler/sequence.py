@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire.kv_cache import SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
-from quire.scheduler.beam_search import BeamSearch
+from quire.scheduler.beams.search import BeamSearch
 
 __all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup"]
 

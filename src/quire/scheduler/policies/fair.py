@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from quire.scheduler.policies.policy import MayStart, NumUncached
 from quire.scheduler.policies.sorted_groups import SortedGroups, key_of
-from quire.scheduler.policy import MayStart, NumUncached
 from quire.scheduler.sequence import SequenceGroup
 
 __all__ = ["Fair"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from quire.scheduler.policies.policy import MayStart, NumUncached
 from quire.scheduler.policies.sorted_groups import SortedGroups
-from quire.scheduler.policy import MayStart, NumUncached
 from quire.scheduler.sequence import SequenceGroup
 
 __all__ = ["KeyedPolicy"]

@@ -10,10 +10,10 @@ from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.errors import ConfigError
 from quire.scheduler.policies.fair import Fair
 from quire.scheduler.policies.fcfs import Fcfs
+from quire.scheduler.policies.policy import Policy
 from quire.scheduler.policies.priority import Priority
 from quire.scheduler.policies.srtf import Srtf
 from quire.scheduler.policies.two_level import TwoLevel
-from quire.scheduler.policy import Policy
 
 __all__ = ["PolicySettings", "make_policy"]
 

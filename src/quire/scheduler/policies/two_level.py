@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from quire.scheduler.policies.policy import MayStart, NumUncached
 from quire.scheduler.policies.priority import aged_arrival
 from quire.scheduler.policies.sorted_groups import SortedGroups, key_of
-from quire.scheduler.policy import MayStart, NumUncached
 from quire.scheduler.sequence import SequenceGroup
 
 __all__ = ["TwoLevel"]

@@ -7,7 +7,7 @@ import numpy as np
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish, WholeSequence
 from quire.protocol.step import TokenCandidates
-from quire.scheduler.beam_search import BeamSearch, Continuation, FoundSequence
+from quire.scheduler.beams.search import BeamSearch, Continuation, FoundSequence
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import BeamGroup, Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
