@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
 from quire.runner.rows import RowTable
@@ -90,8 +91,7 @@ def make_scheduler(block_size: int) -> Scheduler:
         hasher=BlockHasher(block_size, b"benchmark"),
         policy=Fcfs(),
         feasibility=Feasibility(layout, num_blocks, MAX_NUM_SEQS, TOKEN_BUDGET, MAX_MODEL_LEN),
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=TOKEN_BUDGET,
+        settings=ResolvedScheduler(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=TOKEN_BUDGET),
         max_model_len=MAX_MODEL_LEN,
     )
 

@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,11 @@ from simulation import DEPTH, Served, SimulatedDevice, serve
 
 from quire.bench.record import Spread, new_record, percentile, spread_of
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
-from quire.scheduler import Feasibility, PolicySettings, PrefillLimits, Scheduler, make_policy
+from quire.scheduler import Feasibility, PrefillLimits, Scheduler, make_policy
 
 DEFAULT_OUT = Path(__file__).parent / "results" / "policies.json"
 SEED = 0
@@ -88,16 +89,20 @@ def make_scheduler(
     policy: str, limits: PrefillLimits, *, num_seqs: int, step_tokens: int
 ) -> Scheduler:
     num_blocks = max(NUM_BLOCKS, num_seqs * 200)
+    settings = ResolvedScheduler(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=step_tokens,
+        scheduling_policy=policy,
+        **asdict(limits),
+    )
     layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
     return Scheduler(
         kv=KVManager(layout, num_blocks, num_seqs, MAX_MODEL_LEN),
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
-        policy=make_policy(policy, PolicySettings(step_tokens)),
+        policy=make_policy(settings),
         feasibility=Feasibility(layout, num_blocks, num_seqs, step_tokens, MAX_MODEL_LEN),
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=step_tokens,
+        settings=settings,
         max_model_len=MAX_MODEL_LEN,
-        prefill_limits=limits,
     )
 
 
@@ -118,7 +123,7 @@ def make_request(handle: int, arrival: Arrival, scheduler_knows_priority: bool) 
 def serve_trace(trace: Sequence[Arrival], policy: str, limits: PrefillLimits) -> Served:
     """All of the trace, by a scheduler of its own."""
     scheduler = make_scheduler(policy, limits, num_seqs=MAX_NUM_SEQS, step_tokens=STEP_TOKENS)
-    knows_priority = make_policy(policy, PolicySettings(STEP_TOKENS)).uses_priority
+    knows_priority = scheduler.uses_priority
     requests = [make_request(i, arrival, knows_priority) for i, arrival in enumerate(trace)]
     return serve(scheduler, make_device(MAX_NUM_SEQS), requests)
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
 from quire.scheduler import Fcfs, Feasibility, Scheduler
@@ -67,8 +68,7 @@ def make_scheduler(max_num_seqs: int, num_blocks: int) -> Scheduler:
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
         feasibility=Feasibility(layout, num_blocks, max_num_seqs, budget, MAX_MODEL_LEN),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
+        settings=ResolvedScheduler(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
         max_model_len=MAX_MODEL_LEN,
     )
 

@@ -25,6 +25,7 @@ from translation import PREFIX_TOKENS, Tokens, Translations, draw_translations, 
 
 from quire.bench.record import new_record, spread_of
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
@@ -52,8 +53,7 @@ def make_scheduler(reuses_prefixes: bool) -> Scheduler:
         hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
         policy=Fcfs(),
         feasibility=Feasibility(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=STEP_TOKENS,
+        settings=ResolvedScheduler(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP_TOKENS),
         max_model_len=MAX_MODEL_LEN,
         enable_prefix_caching=reuses_prefixes,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.scheduler import Fcfs, Feasibility, Scheduler
@@ -68,8 +69,7 @@ def make_scheduler() -> Scheduler:
         hasher=BlockHasher(16, b"test"),
         policy=Fcfs(),
         feasibility=Feasibility(layout, 100, 8, 64, 512),
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
+        settings=ResolvedScheduler(max_num_seqs=8, max_num_batched_tokens=64),
         max_model_len=512,
     )
 

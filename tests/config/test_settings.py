@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
 import torch
+from tools.settings_reference import REFERENCE, render_reference
 
-from quire.config.settings import EngineSettings, parse_bytes, parse_count, setting_fields
+from quire.cli.flags.fields import add_field_flags
+from quire.config.resolved import ResolvedScheduler, ResolvedSettings
+from quire.config.settings import SECTIONS, EngineSettings, parse_bytes, parse_count, setting_fields
 from quire.errors import ConfigError
 
 
@@ -159,3 +164,42 @@ def test_sizes_that_are_none(text: str) -> None:
 def test_every_setting_has_a_help_text() -> None:
     """The command line and the docs are made from it."""
     assert all(item.metadata["help"] for item in setting_fields())
+
+
+def test_a_setting_is_declared_in_one_section() -> None:
+    declared = [item.name for section in SECTIONS.values() for item in fields(section)]
+    assert sorted(declared) == sorted(set(declared))
+    assert [item.name for item in setting_fields()] == declared
+
+
+def test_a_new_setting_needs_nothing_but_its_declaration() -> None:
+    """It reaches the flags, and whoever takes its section, under its name."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class WithToy(EngineSettings):
+        toy_share: float = field(default=0.5, metadata={"help": "a share that only a test has"})
+
+    @dataclass(frozen=True, kw_only=True)
+    class ResolvedToy(ResolvedSettings):
+        toy_share: float = 0.5
+
+    settings = WithToy.from_options({"toy_share": 1})
+    resolved = ResolvedToy.of(
+        settings, max_model_len=8, kv_cache_dtype="float32", block_size=4, num_kv_blocks=2,
+        max_num_seqs=3, max_num_batched_tokens=4, device="cpu", num_threads=1, dtype="float32",
+    )  # fmt: skip
+    assert isinstance(resolved, ResolvedScheduler)
+    assert (resolved.toy_share, resolved.max_num_seqs) == (1.0, 3)
+    parser = argparse.ArgumentParser()
+    add_field_flags(parser, fields(WithToy), "")
+    assert vars(parser.parse_args(["--toy-share", "0.25"])) == {"toy_share": 0.25}
+
+
+def test_what_resolve_forgets_to_choose_is_missed_at_once() -> None:
+    """A narrowed field has no default: the open value of its section must not pass for one."""
+    with pytest.raises(TypeError, match="max_num_seqs"):
+        ResolvedScheduler(max_num_batched_tokens=4)  # type: ignore[call-arg]
+
+
+def test_the_settings_reference_is_up_to_date() -> None:
+    assert REFERENCE.read_text() == render_reference(), "run python -m tools.settings_reference"

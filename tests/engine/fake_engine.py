@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
@@ -42,8 +43,9 @@ class FakeEngine:
             feasibility=Feasibility(
                 layout, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len
             ),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            settings=ResolvedScheduler(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )

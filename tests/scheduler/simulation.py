@@ -9,12 +9,13 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from quire.config.kv_layout import KVLayout
+from quire.config.resolved import ResolvedScheduler
 from quire.errors import RequestError
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
@@ -34,7 +35,6 @@ from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
     Feasibility,
     Policy,
-    PolicySettings,
     PrefillLimits,
     Scheduler,
     make_policy,
@@ -152,10 +152,15 @@ class Guesses:
 class Simulation:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.policy: Policy = make_policy(
-            setup.policy,
-            PolicySettings(setup.max_num_batched_tokens, staging_size=3, ageing_s=4.0),
+        settings = ResolvedScheduler(
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            scheduling_policy=setup.policy,
+            staging_queue_size=3,
+            priority_ageing_s=4.0,
+            **asdict(setup.prefill_limits),
         )
+        self.policy: Policy = make_policy(settings)
         layout = setup.layout
         self.kv = KVManager(
             layout,
@@ -175,11 +180,9 @@ class Simulation:
                 setup.max_num_batched_tokens,
                 setup.max_model_len,
             ),
-            max_num_seqs=setup.max_num_seqs,
-            max_num_batched_tokens=setup.max_num_batched_tokens,
+            settings=settings,
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
-            prefill_limits=setup.prefill_limits,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
             proposer=Guesses(setup) if setup.max_drafts else None,
         )

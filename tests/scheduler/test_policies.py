@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from quire.config.resolved import ResolvedScheduler
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.errors import ConfigError, RequestError
 from quire.protocol import SchedulingParams
-from quire.scheduler import KeyedPolicy, PolicySettings, PrefillLimits, SequenceGroup, make_policy
+from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
 from tests.profiles import machine_settings
 from tests.scheduler.random_moves import run_random
 from tests.scheduler.simulation import Setup, Simulation
@@ -21,6 +22,10 @@ ONE_SLOT = Setup(depth=1, num_blocks=100, max_num_seqs=1, max_num_batched_tokens
 
 def simulate(setup: Setup, policy: str, **changes) -> Simulation:
     return Simulation(Setup(**{**vars(setup), "policy": policy, **changes}))
+
+
+def named(policy: str) -> ResolvedScheduler:
+    return ResolvedScheduler(max_num_seqs=8, max_num_batched_tokens=8, scheduling_policy=policy)
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
@@ -298,12 +303,12 @@ class TestOwnPolicy:
     )
     def test_what_cannot_be_used_is_said(self, name, why):
         with pytest.raises(ConfigError, match=f"{why}.*fcfs, priority, srtf, two_level, fair"):
-            make_policy(name, PolicySettings(step_tokens=8))
+            make_policy(named(name))
 
 
 def test_every_name_has_a_policy():
     for name in SCHEDULING_POLICIES:
-        assert len(make_policy(name, PolicySettings(step_tokens=8))) == 0
+        assert len(make_policy(named(name))) == 0
 
 
 def test_accounts_grow_with_tenants():

@@ -68,27 +68,16 @@ def make_settings(
 ) -> WorkerSettings:
     chosen = plan.resolved.settings
     return WorkerSettings(
+        chosen=replace(chosen, num_host_blocks=num_host_blocks, num_threads=1, quiet=True),
         spec=plan.resolved.spec,
         folder=Path(plan.folder),
         layout=plan.resolved.layout,
-        num_host_blocks=num_host_blocks,
-        max_num_seqs=chosen.max_num_seqs,
-        max_model_len=chosen.max_model_len,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        dtype=chosen.dtype,
-        quantization=None,
-        kv_dtype=chosen.kv_cache_dtype,
-        load_format="auto",
-        seed=0,
         platform=plan.resolved.platform,
         device_state=device_state,
         forced_ops={},
         attention_backend=None,
         preferred_attention=None,
-        num_threads=1,
         max_captured_rows=0,
-        torch_compile=False,
-        show_progress=False,
     )
 
 

@@ -22,11 +22,12 @@ from quire.config.memory.plan import MemoryPlan, weight_bytes
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.model_spec import ModelSpec
 from quire.config.quantization import choose_format
+from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
 
-__all__ = ["Decision", "Resolved", "ResolvedSettings", "resolve"]
+__all__ = ["Decision", "Resolved", "resolve"]
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
@@ -43,45 +44,6 @@ class Decision:
     name: str
     value: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSettings:
-    """`EngineSettings` with nothing left open. attention_backend None: the best that serves;
-    linear_isa, attention_isa None: by processor flags, or not on a CPU.
-    quantization None: matrices stay in dtype."""
-
-    device: str
-    dtype: str
-    quantization: str | None
-    kv_cache_dtype: str
-    max_model_len: int
-    block_size: int
-    num_kv_blocks: int
-    num_host_blocks: int
-    preemption_mode: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_prefix_caching: bool
-    depth: int
-    scheduling_policy: str
-    staging_queue_size: int
-    priority_ageing_s: float
-    long_prefill_token_threshold: int | None
-    max_num_partial_prefills: int | None
-    max_long_partial_prefills: int | None
-    seed: int
-    attention_backend: str | None
-    linear_isa: str | None
-    attention_isa: str | None
-    enforce_eager: bool
-    batch_invariant: bool
-    torch_compile: bool
-    num_threads: int
-    load_format: str
-    skip_tokenizer_init: bool
-    generation_config: str
-    quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +126,10 @@ def resolve(
         Decision("num_threads", str(threads), threads_reason),
         *isa_decisions,
     )
-    resolved = ResolvedSettings(
+    resolved = ResolvedSettings.of(
+        settings,
         device=device,
         dtype=dtype,
-        quantization=settings.quantization,
         kv_cache_dtype=kv_dtype,
         max_model_len=context,
         block_size=block_size,
@@ -176,26 +138,9 @@ def resolve(
         preemption_mode=recovery,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        depth=settings.depth,
-        scheduling_policy=settings.scheduling_policy,
-        staging_queue_size=settings.staging_queue_size,
-        priority_ageing_s=settings.priority_ageing_s,
         long_prefill_token_threshold=_choose_threshold(settings, context),
-        max_num_partial_prefills=settings.max_num_partial_prefills,
-        max_long_partial_prefills=settings.max_long_partial_prefills,
-        seed=settings.seed,
-        attention_backend=settings.attention_backend,
-        linear_isa=isas["linear_isa"],
-        attention_isa=isas["attention_isa"],
-        enforce_eager=settings.enforce_eager,
-        batch_invariant=settings.batch_invariant,
-        torch_compile=settings.torch_compile,
         num_threads=threads,
-        load_format=settings.load_format,
-        skip_tokenizer_init=settings.skip_tokenizer_init,
-        generation_config=settings.generation_config,
-        quiet=settings.quiet,
+        **isas,
     )
     memory = sizing.plan(context, num_blocks)
     return Resolved(resolved, spec, layout, memory, decisions, platform)

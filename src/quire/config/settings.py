@@ -1,7 +1,9 @@
 """What a user may set about an engine. Each setting has an effect; unset ones are chosen by
 `quire.config.resolve` from the model and the machine, and the choice is printed with its reason.
 
-The one table here feeds `LLM(**settings)`, the command-line flags and their help.
+A setting is declared once, in the section whose constructors take it. `LLM(**settings)`, the flags
+and their help, variables of the environment, keys of files and `docs/settings.md` are made from
+the declarations; `quire.config.resolved` narrows the types of those that may be left open.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ __all__ = [
     "COMPUTE_DTYPES",
     "FOREIGN",
     "MISSING",
+    "SECTIONS",
+    "CacheSettings",
     "EngineSettings",
+    "ModelSettings",
+    "NumericsSettings",
+    "RuntimeSettings",
+    "SchedulerSettings",
     "parse_bytes",
     "parse_count",
     "setting_fields",
@@ -94,14 +102,9 @@ def _setting(default: Any, text: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": text, **rules})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings as the user gave them; None and "auto" leave the choice to `resolve`.
-
-    Construction checks each value on its own and raises ConfigError naming the setting, the value
-    and what it may be. Use `from_options` for values that may be unknown, aliased or written as
-    text ("4GiB", "32k").
-    """
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model, where it is, and how long its sequences may become."""
 
     model: str | None = _setting(
         None, "folder of a checkpoint or Hugging Face id; the bundled demonstration model if unset"
@@ -117,33 +120,30 @@ class EngineSettings:
         "where weights come from; dummy: random numbers, no file is read",
         choices=("auto", "safetensors", "dummy"),
     )
-    device: str = _setting(
-        "auto",
-        "where the engine computes; auto: on the first GPU that it may see, else on the CPU",
-        choices=("auto", "cpu", "cuda"),
-        advice="CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES chooses among several GPUs",
-    )
-    dtype: str = _setting(
-        "auto",
-        "dtype of weights and activations; auto: the checkpoint's, if the device computes in it",
-        choices=("auto", *COMPUTE_DTYPES),
-    )
-    quantization: str | None = _setting(
-        None,
-        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset. "
-        "int4: in groups of 32 inputs, or of 64 or 128 (g64, g128); sym: without zero points",
-        choices=QUANTIZATIONS,
-    )
-    kv_cache_dtype: str = _setting(
-        "auto",
-        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory",
-        choices=("auto", *KV_DTYPES),
-    )
     max_model_len: int | None = _setting(
         None,
         "longest sequence, prompt and output; auto: what the model claims and the memory holds",
         kind="count",
         low=2,
+    )
+    skip_tokenizer_init: bool = _setting(
+        False, "load no tokenizer: prompts and outputs are token ids"
+    )
+    generation_config: str = _setting(
+        "auto",
+        "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",
+        choices=("auto", "none"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings:
+    """The KV cache: its format, its size, and what stays in it."""
+
+    kv_cache_dtype: str = _setting(
+        "auto",
+        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory",
+        choices=("auto", *KV_DTYPES),
     )
     block_size: int | None = _setting(None, "tokens per KV block (16)", low=1, high=4096)
     kv_cache_memory: int | None = _setting(
@@ -164,22 +164,20 @@ class EngineSettings:
         low=0,
         bare_unit=2**30,
     )
-    preemption_mode: str = _setting(
-        "auto",
-        "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
-        choices=("auto", "recompute", "swap"),
+    enable_prefix_caching: bool = _setting(
+        True, "keep the KV of finished prompts for later ones that start the same"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """Who computes when, and how much in one step."""
+
     max_num_seqs: int | None = _setting(
         None, "sequences that compute in one step", kind="count", low=1
     )
     max_num_batched_tokens: int | None = _setting(
         None, "tokens that compute in one step; a longer prompt takes several", kind="count", low=1
-    )
-    enable_prefix_caching: bool = _setting(
-        True, "keep the KV of finished prompts for later ones that start the same"
-    )
-    depth: int = _setting(
-        2, "steps in flight; 1 plans a step when the last is done", low=1, high=16
     )
     scheduling_policy: str = _setting(
         "fcfs",
@@ -204,7 +202,35 @@ class EngineSettings:
     max_long_partial_prefills: int | None = _setting(
         None, "of these, prompts longer than long_prefill_token_threshold", low=1
     )
-    seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
+    preemption_mode: str = _setting(
+        "auto",
+        "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
+        choices=("auto", "recompute", "swap"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSettings:
+    """On what device and by which kernels steps are computed."""
+
+    device: str = _setting(
+        "auto",
+        "where the engine computes; auto: on the first GPU that it may see, else on the CPU",
+        choices=("auto", "cpu", "cuda"),
+        advice="CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES chooses among several GPUs",
+    )
+    depth: int = _setting(
+        2, "steps in flight; 1 plans a step when the last is done", low=1, high=16
+    )
+    enforce_eager: bool = _setting(
+        False, "capture no steps: each kernel is called from Python, as a debugger wants it"
+    )
+    torch_compile: bool = _setting(
+        False,
+        "norms, activations and sums by torch's compiler in place of our own kernels; what it "
+        "compiles is kept for the next start",
+    )
+    num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
     linear_isa: str | None = _setting(
         None,
@@ -215,29 +241,53 @@ class EngineSettings:
     attention_isa: str | None = _setting(
         None, "the same of attention, if no attention_backend is given", choices=KERNEL_ISAS
     )
-    enforce_eager: bool = _setting(
-        False, "capture no steps: each kernel is called from Python, as a debugger wants it"
+    quiet: bool = _setting(False, "print no plan and no progress at start-up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsSettings:
+    """What decides the bits of a result."""
+
+    dtype: str = _setting(
+        "auto",
+        "dtype of weights and activations; auto: the checkpoint's, if the device computes in it",
+        choices=("auto", *COMPUTE_DTYPES),
     )
+    quantization: str | None = _setting(
+        None,
+        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset. "
+        "int4: in groups of 32 inputs, or of 64 or 128 (g64, g128); sym: without zero points",
+        choices=QUANTIZATIONS,
+    )
+    seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     batch_invariant: bool = _setting(
         False,
         "results of a request have the same bits whatever is computed beside it, at the price of "
         "slower prompts on a GPU; on CPUs compiled kernels see to it in any case",
     )
-    torch_compile: bool = _setting(
-        False,
-        "norms, activations and sums by torch's compiler in place of our own kernels; what it "
-        "compiles is kept for the next start",
-    )
-    num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
-    skip_tokenizer_init: bool = _setting(
-        False, "load no tokenizer: prompts and outputs are token ids"
-    )
-    generation_config: str = _setting(
-        "auto",
-        "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",
-        choices=("auto", "none"),
-    )
-    quiet: bool = _setting(False, "print no plan and no progress at start-up")
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "model": ModelSettings,
+    "cache": CacheSettings,
+    "scheduler": SchedulerSettings,
+    "runtime": RuntimeSettings,
+    "numerics": NumericsSettings,
+}
+"""The sections by name, in the order in which settings are listed."""
+
+
+# Fields of base classes come in reverse, so the sections are named from last to first.
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(
+    NumericsSettings, RuntimeSettings, SchedulerSettings, CacheSettings, ModelSettings
+):
+    """Settings as the user gave them; None and "auto" leave the choice to `resolve`.
+
+    Construction checks each value on its own and raises ConfigError naming the setting, the value
+    and what it may be. Use `from_options` for values that may be unknown, aliased or written as
+    text ("4GiB", "32k").
+    """
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from quire.config import ModelSpec, env
 from quire.config.measured import render_measured, replan
 from quire.config.memory.fixed_bytes import MAX_GRAPH_ROWS
 from quire.config.memory.plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
-from quire.config.resolve import Resolved, ResolvedSettings
+from quire.config.resolve import Resolved
+from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
@@ -29,10 +29,7 @@ from quire.platform import detect_platform
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
-from quire.scheduler import Feasibility, PolicySettings, PrefillLimits, Scheduler, make_policy
-
-if TYPE_CHECKING:
-    from quire.models import LoadFormat
+from quire.scheduler import Feasibility, Scheduler, make_policy
 
 __all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
 
@@ -129,27 +126,16 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     if chosen.device == "cpu":  # where only calls of our own kernels can be captured
         rows = 0 if chosen.torch_compile else MAX_CAPTURED_ROWS
     worker_settings = WorkerSettings(
+        chosen=chosen,
         spec=resolved.spec,
         folder=plan.folder,
         layout=resolved.layout,
-        num_host_blocks=chosen.num_host_blocks,
-        max_num_seqs=chosen.max_num_seqs,
-        max_model_len=chosen.max_model_len,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        dtype=chosen.dtype,
-        quantization=chosen.quantization,
-        kv_dtype=chosen.kv_cache_dtype,
-        load_format=cast("LoadFormat", chosen.load_format),  # settings.py checks it
-        seed=chosen.seed,
         platform=resolved.platform,
         device_state=chosen.device != "cpu",
         forced_ops=forced_ops,
         attention_backend=chosen.attention_backend or forced_attention,
         preferred_attention=backend_of_isa(chosen.attention_isa),
-        num_threads=chosen.num_threads,
         max_captured_rows=0 if chosen.enforce_eager else rows,
-        torch_compile=chosen.torch_compile,
-        show_progress=not chosen.quiet,
     )
     executor: Executor = InProcessExecutor(lambda: Worker(worker_settings))
     try:
@@ -214,12 +200,7 @@ def _build_scheduler(
     return Scheduler(
         kv=kv,
         hasher=BlockHasher(layout.block_size, key),
-        policy=make_policy(
-            chosen.scheduling_policy,
-            PolicySettings(
-                chosen.max_num_batched_tokens, chosen.staging_queue_size, chosen.priority_ageing_s
-            ),
-        ),
+        policy=make_policy(chosen),
         feasibility=Feasibility(
             layout,
             chosen.num_kv_blocks,
@@ -227,14 +208,8 @@ def _build_scheduler(
             chosen.max_num_batched_tokens,
             chosen.max_model_len,
         ),
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        settings=chosen,
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
-        prefill_limits=PrefillLimits.of(
-            chosen.long_prefill_token_threshold,
-            chosen.max_num_partial_prefills,
-            chosen.max_long_partial_prefills,
-        ),
         recovery_costs=recovery_costs,
     )

@@ -1,7 +1,7 @@
 """Continuous batching: sequences, queues, budgets, preemption. Never imports torch."""
 
 from quire.config.feasibility import Feasibility
-from quire.scheduler.policies import Fcfs, KeyedPolicy, PolicySettings, make_policy
+from quire.scheduler.policies import Fcfs, KeyedPolicy, make_policy
 from quire.scheduler.policies.policy import Policy
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceGroup
@@ -12,7 +12,6 @@ __all__ = [
     "Feasibility",
     "KeyedPolicy",
     "Policy",
-    "PolicySettings",
     "PrefillLimits",
     "Scheduler",
     "SequenceGroup",

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.feasibility import Feasibility
+from quire.config.resolved import ResolvedScheduler
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
@@ -28,7 +29,7 @@ from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 from quire.scheduler.table import SequenceTable
-from quire.scheduler.token_budget import PrefillLimits, TokenBudget
+from quire.scheduler.token_budget import TokenBudget
 from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["Scheduler"]
@@ -53,17 +54,15 @@ class Scheduler:
         hasher: BlockHasher,
         policy: Policy,
         feasibility: Feasibility,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        settings: ResolvedScheduler,
         max_model_len: int,
         enable_prefix_caching: bool = True,
-        prefill_limits: PrefillLimits | None = None,
         recovery_costs: RecoveryCosts | None = None,
         proposer: DraftProposer | None = None,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
         proposer: of drafts, None to decode token by token."""
-        table, pins = SequenceTable(max_num_seqs, max_model_len), PinnedPrefixes(kv)
+        table, pins = SequenceTable(settings.max_num_seqs, max_model_len), PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         self.state = state = SchedulerState(
             kv=kv,
@@ -75,8 +74,8 @@ class Scheduler:
             recovery=Recovery(table, kv, recovery_costs),
             deadlines=Deadlines(prefixes.num_uncached),
         )
-        self._budget = TokenBudget(table, max_num_batched_tokens, prefill_limits or PrefillLimits())
-        self._drafts = Drafts(table, kv, proposer, max_num_batched_tokens)
+        self._budget = TokenBudget(table, settings)
+        self._drafts = Drafts(table, kv, proposer, settings.max_num_batched_tokens)
         self._lifecycle = Lifecycle(state)
         self._requests = RequestIntake(state, self._lifecycle, feasibility)
         self._allocation = Allocation(state)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.resolved import ResolvedScheduler
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.table import SequenceTable
 
@@ -34,10 +35,10 @@ class PrefillLimits:
     max_long_partial_prefills: int = UNLIMITED
 
     @classmethod
-    def of(cls, threshold: int | None, partial: int | None, long: int | None) -> PrefillLimits:
-        """The three in order, where None is no limit."""
-        given = (threshold, partial, long)
-        return cls(*(UNLIMITED if value is None else value for value in given))
+    def of(cls, settings: ResolvedScheduler) -> PrefillLimits:
+        """Those of the settings, where None is no limit."""
+        given = {item.name: getattr(settings, item.name) for item in fields(cls)}
+        return cls(**{name: UNLIMITED if n is None else n for name, n in given.items()})
 
     @property
     def bounds_partial(self) -> bool:
@@ -45,14 +46,12 @@ class PrefillLimits:
 
 
 class TokenBudget:
-    """max_num_batched_tokens: that a step computes at most."""
+    """Tokens of one step, `max_num_batched_tokens` at most."""
 
-    def __init__(
-        self, table: SequenceTable, max_num_batched_tokens: int, limits: PrefillLimits
-    ) -> None:
+    def __init__(self, table: SequenceTable, settings: ResolvedScheduler) -> None:
         self._table = table
-        self._max_tokens = max_num_batched_tokens
-        self.limits = limits
+        self._max_tokens = settings.max_num_batched_tokens
+        self.limits = PrefillLimits.of(settings)
 
     def choose_running(self) -> tuple[Slots, Slots]:
         """Slots that compute in the next step, and tokens for each, at least one."""

@@ -44,9 +44,11 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     ops, layout = loaded.ops, settings.layout
     kv = KVPool.allocate(layout, size.num_blocks, loaded.kv_dtype, loaded.device)
     rows = RowTable(
-        settings.max_num_seqs, size.max_model_len, [g.tokens_per_block for g in layout.groups]
+        settings.chosen.max_num_seqs,
+        size.max_model_len,
+        [g.tokens_per_block for g in layout.groups],
     )
-    sampling = SamplingState(settings.max_num_seqs, loaded.spec.vocab_size)
+    sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
     kernel_rows = KernelRows.of_host(rows)
@@ -59,8 +61,8 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         ops.decode_inputs,
         ops.step_inputs,
     )
-    max_captured = min(size.max_captured_rows, settings.max_num_seqs)
-    max_tokens = settings.max_num_batched_tokens if max_captured else 0
+    max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
+    max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0
     arena = CaptureArena(
         capture_bytes(loaded.spec, max_captured, max_tokens)
         + capture_table_bytes(layout, max_captured, size.max_model_len)
@@ -77,7 +79,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         NativeRecorder(loaded.team, arena),
         has_spare_row=False,
     )
-    shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.max_num_seqs)
+    shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.chosen.max_num_seqs)
     graph = SizedGraph.captured(*shared) if max_tokens else None
     forward = MixedSteps(loaded.model, inputs, graph, arena if max_tokens else None)
     runner = Runner(

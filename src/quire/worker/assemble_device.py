@@ -65,9 +65,11 @@ def _assemble(
     assert isinstance(attention, SplittableAttention), "the model was loaded for rows on the host"
     kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
     rows = RowTable(
-        settings.max_num_seqs, size.max_model_len, [g.tokens_per_block for g in layout.groups]
+        settings.chosen.max_num_seqs,
+        size.max_model_len,
+        [g.tokens_per_block for g in layout.groups],
     )
-    sampling = SamplingState(settings.max_num_seqs + 1, loaded.spec.vocab_size)
+    sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
     host = HostPages(
         StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
     )
@@ -85,12 +87,12 @@ def _assemble(
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
     graph_draws = GraphDraws(sampling, state.rows, ops.draw, ops.append_tokens, sampler)
-    max_rows = min(size.max_captured_rows, settings.max_num_seqs)
+    max_rows = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     if make_recorder is None and loaded.device.type == "cuda":
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
     sizes = ladder(max_rows) if recorder is not None and attention.is_capturable else ()
-    max_tokens = min(MAX_TOKENS, settings.max_num_batched_tokens)
+    max_tokens = min(MAX_TOKENS, settings.chosen.max_num_batched_tokens)
     pieces = None
     if recorder is not None:
         pieces = PieceGraphs(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)

@@ -81,14 +81,14 @@ def load(
 ) -> LoadedModel:
     """Choose kernels, build the model and fill it, tensor by tensor. replaced: weights, by name,
     that take the place of the checkpoint's. Raises ConfigError if it cannot be loaded as asked."""
-    torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(settings.chosen.num_threads)
     # Where a GPU computes, no thread of ours does.
-    team = Team(settings.num_threads if device.type == "cpu" else 1)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    kv_dtype: torch.dtype = getattr(torch, settings.kv_dtype)
-    spec = replace(settings.spec, dtype=settings.dtype)
+    team = Team(settings.chosen.num_threads if device.type == "cpu" else 1)
+    dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
+    kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
+    spec = replace(settings.spec, dtype=settings.chosen.dtype)
     ops = build_op_set(settings.platform, settings.forced_ops, team)
-    if settings.torch_compile:
+    if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
     needs = AttentionNeeds(
         dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
@@ -102,13 +102,13 @@ def load(
     )
     if settings.device_state:
         choice = replace(choice, backend=SplittableAttention(choice.backend))
-    formats = QuantizedFormats(settings.quantization, ops)
+    formats = QuantizedFormats(settings.chosen.quantization, ops)
     factory = LayerFactory(
         ops,
         choice.backend,
         dtype,
         device,
-        settings.max_model_len,
+        settings.chosen.max_model_len,
         formats,
         quantized_cache=kv_dtype == torch.int8,
     )
@@ -118,8 +118,8 @@ def load(
             settings.folder,
             factory,
             settings.load_format,
-            settings.seed,
-            settings.show_progress,
+            settings.chosen.seed,
+            not settings.chosen.quiet,
             replaced,
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:

@@ -60,7 +60,7 @@ class Worker:
                 f"The model does not fit into the GPU's memory: {_first_sentence(error)}. Free "
                 "some of it, or use a smaller model."
             ) from error
-        self._size = PoolSize(0, settings.max_model_len)
+        self._size = PoolSize(0, settings.chosen.max_model_len)
         self._assembly: Assembly | None = None
         self._stash: WeightStash | None = None
         self._replaced: dict[str, torch.Tensor] = {}
@@ -169,13 +169,13 @@ class Worker:
         loaded = max(memory.held(), weights)
         memory.watch()
         steps = LargestSteps(
-            settings.max_num_seqs,
-            settings.max_num_batched_tokens,
-            settings.max_model_len,
+            settings.chosen.max_num_seqs,
+            settings.chosen.max_num_batched_tokens,
+            settings.chosen.max_model_len,
             settings.layout,
         )
         try:
-            self._assemble(PoolSize(steps.num_blocks, settings.max_model_len))
+            self._assemble(PoolSize(steps.num_blocks, settings.chosen.max_model_len))
             failed = [failure for plan in steps.plans() for failure in self.execute(plan).failed]
         except torch.OutOfMemoryError as error:
             raise self._too_large(_first_sentence(error)) from error
@@ -192,9 +192,9 @@ class Worker:
 
     def _too_large(self, reason: str) -> ConfigError:
         return ConfigError(
-            f"A step of {self._settings.max_num_batched_tokens:,} tokens does not fit into the "
-            f"GPU's memory beside the model: {reason}. Lower max_num_batched_tokens, max_num_seqs "
-            "or max_model_len."
+            f"A step of {self._settings.chosen.max_num_batched_tokens:,} tokens does not fit into "
+            f"the GPU's memory beside the model: {reason}. Lower max_num_batched_tokens, "
+            "max_num_seqs or max_model_len."
         )
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
@@ -202,7 +202,7 @@ class Worker:
         gone to somebody else meanwhile."""
         settings = self._settings
         self._size = PoolSize(
-            num_blocks, max_model_len, settings.num_host_blocks, settings.max_captured_rows
+            num_blocks, max_model_len, settings.chosen.num_host_blocks, settings.max_captured_rows
         )
         try:
             self._assemble(self._size)
@@ -242,14 +242,14 @@ class Worker:
     def measure_recovery(self) -> RecoveryCosts:
         """What it costs to bring a preempted request back, before any request is served."""
         assert self._assembly is not None, "allocate comes first"
-        chosen, size = self._settings, self._size
+        settings, size = self._settings, self._size
         return measure_recovery(
             self.execute,
             self._copy_out,
-            layout=chosen.layout,
+            layout=settings.layout,
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
-            longest_step=min(chosen.max_num_batched_tokens, size.max_model_len - 1),
+            longest_step=min(settings.chosen.max_num_batched_tokens, size.max_model_len - 1),
         )
 
     @torch.inference_mode()

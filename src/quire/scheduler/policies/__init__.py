@@ -4,7 +4,7 @@
 from quire.scheduler.policies.fair import Fair
 from quire.scheduler.policies.fcfs import Fcfs
 from quire.scheduler.policies.keyed import KeyedPolicy
-from quire.scheduler.policies.make import PolicySettings, make_policy
+from quire.scheduler.policies.make import make_policy
 from quire.scheduler.policies.priority import Priority
 from quire.scheduler.policies.srtf import Srtf
 from quire.scheduler.policies.two_level import TwoLevel
@@ -13,7 +13,6 @@ __all__ = [
     "Fair",
     "Fcfs",
     "KeyedPolicy",
-    "PolicySettings",
     "Priority",
     "Srtf",
     "TwoLevel",

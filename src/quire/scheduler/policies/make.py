@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from quire.config.resolved import ResolvedScheduler
 from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.errors import ConfigError
 from quire.scheduler.policies.fair import Fair
@@ -15,32 +15,26 @@ from quire.scheduler.policies.priority import Priority
 from quire.scheduler.policies.srtf import Srtf
 from quire.scheduler.policies.two_level import TwoLevel
 
-__all__ = ["PolicySettings", "make_policy"]
+__all__ = ["make_policy"]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySettings:
-    """step_tokens: that compute in one step at most. staging_size: groups in the staging queue of
-    `two_level`. ageing_s: seconds of waiting that make up for one level of priority."""
-
-    step_tokens: int
-    staging_size: int = 8
-    ageing_s: float = 10.0
-
-
-_MAKERS: Mapping[str, Callable[[PolicySettings], Policy]] = {
+_MAKERS: Mapping[str, Callable[[ResolvedScheduler], Policy]] = {
     "fcfs": lambda _: Fcfs(),
-    "priority": lambda s: Priority(s.ageing_s),
+    "priority": lambda s: Priority(s.priority_ageing_s),
     "srtf": lambda _: Srtf(),
-    "two_level": lambda s: TwoLevel(s.staging_size, s.step_tokens, s.ageing_s),
+    "two_level": lambda s: TwoLevel(
+        s.staging_queue_size, s.max_num_batched_tokens, s.priority_ageing_s
+    ),
     "fair": lambda _: Fair(),
 }
 """One for each of `SCHEDULING_POLICIES`."""
 
 
-def make_policy(name: str, settings: PolicySettings) -> Policy:
-    """One of `SCHEDULING_POLICIES`, or a class of the user's as `package.module:Class`, which is
-    called without arguments. ConfigError if there is no such policy, or it cannot be made."""
+def make_policy(settings: ResolvedScheduler) -> Policy:
+    """Make `scheduling_policy`: one of `SCHEDULING_POLICIES`, or a class of the user's as
+    `package.module:Class`, which is called without arguments. ConfigError if there is no such
+    policy, or it cannot be made."""
+    name = settings.scheduling_policy
     if name in _MAKERS:
         return _MAKERS[name](settings)
     module_name, _, class_name = name.partition(":")
