@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # What an installation depends on: it compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/*)
 
-.PHONY: demo serve test check format clean
+.PHONY: demo serve test soak check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
@@ -14,6 +14,16 @@ serve: $(VENV)/.installed  ## install, then serve the bundled model (FLAGS="--po
 
 test: $(VENV)/.installed-dev check  ## everything that CI runs, two test files at a time
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# How many times the examples of `make test`, the seed of these, the file in benchmarks/results/soak.
+QUIRE_SOAK ?= 20
+SEED ?= $(shell date +%s)
+NAME ?= seed_$(SEED)
+ROOMS ?= tests
+
+soak: $(VENV)/.installed-dev  ## the same tests with more examples (QUIRE_SOAK=20 SEED=1 ROOMS=tests/scheduler NAME=scheduler)
+	QUIRE_SOAK=$(QUIRE_SOAK) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \
+		--hypothesis-seed=$(SEED) --soak-record benchmarks/results/soak/$(NAME).json $(ROOMS)
 
 check: $(VENV)/.installed-dev  ## lint and types
 	$(BIN)/ruff check .

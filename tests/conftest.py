@@ -4,13 +4,16 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from tests.profiles import SCALE
+
 # No example fails for its time, since others use the machine too. With CI set, examples are the
 # same in every run, so that a run judges the change and nothing else; elsewhere they are new ones.
 settings.register_profile(
     "quire",
+    max_examples=100 * SCALE,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
+    derandomize="CI" in os.environ and SCALE == 1,
 )
 settings.load_profile("quire")
 

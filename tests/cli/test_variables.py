@@ -37,7 +37,7 @@ def test_what_any_command_knows_is_no_mistake(
         ("QUIRE_NUM_ITERS", "3"),  # of bench latency
         ("QUIRE_URL", "http://127.0.0.1:1"),  # of chat
         ("QUIRE_CPU_ISA", "none"),
-        ("QUIRE_HYPOTHESIS_SCALE", "1"),
+        ("QUIRE_SOAK", "1"),
         ("QUIRE_MAX_MODEL_LN", ""),
         ("QUIRE_SERVICE_HOST", "10.0.0.1"),
         ("QUIRE_SERVICE_PORT", "80"),

@@ -6,7 +6,7 @@ import re
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.kv_layout import KVFormat
@@ -16,6 +16,7 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
+from tests.profiles import examples
 
 
 def reason(plan: Resolved, name: str) -> str:
@@ -240,7 +241,7 @@ machines = st.integers(0, 10).map(lambda quarter: 700 * 2**20 + quarter * 300 * 
     share=st.one_of(st.none(), st.floats(0.5, 1.0)),
     asked=st.one_of(st.none(), st.integers(2, 200_000)),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_plan_fits_the_machine_and_its_context_fits_the_plan(
     windows: list[int | None] | None,
     free: int,

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments
+from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Team
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch
@@ -37,7 +38,7 @@ def rows(draw: st.DrawFn) -> Rows:
 
 def over_shapes(test: Callable[..., None]) -> Callable[..., None]:
     """Runs a test over batches of any shape that these kernels take."""
-    return settings(max_examples=25, deadline=None)(
+    return examples(25)(
         given(
             rows=rows(),
             kv_heads=st.sampled_from([1, 2, 3, 8]),

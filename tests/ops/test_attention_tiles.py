@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments
 from tests.ops.tile_emulator import (
@@ -20,6 +20,7 @@ from tests.ops.tile_emulator import (
     tile_provider,
     tiles_unavailable,
 )
+from tests.profiles import examples
 
 from quire.ops import Case, Team
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch
@@ -48,7 +49,7 @@ def rows(draw: st.DrawFn) -> list[tuple[int, int]]:
     return draw(st.lists(row, min_size=1, max_size=3))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     rows=rows(),
     kv_heads=st.sampled_from([1, 2, 3, 8]),

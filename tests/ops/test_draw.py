@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 from tests.waiting import WAIT_S
 
 from quire.ops import ALL_OPS, Case, Team
@@ -33,7 +34,7 @@ def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     many=st.lists(filters(), min_size=1, max_size=6),
     vocab_size=st.one_of(st.integers(1, 200), st.sampled_from([4096, 33_000])),

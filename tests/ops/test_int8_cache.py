@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Team
 from quire.ops.kv.pages import EMPTY_BYTE, empty_cache, page_views
@@ -37,7 +38,7 @@ def written(call: Callable[..., None], k: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     head_dim=st.integers(1, 200),
     exponent=st.integers(-45, 38),

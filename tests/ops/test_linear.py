@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, PackedMatrix, Provider, Team
@@ -28,7 +29,7 @@ def pack(request: pytest.FixtureRequest) -> Pack:
     return request.param.load()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(0, 130),
     outputs=st.integers(1, 400),
@@ -158,7 +159,7 @@ def test_shapes_that_break_the_contract_are_refused(pack: Pack) -> None:
                 make(weight, bias)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     rows=st.integers(1, 40),
     outputs=st.integers(1, 150),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.errors import ConfigError, EngineError
 from quire.ops import ALL_OPS, REFERENCE, Op, PackedMatrix, Provider, Team, build_op_set
@@ -70,7 +71,7 @@ def assert_same_bits(got: torch.Tensor, expected: torch.Tensor, label: str) -> N
 TEAMS = [Team(1), Team(2)]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     op=st.sampled_from([LINEAR, INT8, INT4]),
     rows=st.integers(0, 130),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert_same_bits
+from tests.profiles import examples
 
 from quire.ops import Op, Provider, Team
 from quire.ops.pointwise.activation.contract import NAMES
@@ -45,7 +46,7 @@ def check_places(
             assert_same_bits(got, expected, f"{provider.name}, {team.num_threads} threads")
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     op=st.sampled_from([LINEAR, INT8, INT4]),
     rows=st.integers(500, 2100),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, Op, PackedMatrix, Provider, Team
@@ -56,7 +57,7 @@ def compare_all(op: Op, case: Case) -> None:
             assert difference is None, f"{provider.name}: {difference}"
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(0, 130),
     outputs=st.integers(1, 400),
@@ -76,7 +77,7 @@ def test_any_int8_shape_equals_the_reference(
     compare_all(INT8, Case("random", (x, weight, scale, bias if with_bias else None, ids)))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(0, 130),
     outputs=st.integers(1, 200),

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch, random_key_bias
@@ -52,7 +53,7 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     shape=shapes(),
     window=st.none() | st.integers(1, 700),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.ops.sampling.draw.ranking import best_ids, best_ids_of_rows
 
@@ -15,7 +16,7 @@ def by_sorting(row: np.ndarray, k: int) -> list[int]:
     return order[:k]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     vocab_size=st.one_of(st.integers(1, 300), st.integers(1000, 3000)),
     k=st.integers(0, 12),

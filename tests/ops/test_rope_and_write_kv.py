@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Provider, Team
 from quire.ops.kv.pages import empty_cache
@@ -28,7 +29,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     tokens=st.integers(0, 70),
     kv_heads=st.integers(1, 3),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import examples
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Team, select
@@ -108,7 +109,7 @@ def available(name: str) -> list[Any]:
     return [p.load() for p in ALL_OPS[name].providers if p.unavailable(PLATFORM) is None]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(0, 9),
     width=st.integers(1, 300),
@@ -138,7 +139,7 @@ def test_layer_norm_of_any_row_is_near_the_formula(
         assert ((got - expected).abs() <= slack + ulp * expected.abs()).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     x=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
     kind=st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),

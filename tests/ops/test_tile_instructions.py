@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.tile_emulator import has_tiles, tiles_unavailable
+from tests.profiles import examples
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
@@ -103,7 +104,7 @@ def widened(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     rows=st.integers(1, 16),
     columns=st.integers(1, 16),
@@ -124,7 +125,7 @@ def test_tdpbf16ps_is_what_the_manual_says(
     assert np.array_equal(got, model_of_tdpbf16ps(sums, widened(a), widened(b)))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     kind=st.sampled_from([(1, np.int8, np.int8), (2, np.int8, np.uint8), (3, np.uint8, np.int8)]),
     rows=st.integers(1, 16),

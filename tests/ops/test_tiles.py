@@ -10,7 +10,7 @@ import ctypes
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.tile_emulator import (
     AMX,
@@ -21,6 +21,7 @@ from tests.ops.tile_emulator import (
     tile_weights,
     tiles_unavailable,
 )
+from tests.profiles import examples
 
 from quire.config import env
 from quire.errors import ConfigError
@@ -58,7 +59,7 @@ def test_every_case_of_the_operation_equals_the_reference(tiles: ctypes.CDLL, op
     assert has_tiles() or tiles.emulator_count() > before
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     rows=st.integers(0, 130),
     outputs=st.integers(1, 200),
@@ -82,7 +83,7 @@ def test_any_bf16_shape_equals_the_reference(
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     rows=st.integers(1, 130),
     outputs=st.integers(1, 200),
@@ -107,7 +108,7 @@ def test_int8_has_the_bits_of_every_other_instruction_set(
     compare_bits(INT8, arguments, normal(generator, rows, depth + 3)[:, :depth].to(dtype))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     rows=st.integers(1, 130),
     outputs=st.integers(1, 150),

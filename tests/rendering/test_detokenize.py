@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.rendering import IncrementalDetokenizer, Tokenizer
+from tests.profiles import examples
 
 from .conftest import BUILDERS, EXACT, TEXTS
 
@@ -28,7 +29,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int], **options: Any
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(ids=IDS, cuts=CUTS, skip=st.booleans(), spaces=st.booleans())
 def test_deltas_equal_decode(
     name: str,
@@ -49,7 +50,7 @@ def test_deltas_equal_decode(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(text=st.sampled_from(TEXTS) | st.text(max_size=20), cuts=CUTS)
 def test_real_text_streams_without_replacement_characters(
     name: str, tokenizers_by_name: dict[str, Tokenizer], text: str, cuts: list[int]

@@ -1,7 +1,7 @@
 """One output sequence: text, stop strings and the tokens that are kept."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
@@ -15,6 +15,7 @@ from quire.rendering import (
     TextDelta,
     Tokenizer,
 )
+from tests.profiles import examples
 
 from .conftest import TEXTS
 
@@ -30,7 +31,7 @@ def renderer(tokenizer: Tokenizer, *stop: str, include: bool = False, min_tokens
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     text=st.sampled_from(TEXTS),
     start=st.integers(0, 100),

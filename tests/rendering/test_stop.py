@@ -3,11 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
 from quire.rendering import StopMatcher
+from tests.profiles import examples
 
 SMALL = st.text(alphabet="ab🦊", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab🦊", min_size=1, max_size=5), max_size=4)
@@ -33,7 +34,7 @@ def cut_text(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(bounds)]
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(text=SMALL, stops=STOPS, include=st.booleans(), cuts=st.lists(st.integers(0, 30)))
 def test_any_cut_gives_the_same(
     text: str, stops: list[str], include: bool, cuts: list[int]
@@ -43,7 +44,7 @@ def test_any_cut_gives_the_same(
     assert run(matcher, cut_text(text, cuts)) == expected(text, stops, include)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(text=SMALL, stops=STOPS)
 def test_holds_back_only_what_may_become_a_stop(text: str, stops: list[str]) -> None:
     """Fault: text waits although it cannot become a stop string (stuttering streams)."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.ops import ALL_OPS
@@ -25,6 +25,7 @@ from quire.sampling import (
 )
 from quire.sampling.device_edits import DeviceEdits
 from quire.sampling.edits import edits_of
+from tests.profiles import examples
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits
 
@@ -92,7 +93,7 @@ def asking_rows(draw: st.DrawFn) -> tuple[SamplingParams, list[int], list[int]]:
     return params, prompt, output
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(asking_rows(), min_size=1, max_size=5), st.integers(0, 10_000))
 def test_tokens_and_logprobs_are_those_of_the_host(many, seed):
     """Turns red when an edit is packed for another row, counted from another history, applied in

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import EngineError
 from quire.ops import ALL_OPS
 from quire.protocol import SamplingParams
 from quire.sampling import NO_TOKEN, DeviceColumns, DeviceSampler, SamplingState, failures_of
+from tests.profiles import examples
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits
 
@@ -32,7 +33,7 @@ def device_sampler(state: SamplingState) -> DeviceSampler:
     return DeviceSampler(state, DeviceColumns.of_state(state, CPU), ALL_OPS["draw"].reference)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(filter_params(), min_size=1, max_size=6),
     st.integers(0, 2**20),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.protocol import SamplingParams
 from quire.sampling import NO_TOKEN, reference
 from quire.sampling.edits import edit_row, edits_of
+from tests.profiles import examples
 from tests.sampling.rows import sample_one, sample_rows
 
 V = 20
@@ -47,7 +48,7 @@ def edit_params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     edit_params(),
     st.lists(st.integers(0, V - 1), max_size=8),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import EngineError
 from quire.protocol import SamplingParams
 from quire.sampling import prompt_logprobs, reference, token_logprobs
+from tests.profiles import examples
 from tests.sampling.rows import sample_one
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 300), st.integers(-1, 40), st.integers(0, 10_000), st.booleans(),
        st.sampled_from([0.1, 3.0, 60.0]))  # fmt: skip
 def test_values_ranks_and_order(vocab_size, k, seed, ties, scale):

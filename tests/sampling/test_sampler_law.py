@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from quire.protocol import SamplingParams
 from quire.sampling import SamplingState, reference
+from tests.profiles import examples
 from tests.sampling.rows import Tokens, draw_many, sample_rows, sampler
 
 ALPHA = 1e-5
@@ -108,7 +109,7 @@ def filter_params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(filter_params(), st.integers(0, 2**64 - 1), st.integers(0, 10_000), st.integers(1, 90),
        st.sampled_from([0.0, 0.1, 1.0, 6.0]), st.booleans())  # fmt: skip
 def test_every_draw_equals_the_reference(params, seed, position, vocab_size, scale, ties):
@@ -123,7 +124,7 @@ def test_every_draw_equals_the_reference(params, seed, position, vocab_size, sca
     assert got == reference.draw(law, seed, 0, position)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(filter_params(), min_size=1, max_size=9), st.randoms(use_true_random=False),
        st.sampled_from([5, 300, 40_000]))  # fmt: skip
 def test_a_row_is_the_same_in_any_batch(many, random, vocab_size):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import EngineError, RequestError
 from quire.protocol import SamplingParams
 from quire.sampling import SamplingState
+from tests.profiles import examples
 
 SLOTS, V = 5, 32
 
@@ -27,7 +28,7 @@ def contents(state: SamplingState, slot: int) -> tuple[object, ...]:
     return (*(column[slot] for column in state._columns()), repr(state.edits.get(slot)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.tuples(

@@ -18,6 +18,7 @@ from quire.protocol.step import IntArray, StepResult, TokenLogprobs
 from quire.runner.drafts import draw_in_turns
 from quire.runner.rows import RowTable
 from quire.scheduler.sequence import Sequence
+from tests.profiles import seeds
 from tests.scheduler.random_moves import random_move, random_setup
 from tests.scheduler.simulation import Setup, Simulation, expected_tokens
 
@@ -53,7 +54,7 @@ def simulation(num_right: int, **more: object) -> Simulation:
 def test_random_traffic_with_drafts_meets_everything(depth: int) -> None:
     """Preemption by both ways, prefix hits, forks, beams, stops, and any number of right drafts."""
     met: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in seeds(40):
         rng = random.Random(seed)
         setup = replace(random_setup(rng), depth=depth, max_drafts=rng.choice((1, 3, 6)))
         walk = Simulation(setup)

@@ -11,7 +11,7 @@ from quire.config.scheduling import SCHEDULING_POLICIES
 from quire.errors import ConfigError, RequestError
 from quire.protocol import SchedulingParams
 from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
-from tests.profiles import machine_settings
+from tests.profiles import machine_settings, seeds
 from tests.scheduler.random_moves import run_random
 from tests.scheduler.simulation import Setup, Simulation
 from tests.scheduler.test_machine import SchedulerMachine
@@ -58,7 +58,7 @@ class TestLaws:
         run_state_machine_as_test(Machine, settings=machine_settings(examples=12, steps=30))
 
     def test_random_traffic(self, policy):
-        for seed in range(9000, 9015):
+        for seed in seeds(15, first=9000):
             try:
                 run_random(seed, num_moves=100, policy=policy)
             except AssertionError as error:

@@ -16,6 +16,7 @@ from quire.protocol.status import EngineState
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
+from tests.profiles import seeds
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import RunningServer, running_server
 from tests.waiting import WAIT_S, wait_for
@@ -65,7 +66,7 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_clients_that_leave_at_any_byte_leave_nothing(strict: RunningServer, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(25):

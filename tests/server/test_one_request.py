@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from quire import LLM, ConfigError, RequestError, SamplingParams, SchedulingParams
@@ -26,6 +26,7 @@ from quire.protocol.outputs import RequestOutput
 from quire.rendering import RenderedPrompt
 from quire.sampling import SampleOutput, Sampler
 from tests import waiting
+from tests.profiles import examples
 from tests.server.in_memory import RealClient
 from tests.server.running import RunningServer, running_server
 
@@ -372,9 +373,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_fields_together_make_a_fault_of_the_server(
     server: RunningServer, data: st.DataObject

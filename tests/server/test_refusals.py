@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from quire.bundled import bundled_model_path
@@ -22,6 +22,7 @@ from quire.server.http.body_shape import WINDOW_BYTES, _Scan, check_shape, check
 from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
 from tests import waiting
+from tests.profiles import examples
 from tests.server.running import RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
@@ -240,9 +241,7 @@ NUMBERS = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize"]),
     fields=st.dictionaries(st.sampled_from(FIELDS), NUMBERS | ANYTHING, max_size=4),
@@ -278,7 +277,7 @@ def test_shape_check_gives_up_early(piece: bytes) -> None:
     assert counted <= 3000 + 10  # the brackets, and a few windows
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(value=ANYTHING)
 def test_shape_check_agrees_with_a_plain_count(value: Any) -> None:
     def depth(item: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
@@ -23,6 +23,7 @@ from quire.server.openai.chat import CHAT_SHAPE
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.limits import Limits
+from tests.profiles import examples
 
 SENTENCES = [
     "Plain words, and more of them.",
@@ -127,7 +128,7 @@ async def streamed(front: ModelFront, stream: CutStream, params: SamplingParams)
     return [tuple(sample) for sample in texts]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sentences=st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=3),
     noise=st.lists(st.integers(3, 4095), max_size=8),

@@ -8,7 +8,7 @@ of the machine (`platform/gpu.py`). Variables are for debugging and paths, not f
 | `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
 | `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
-| `QUIRE_HYPOTHESIS_SCALE` | read by quire's own tests: how many times as many examples they try |
+| `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
 | `XDG_CACHE_HOME` | where measurements of this machine are kept, in `quire`; `~/.cache` if unset |
@@ -58,7 +58,7 @@ KERNEL_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
 CPU_ISAS = (*KERNEL_ISAS, "none")
 
 _PREFIX = "QUIRE_"
-OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS", "QUIRE_HYPOTHESIS_SCALE")
+OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS", "QUIRE_SOAK")
 """Of quire, but of no flag."""
 
 

@@ -1,0 +1,65 @@
+"""What `make soak` keeps of a run, and that one variable multiplies what tests try."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+TESTS = """
+from hypothesis import given, strategies as st
+from tests.profiles import examples, machine_settings, seeds
+
+@examples(7)
+@given(st.integers(0, 10**9))
+def test_property(number):
+    pass
+
+@machine_settings(examples=5)
+@given(st.integers(0, 10**9))
+def test_slow_property(number):
+    pass
+
+def test_simulation():
+    assert seeds(3, first=10) == range(10, 10 + 3 * SCALE)
+
+def test_that_fails():
+    raise AssertionError("as it should")
+"""
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+def test_the_record_of_a_soak(tmp_path: Path, scale: int) -> None:
+    file, record = tmp_path / "test_few.py", tmp_path / "soak" / "few.json"
+    file.write_text(TESTS.replace("SCALE", str(scale)))
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "tests.soak", "-p", "no:cacheprovider",
+        "-c", str(ROOT / "pyproject.toml"), "--hypothesis-seed=9", "--soak-record", str(record),
+        str(file),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "QUIRE_SOAK": str(scale)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    kept = json.loads(record.read_text())
+    tests = {name.rpartition("::")[2]: test for name, test in kept["tests"].items()}
+    assert {name: test["outcome"] for name, test in tests.items()} == {
+        "test_property": "passed",
+        "test_slow_property": "passed",
+        "test_simulation": "passed",
+        "test_that_fails": "failed",
+    }
+    assert tests["test_property"]["examples"] == 7 * scale
+    assert tests["test_slow_property"]["examples"] == 5 * scale
+    assert kept["examples"] == 12 * scale
+    assert kept["outcomes"] == {"failed": 1, "passed": 3}
+    assert (kept["seed"], kept["scale"], kept["exit_status"]) == ("9", scale, 1)
+    assert kept["rooms"] == [str(file)]
+    assert kept["seconds"] > 0
