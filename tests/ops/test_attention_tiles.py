@@ -23,7 +23,7 @@ from tests.ops.tile_emulator import (
 from tests.profiles import examples
 
 from quire.ops import Case, Team
-from quire.ops.attention.paged_batch import PagedBatch, paged_batch
+from quire.ops.attention.paged_batch import PagedBatch, paged_batch, random_last_key
 from quire.ops.check import check_provider, compare
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
@@ -57,6 +57,7 @@ def rows(draw: st.DrawFn) -> list[tuple[int, int]]:
     head_dim=st.sampled_from([32, 64, 80, 96, 128, 256]),
     block_size=st.sampled_from([1, 5, 16, 24, 32, 48, 64, 128]),
     window=st.none() | st.integers(1, 700),
+    spans=st.booleans(),
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 2**31),
 )
@@ -68,12 +69,15 @@ def test_any_shape_equals_the_reference(
     head_dim: int,
     block_size: int,
     window: int | None,
+    spans: bool,
     threads: int,
     seed: int,
 ) -> None:
-    """The pool is NaN where no token is. Turns red on a wrong lane, mask, tail, page or span."""
+    """The pool is NaN where no token is. spans: whether queries see keys after their own. Turns red
+    on a wrong lane, mask, tail, page or span."""
+    generator = torch.Generator().manual_seed(seed)
     batch = paged_batch(
-        torch.Generator().manual_seed(seed),
+        generator,
         rows,
         num_heads=kv_heads * group,
         num_kv_heads=kv_heads,
@@ -81,7 +85,9 @@ def test_any_shape_equals_the_reference(
         block_size=block_size,
         dtype=BF16,
     )
-    case = Case("random", (*arguments(batch), head_dim**-0.5), {"window": window})
+    last_key = random_last_key(generator, rows) if spans else None
+    options = {"window": window, "last_key": last_key}
+    case = Case("random", (*arguments(batch), head_dim**-0.5), options)
     provider = tile_provider(TILE_ATTENTION)
     assert provider.tolerance is not None
     op = replace(TILE_ATTENTION, tolerance=provider.tolerance)
@@ -147,6 +153,29 @@ def test_a_broken_token_reaches_those_who_see_it_only(
             assert torch.equal(alone[:, :2], result[at : at + 1, :2])
 
 
+@pytest.mark.parametrize("window", [None, 40])
+def test_spans_see_what_follows_and_nothing_beyond(tiles: ctypes.CDLL, window: int | None) -> None:
+    """Same bits in any chunk that has the rest of a span, and for causal rows those of a call
+    without last keys. Turns red when a lane ends at the position of its query, or when a token
+    after a span that is not finite reaches it."""
+    length, broken = 420, 300
+    position = torch.arange(length)
+    last_key = ((position // 70 + 1) * 70 - 1).int()
+    batch = prompt(length, kv_heads=2, group=2)
+    whole = attend(batch, 0, length, window, last_key=last_key)
+    for low, high in ((0, 70), (30, 70), (100, 210), (0, 350)):
+        for threads in (1, 3):
+            part = attend(batch, low, high, window, threads, last_key=last_key)
+            assert torch.equal(part, whole[low:high]), f"queries {low} to {high}"
+    causal = attend(batch, 0, length, window)
+    assert torch.equal(attend(batch, 0, length, window, last_key=position.int()), causal)
+    batch.v_cache[int(batch.block_table[0, broken // 16]), broken % 16] = float("nan")
+    result = attend(batch, 0, length, window, last_key=last_key)
+    sees = (last_key >= broken) & (position < broken + (window or length))
+    assert torch.equal(result[~sees], whole[~sees])
+    assert not result[sees].isfinite().any()
+
+
 def test_tiles_are_free_after_a_call(tiles: ctypes.CDLL) -> None:
     """Turns red when a thread keeps its tiles configured."""
     batch = prompt(70, kv_heads=2, group=2)
@@ -172,7 +201,12 @@ def prompt(
 
 
 def attend(
-    batch: PagedBatch, low: int, high: int, window: int | None = None, threads: int = 1
+    batch: PagedBatch,
+    low: int,
+    high: int,
+    window: int | None = None,
+    threads: int = 1,
+    last_key: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries low … high - 1 of the only row, over the keys up to there."""
     kernel = tile_provider(TILE_ATTENTION).load(Team(threads))
@@ -185,4 +219,5 @@ def attend(
         torch.tensor([high], dtype=torch.int32),
         0.1,
         window,
+        last_key=None if last_key is None else last_key[low:high],
     )

@@ -12,7 +12,7 @@ from quire.ops.kv.pages import empty_cache
 from quire.ops.kv.rope_and_write_kv.write_kv import write_kv
 from quire.ops.random_tensors import normal
 
-__all__ = ["PagedBatch", "paged_batch", "random_key_bias"]
+__all__ = ["PagedBatch", "paged_batch", "random_key_bias", "random_last_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,21 @@ def paged_batch(
         k_scale=k_scale,
         v_scale=v_scale,
     )
+
+
+def random_last_key(generator: torch.Generator, rows: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """`last_key` of a batch of (query_len, seq_len) rows, int32 [T]: the queries of each are cut
+    into spans of random lengths, and each sees the whole of its span."""
+    device = generator.device
+    ends = [torch.zeros(0, dtype=torch.int32, device=device)]
+    for query_len, seq_len in rows:
+        mean = int(torch.randint(1, 2 + query_len, (), generator=generator, device=device))
+        position = torch.arange(seq_len - query_len, seq_len, device=device)
+        is_end = torch.rand(query_len, generator=generator, device=device) < 1 / mean
+        is_end[-1:] = True
+        which = is_end.cumsum(0) - is_end.long()  # how many spans have ended before
+        ends.append(position[is_end][which].to(torch.int32))
+    return torch.cat(ends)
 
 
 def random_key_bias(

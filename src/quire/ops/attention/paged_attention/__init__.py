@@ -2,20 +2,27 @@
 
 `paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, window=None,
 k_scale=None, v_scale=None, max_query_len=None, soft_cap=None, alibi_slopes=None, sinks=None,
-key_bias=None, value_bias=None)`
-→ [T, H, D] in q's dtype, newly allocated.
+key_bias=None, value_bias=None, last_key=None)`
+→ [T, H, Dv] in q's dtype, newly allocated.
 
-q: [T, H, D], any token stride, heads and dims contiguous. k_cache, v_cache: [B, S, K, D], one dtype
-and strides, tokens contiguous; H is a multiple of K and query head h reads kv head h // (H / K).
+q: [T, H, Dk], any token stride, heads and dims contiguous. k_cache: [B, S, K, Dk], v_cache: [B, S,
+K, Dv], one dtype; H is a multiple of K and query head h reads kv head h // (H / K). The kernels in
+C++ and Triton take caches of one width D = Dk = Dv and one set of strides, tokens contiguous; the
+reference takes any, also a v_cache that is a part of k_cache.
 k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`ops.kv.rope_and_write_kv`): its numbers are
 element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias` of K, float32
-[K, D] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is
-the block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
+[K, Dv] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is the
+block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
 query_start_loc[r] … query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens
-(int32 [R]). window: tokens that a query sees, itself included. A query at position p sees keys
-max(0, p - window + 1) … p and nothing else is read: memory beyond may hold NaN. A row without
-queries may have any length. max_query_len: what the host knows of the rows' queries without asking
-the device; 1 promises that no row has more, and then nothing is read on the host.
+(int32 [R]). A row without queries may have any length. max_query_len: what the host knows of the
+rows' queries without asking the device; 1 promises that no row has more, and then nothing is read
+on the host.
+
+A query at position p sees the keys max(0, p - window + 1) … last_key, and nothing else is read:
+memory beyond may hold NaN. window: counts back from the query, itself included; None: without end.
+last_key: int32 [T], one for each query, non-decreasing within a row, at least p and below the row's
+length; None: p, which is causal attention. With the end of the row for all, attention is
+bidirectional; with the end of the span for those within, spans such as images are.
 
 The score of head h for the query at p and the key at k is s = scale · q·k; then, where given,
 soft_cap · tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118, section 2), plus alibi_slopes[h] · (k - p)
@@ -52,7 +59,7 @@ _WEIGHTS_ROUNDED = {
 _ORDER = rounding("online softmax sums in another order than the reference", float32=2e-5)
 # csrc/attention/amx.h, csrc/attention/bf16.h
 _BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
-_NOT_IN_TRITON = frozenset({"key_bias", "value_bias"})
+_NOT_IN_TRITON = frozenset({"key_bias", "value_bias", "last_key"})
 _WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
 _NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
 

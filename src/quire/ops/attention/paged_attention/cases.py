@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.ops.attention.paged_batch import paged_batch, random_key_bias
+from quire.ops.attention.paged_batch import paged_batch, random_key_bias, random_last_key
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
 
@@ -38,6 +38,18 @@ _SCORED = (
     (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "sinks")),
     (torch.bfloat16, torch.bfloat16, (_DECODE, 4, 1, 64, 16, 300), ("soft_cap", "sinks")),
     (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "key_bias")),
+    (torch.float32, torch.float32, (_PREFILL, 4, 2, 40, 16, None), ("last_key", "alibi_slopes")),
+    (torch.float16, torch.float16, (_MIXED, 4, 2, 64, 16, 50), ("last_key", "soft_cap", "sinks")),
+    (torch.bfloat16, torch.int8, (_MIXED, 6, 2, 64, 16, None), ("last_key", "key_bias")),
+    *(
+        (dtype, cache_dtype, shape, ("last_key",))
+        for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8)
+        for shape in (
+            (_MIXED, 6, 2, 64, 16, None),
+            (_MIXED, 4, 2, 40, 5, 50),
+            (_PREFILL, 8, 1, 128, 128, None),
+        )
+    ),
     *(
         (dtype, torch.int8, shape, ("key_bias", "value_bias"))
         for dtype in (torch.float32, torch.bfloat16)
@@ -56,13 +68,14 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
         for shape in _SHAPES:
             yield _case(generator, dtype, cache_dtype, *shape)
     for dtype, cache_dtype, shape, names in _SCORED:
-        _, heads, kv_heads, head_dim, _, _ = shape
+        rows, heads, kv_heads, head_dim, _, _ = shape
         every = {
             "soft_cap": 2.0,  # near the scores, so that it bends them
             "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
             "sinks": torch.randn(heads, generator=generator),
             "key_bias": random_key_bias(generator, kv_heads, head_dim, _LONGEST),
             "value_bias": normal(generator, kv_heads, head_dim),
+            "last_key": random_last_key(generator, rows),
         }
         yield _case(generator, dtype, cache_dtype, *shape, {name: every[name] for name in names})
 

@@ -37,6 +37,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         max_query_len: int | None = None,  # noqa: ARG001  the contract's
         key_bias: KeyBias | None = None,
         value_bias: torch.Tensor | None = None,
+        last_key: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = token_rows(q)
         _, num_heads, head_dim = q.shape
@@ -67,6 +68,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             CACHE_DTYPE_CODES[k_cache.dtype],
             *_key_bias(key_bias),
             pointer(value_bias),
+            pointer(last_key),
         )
         return out
 

@@ -28,25 +28,27 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     key_bias: KeyBias | None = None,
     value_bias: torch.Tensor | None = None,
+    last_key: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.attention.paged_attention`).
 
     One row at a time. With `max_query_len` 1 one token at a time, over all that its table can hold,
     so that the host reads nothing of the device.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = q.new_empty(*q.shape[:2], v_cache.shape[-1])
     if max_query_len == 1:
         spans = _spans_of_tokens(q.shape[0], block_table.shape[1] * k_cache.shape[1])
         rows = _row_of_token(query_start_loc, q.shape[0])
-        tables, last = block_table[rows], seq_lens[rows] - 1
+        tables, newest = block_table[rows], seq_lens[rows] - 1
     else:
         spans = _spans_of_rows(query_start_loc.tolist(), seq_lens.tolist(), window)
-        tables, last = block_table, seq_lens - 1
+        tables, newest = block_table, seq_lens - 1
     for row, start, stop, low, high in spans:
         key = torch.arange(low, high, device=q.device)
-        query = last[row] - torch.arange(stop - start - 1, -1, -1, device=q.device)
+        query = newest[row] - torch.arange(stop - start - 1, -1, -1, device=q.device)
         distance = query[:, None] - key[None, :]
-        visible = distance >= 0
+        last_seen = query if last_key is None else last_key[start:stop]
+        visible = key[None, :] <= last_seen[:, None]
         if window is not None:
             visible &= distance < window
         exists = visible.any(0)
@@ -98,7 +100,7 @@ def _gather(
     position: torch.Tensor,
     exists: torch.Tensor,
 ) -> torch.Tensor:
-    """Tokens at position [N] of a row, float32 [N, K, D]; zeros where none exists, whatever the
+    """Tokens at position [N] of a row, float32 [N, K, width]; zeros where none exists, whatever the
     memory there holds."""
     block_size = cache.shape[1]
     block = table[position // block_size].long().where(exists, 0)
@@ -120,8 +122,8 @@ def _attend(
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q [Q, H, D], keys and values [N, K, D], visible and distance (position of the query less
-    that of the key) [Q, N] → [Q, H, D]. Zeros for a query that sees nothing."""
+    """q [Q, H, Dk], keys [N, K, Dk], values [N, K, Dv], visible and distance (position of the query
+    less that of the key) [Q, N] → [Q, H, Dv]. Zeros for a query that sees nothing."""
     num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads, _ = keys.shape
     grouped = q.float().reshape(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -137,4 +139,4 @@ def _attend(
     weights = scores.softmax(dim=-1)[..., :num_keys]
     weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     out = torch.einsum("kgqn,nkd->qkgd", weights, values)
-    return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)
+    return out.reshape(num_queries, num_heads, values.shape[-1]).to(q.dtype)

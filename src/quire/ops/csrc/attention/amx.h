@@ -81,7 +81,7 @@ class LanePiece {
   void follow(const Work& work) {
     if (lanes_.wide()) return;  // bound by arithmetic
     const Tile tile = make_tile(b_, work);
-    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    const int64_t low = tile.low(0), end = tile.end();
     following_ = locate(make_keys<bf16>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
     follows_ = true;
   }
@@ -99,7 +99,7 @@ class LanePiece {
     }
     std::fill(seen_, seen_ + lanes_.blocks(), false);
     const int64_t low = std::max(tile_.low(0), span * kSpan);
-    const int64_t end = tile_.position(tile_.rows - 1) + 1;
+    const int64_t end = tile_.end();
     const int64_t high = std::min(end, (span + 1) * kSpan);
     LaneTiles registers(lanes_.rows);
     if (lanes_.wide()) registers.for_scores();
@@ -189,7 +189,7 @@ class LanePiece {
       for (int row = 0; row < tile_.rows; ++row) {
         const int state = lanes_.state(head, row);
         first_[state] = static_cast<int32_t>(tile_.low(row));
-        last_[state] = static_cast<int32_t>(tile_.position(row));
+        last_[state] = static_cast<int32_t>(tile_.last_key(row));
       }
   }
 
@@ -327,7 +327,7 @@ class LanePiece {
       const int row = block * kBlockLanes, last = std::min(row + kBlockLanes, tile_.rows) - 1;
       KeyTiles own = tiles;
       own.from = static_cast<int>(std::max<int64_t>(tiles.from, tile_.low(row) - tiles.block));
-      const int64_t end = tile_.position(last) + 1 - tiles.block;
+      const int64_t end = tile_.last_key(last) + 1 - tiles.block;
       own.to = static_cast<int>(std::min<int64_t>(tiles.to, end));
       if (own.from >= own.to) continue;
       if (next != nullptr) fetch_part(*next, block, blocks);

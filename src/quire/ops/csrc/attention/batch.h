@@ -23,6 +23,7 @@ struct Batch {
   int64_t table_stride;
   const int32_t* query_start_loc;
   const int32_t* seq_lens;
+  const int32_t* last_key;  // of each query, or null
   int num_rows, num_heads, num_kv_heads, head_dim, width, group;
   float scale;
   int64_t window;
@@ -138,7 +139,9 @@ inline Scratch carve(const Batch& b, float* at, const State& span) {
 
 inline Tile make_tile(const Batch& b, const Work& work) {
   const int queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
+  const int64_t first = b.query_start_loc[work.row] + work.token;
   return Tile{b.seq_lens[work.row] - queries + work.token,
+              b.last_key == nullptr ? nullptr : b.last_key + first,
               work.num_kv_heads,
               work.num_tokens * b.group,
               b.group,

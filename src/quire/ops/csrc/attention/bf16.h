@@ -353,7 +353,7 @@ class PairPiece {
   // The first keys of `work` are fetched during the last of this piece.
   void follow(const Work& work) {
     const Tile tile = make_tile(b_, work);
-    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    const int64_t low = tile.low(0), end = tile.end();
     following_.locate(make_keys<bf16>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
     follows_ = true;
   }

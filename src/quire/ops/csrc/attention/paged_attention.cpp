@@ -78,7 +78,7 @@ void store_output(const Batch& b, const Work& work, const State& total) {
 }
 
 int64_t first_span(const Tile& tile) { return tile.low(0) / kSpan; }
-int64_t last_span(const Tile& tile) { return tile.position(tile.rows - 1) / kSpan; }
+int64_t last_span(const Tile& tile) { return (tile.end() - 1) / kSpan; }
 
 // A piece of the work as run_tile and its like see it, on vectors. attention_amx.h and
 // attention_bf16.h have others.
@@ -104,7 +104,7 @@ class VectorPiece {
   void follow(const Work& work) {
     if (!tile_.integers && tile_.rows >= kCopyRows) return;
     const Tile tile = make_tile(b_, work);
-    const int64_t low = tile.low(0), end = tile.position(tile.rows - 1) + 1;
+    const int64_t low = tile.low(0), end = tile.end();
     following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
     follows_ = true;
   }
@@ -234,7 +234,8 @@ int64_t most_spans(const Batch& b) {
   int64_t spans = 1;
   for (int row = 0; row < b.num_rows; ++row) {
     const int64_t last = b.seq_lens[row] - 1;
-    const int64_t reach = b.window > 0 ? std::min(last, b.window + b.tile_tokens()) : last;
+    const bool follows = b.window > 0 && b.last_key == nullptr;  // the last key moves with a query
+    const int64_t reach = follows ? std::min(last, b.window + b.tile_tokens()) : last;
     spans = std::max(spans, reach / kSpan + (b.window > 0 ? 2 : 1));
   }
   return spans;
@@ -275,7 +276,8 @@ bool run_batch(const Batch& given, Team* team) {
   // V, and of those the last first, which see most. Any order gives the same bits.
   auto cost = [&](const Work& work) {
     const int64_t queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
-    const int64_t seen = b.window > 0 ? b.window + queries : b.seq_lens[work.row];
+    const bool follows = b.window > 0 && b.last_key == nullptr;
+    const int64_t seen = follows ? b.window + queries : b.seq_lens[work.row];
     return queries * std::min<int64_t>(seen, b.seq_lens[work.row]);
   };
   std::sort(works, works + count, [&](const Work& x, const Work& y) {
@@ -315,7 +317,8 @@ bool run(const Batch& b, Team* team) {
 // token strides, heads contiguous; strides in elements. k_scale, v_scale: of an int8 cache, float
 // [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
 // dtype, 2 when scratch memory is exhausted. What an int8 cache lacks: of K num_bias_pairs pairs of
-// dims (KeyBias), of V value_bias, [K, D] or null.
+// dims (KeyBias), of V value_bias, [K, D] or null. last_key: [T], the last key of each query; null:
+// that at its own position.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
@@ -325,7 +328,7 @@ QUIRE_API int quire_paged_attention(
     int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
     const int32_t* bias_pairs, const float* key_bias, const float* bias_cos, const float* bias_sin,
     int64_t num_bias_pairs, int64_t bias_half, int64_t bias_stride, const float* value_bias,
-    quire::Team* team) {
+    const int32_t* last_key, quire::Team* team) {
   using namespace quire;
   using namespace quire::attention;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
@@ -347,6 +350,7 @@ QUIRE_API int quire_paged_attention(
                     table_stride,
                     query_start_loc,
                     seq_lens,
+                    last_key,
                     num_rows,
                     num_heads,
                     num_kv_heads,

@@ -75,6 +75,7 @@ struct Scratch {
 
 struct Tile {
   int64_t first_position;  // of the first query
+  const int32_t* last;     // last key that each query sees; null: the one at its own position
   int kv_heads;            // adjacent ones, computed block by block in turn
   int rows;                // num_tokens · group: query rows of one kv head
   int group;
@@ -86,7 +87,8 @@ struct Tile {
   int depth() const { return integer_depth(head_dim); }
   int num_states() const { return kv_heads * rows; }
   int64_t position(int row) const { return first_position + row / group; }
-  int64_t end() const { return position(rows - 1) + 1; }
+  int64_t last_key(int row) const { return last == nullptr ? position(row) : last[row / group]; }
+  int64_t end() const { return last_key(rows - 1) + 1; }
   int64_t low(int row) const {
     const int64_t from = position(row) - window + 1;
     return window > 0 && from > 0 ? from : 0;
@@ -113,7 +115,7 @@ struct Range {
     return static_cast<int>(std::max<int64_t>(tile.low(row) - block, from));
   }
   int high(const Tile& tile, int row) const {
-    return static_cast<int>(std::min<int64_t>(tile.position(row) + 1 - block, to));
+    return static_cast<int>(std::min<int64_t>(tile.last_key(row) + 1 - block, to));
   }
   // Keys before the second chunk of `size`.
   int first_chunk(int size) const { return std::min(size - from % size, to - from); }
