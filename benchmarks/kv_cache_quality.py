@@ -121,7 +121,7 @@ class Engine:
         backend = select_backend(self._platform, needs, None, self._team).backend
         factory = LayerFactory(
             self.ops,
-            backend,
+            dict.fromkeys(range(spec.num_layers), backend),
             dtype,
             torch.device("cpu"),
             WINDOW,

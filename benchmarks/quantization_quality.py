@@ -230,13 +230,14 @@ def main() -> None:
     ops = build_op_set(platform, {}, team)
     needs = AttentionNeeds(dtype, dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads)
     backend = select_backend(platform, needs, None, team).backend
+    by_layer = dict.fromkeys(range(spec.num_layers), backend)
     todo = windows(corpus.held_out, Tokenizer.from_folder(folder), options.max_bytes)
     size = sum(len(d.text[: options.max_bytes or None].encode()) for d in corpus.held_out)
     readers = {
         each.name: Reader(
             spec,
             folder,
-            LayerFactory(ops, backend, dtype, torch.device("cpu"), WINDOW, each),
+            LayerFactory(ops, by_layer, dtype, torch.device("cpu"), WINDOW, each),
             backend,
             spec.dtype,
         )

@@ -18,7 +18,7 @@ OPS = build_op_set(detect_platform(), force_isa("none"))
 
 
 def make(dtype: torch.dtype = torch.float32) -> LayerFactory:
-    return LayerFactory(OPS, ReferenceAttention(), dtype, torch.device("cpu"), 16)
+    return LayerFactory(OPS, {0: ReferenceAttention()}, dtype, torch.device("cpu"), 16)
 
 
 def test_merged_linear() -> None:
@@ -74,9 +74,7 @@ def test_the_plain_matrix_is_let_go_when_it_is_packed() -> None:
         made.append(weakref.ref(weight))
         return OPS.linear(weight.clone(), bias)
 
-    factory = LayerFactory(
-        replace(OPS, linear=pack), ReferenceAttention(), torch.float32, torch.device("cpu"), 16
-    )
+    factory = LayerFactory(replace(OPS, linear=pack), {}, torch.float32, torch.device("cpu"), 16)
     layers = [
         factory.linear(4, 4, bias=False),
         factory.merged_linear(4, {"gate": 3, "up": 3}, bias=True),

@@ -149,9 +149,10 @@ def new_factory(
     quantized_cache: bool = False,
 ) -> LayerFactory:
     """What makes the layers of `spec` on this machine's CPU."""
+    backend = backend or _new_backend(spec, implementation)
     return LayerFactory(
         new_ops(implementation),
-        backend or _new_backend(spec, implementation),
+        dict.fromkeys(range(spec.num_layers), backend),
         getattr(torch, spec.dtype),
         torch.device("cpu"),
         max_positions,

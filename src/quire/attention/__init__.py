@@ -8,8 +8,10 @@ from quire.attention.reference import ReferenceAttention
 from quire.attention.scores import PLAIN_SCORES, ScoreOptions
 from quire.attention.select import (
     BackendChoice,
+    GroupBackends,
     backend_of_isa,
     select_backend,
+    select_backends,
 )
 from quire.attention.step_inputs import GroupInputs, StepInputs
 
@@ -18,6 +20,7 @@ __all__ = [
     "AttentionNeeds",
     "BackendChoice",
     "KernelAttention",
+    "GroupBackends",
     "GroupInputs",
     "KVPool",
     "LayerCache",
@@ -27,4 +30,5 @@ __all__ = [
     "StepInputs",
     "backend_of_isa",
     "select_backend",
+    "select_backends",
 ]

@@ -46,5 +46,5 @@ class AttentionBackend(Protocol):
         group: GroupInputs,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
-        """q [T, H, D] over one layer's cache → [T, H, D] in q's dtype. H is a multiple of K."""
+        """q [T, H, Dk] over one layer's cache → [T, H, Dv] in q's dtype. H is a multiple of K."""
         ...

@@ -86,7 +86,7 @@ class FlashAttention3Candidate:
             return needs.refused_heads("at most 256, in steps of 8,")
         if lacking := needs.scores - {"soft_cap"}:
             return needs.refused_scores(lacking)
-        return None
+        return needs.refused_shape()
 
     def make(self, team: Team) -> FlashAttention3:  # noqa: ARG002  no threads here
         return FlashAttention3(import_module(MODULE).flash_attn_with_kvcache)

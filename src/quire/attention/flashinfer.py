@@ -143,7 +143,7 @@ class FlashInferCandidate:
             return needs.refused_heads("64, 128 or 256")
         if lacking := needs.scores - {"soft_cap"}:
             return needs.refused_scores(lacking)
-        return None
+        return needs.refused_shape()
 
     def make(self, team: Team) -> FlashInfer:  # noqa: ARG002  no threads here
         return FlashInfer(import_module(MODULE).BatchPrefillWithPagedKVCacheWrapper)

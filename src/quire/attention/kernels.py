@@ -67,6 +67,9 @@ class KernelAttention:
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
         """q [T, H, D] over one layer's cache → [T, H, D]."""
+        options = scores.given()
+        if step.last_key is not None:  # not every provider takes it
+            options["last_key"] = step.last_key
         return self._paged_attention(
             q,
             cache.k,
@@ -79,5 +82,5 @@ class KernelAttention:
             cache.k_scale,
             cache.v_scale,
             max_query_len=step.max_query_len,
-            **scores.given(),
+            **options,
         )

@@ -37,7 +37,7 @@ class ReferenceAttention:
         group: GroupInputs,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
-        """q [T, H, D] over one layer's cache → [T, H, D]."""
+        """q [T, H, Dk] over one layer's cache → [T, H, Dv]."""
         return paged_attention(
             q,
             cache.k,
@@ -50,5 +50,6 @@ class ReferenceAttention:
             cache.k_scale,
             cache.v_scale,
             max_query_len=step.max_query_len,
+            last_key=step.last_key,
             **scores.given(),
         )

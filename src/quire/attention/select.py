@@ -1,9 +1,9 @@
-"""Which attention backend serves a model on a machine, and why."""
+"""Which attention backend serves a layer group on a machine, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -13,6 +13,8 @@ from quire.attention.flashinfer import FlashInferCandidate
 from quire.attention.kernels import KernelAttention
 from quire.attention.needs import AttentionNeeds
 from quire.attention.reference import ReferenceAttention
+from quire.attention.splittable import SplittableAttention
+from quire.config.kv_layout import KVLayout
 from quire.errors import ConfigError
 from quire.ops.attention.paged_attention import OP
 from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES
@@ -24,8 +26,10 @@ __all__ = [
     "BACKENDS",
     "BackendChoice",
     "Candidate",
+    "GroupBackends",
     "backend_of_isa",
     "select_backend",
+    "select_backends",
 ]
 
 
@@ -35,6 +39,27 @@ class BackendChoice:
 
     backend: AttentionBackend
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBackends:
+    """The backend of each layer group, and a sentence for the start-up report."""
+
+    backends: tuple[AttentionBackend, ...]
+    reason: str
+
+    def by_layer(self, layout: KVLayout) -> dict[int, AttentionBackend]:
+        """The backend of each layer of the layout that has these groups."""
+        return {
+            layer: backend
+            for group, backend in zip(layout.groups, self.backends, strict=True)
+            for layer in group.layers
+        }
+
+    def splittable(self) -> GroupBackends:
+        """The same, each behind a `SplittableAttention`; groups that share one still do."""
+        split = {id(each): SplittableAttention(each) for each in self.backends}
+        return replace(self, backends=tuple(split[id(each)] for each in self.backends))
 
 
 class Candidate(Protocol):
@@ -72,6 +97,10 @@ class _Kernels:
             return needs.refused_heads(f"at most {self.max_head_dim}")
         if lacking := needs.scores & self.provider.lacks:
             return needs.refused_scores(lacking)
+        if needs.value_dim is not None:
+            return needs.refused_widths()
+        if needs.last_key and "last_key" in self.provider.lacks:
+            return needs.refused_last_key()
         return self.provider.unavailable(platform)
 
     def make(self, team: Team) -> AttentionBackend:
@@ -136,6 +165,34 @@ def select_backend(
         f"Attention backend {forced!r} cannot serve here: {'; '.join(refused)}. "
         "Force another backend, or none."
     )
+
+
+def select_backends(
+    platform: Platform,
+    needs: Sequence[AttentionNeeds],
+    layers: Sequence[Sequence[int]],
+    forced: str | None = None,
+    team: Team = ALONE,
+    *,
+    preferred: str | None = None,
+) -> GroupBackends:
+    """`select_backend` for each layer group; groups that need the same share a backend. layers: of
+    each group, for the sentence. A forced backend has to serve all groups."""
+    choices = {
+        each: select_backend(platform, each, forced, team, preferred=preferred)
+        for each in dict.fromkeys(needs)
+    }
+    served: dict[str, list[int]] = {}
+    for each, members in zip(needs, layers, strict=True):
+        served.setdefault(choices[each].reason, []).extend(members)
+    if len(served) == 1:
+        reason = next(iter(served))
+    else:
+        reason = "; ".join(
+            f"{reason} for layers {', '.join(map(str, sorted(members)))}"
+            for reason, members in served.items()
+        )
+    return GroupBackends(tuple(choices[each].backend for each in needs), reason)
 
 
 def _told(refused: Mapping[str, list[str]]) -> list[str]:

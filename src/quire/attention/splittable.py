@@ -56,7 +56,7 @@ class SplittableAttention:
         group: GroupInputs,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> torch.Tensor:
-        """q [T, H, D] over one layer's cache → [T, H, D]."""
+        """q [T, H, Dk] over one layer's cache → [T, H, Dv]."""
         if self._answer is None:
             return self._inner.run(q, cache, scale, step, group, scores)
         index = next(i for i, each in enumerate(step.groups) if each is group)
@@ -64,7 +64,7 @@ class SplittableAttention:
 
     @contextmanager
     def answered_by(self, answer: Callable[[AttentionCall], torch.Tensor]) -> Iterator[None]:
-        """Within, `answer` gives the layers' results [T, H, D]."""
+        """Within, `answer` gives the layers' results [T, H, Dv]."""
         self._answer = answer
         try:
             yield

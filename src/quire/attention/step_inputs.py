@@ -35,6 +35,7 @@ class StepInputs:
     query_start_loc: int32 [R + 1]. seq_lens: int32 [R], tokens in the cache after this step's
     writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
     int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
+    last_key: int32 [T], position of the last key that each token sees; None: its own.
     """
 
     query_start_loc: torch.Tensor
@@ -44,3 +45,4 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     kv: KVPool
     wanted_tokens: torch.Tensor | None = None
+    last_key: torch.Tensor | None = None

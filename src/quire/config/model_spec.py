@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 __all__ = [
     "DTYPE_BYTES",
@@ -209,6 +210,8 @@ class ModelSpec:
     exceeded.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
+    prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
+    prefix LMs), which is then computed in one step; None: causal.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
@@ -237,6 +240,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    prompt_attention: Literal["bidirectional"] | None = None
 
     @property
     def dtype_bytes(self) -> int:

@@ -28,14 +28,15 @@ __all__ = ["LayerFactory"]
 
 
 class LayerFactory:
-    """max_positions: positions that a sequence may reach, the length of the rope tables. formats:
-    in which matrices are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits,
-    without the biases that attention can add."""
+    """attention: the backend of each layer, which is that of its layer group. max_positions:
+    positions that a sequence may reach, the length of the rope tables. formats: in which matrices
+    are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
+    that attention can add."""
 
     def __init__(
         self,
         ops: OpSet,
-        attention: AttentionBackend,
+        attention: Mapping[int, AttentionBackend],
         dtype: torch.dtype,
         device: torch.device,
         max_positions: int,
@@ -44,7 +45,7 @@ class LayerFactory:
         quantized_cache: bool = False,
     ) -> None:
         self._ops = ops
-        self._backend = attention
+        self._backends = attention
         self._dtype, self._device = dtype, device
         self._max_positions = max_positions
         self._formats = formats or QuantizedFormats(None, ops)
@@ -162,14 +163,14 @@ class LayerFactory:
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> Attention:
         """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms."""
-        head_dim = heads[2]
+        head_dim, backend = heads[2], self._backends[layer]
         rotary = None if rope is None else self._rotary(rope)
         biases = CacheBiases(
             heads,
             rotary,
             scores,
             keys_normed=qk_norm_eps is not None,
-            added=self._backend.adds_biases,
+            added=backend.adds_biases,
         )
         norms = (
             ()
@@ -181,7 +182,7 @@ class LayerFactory:
         )
         return Attention(
             self._ops,
-            self._backend,
+            backend,
             layer,
             heads,
             head_dim**-0.5 if scale is None else scale,

@@ -34,18 +34,22 @@ class PlanChanges:
         host: HostPages,
         copy_blocks: CopyBlocks,
         upload: Upload,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
-        """pages: those of the KV pool. host: where they are swapped to."""
+        """pages: those of the KV pool. host: where they are swapped to. whole_prompts: tokens of a
+        prompt see all of it, so that rows fail that compute a part of theirs."""
         self._rows = rows
         self._sampling = sampling
         self._pages = pages
         self._host = host
         self._copy_blocks = copy_blocks
         self._upload = upload
+        self._whole_prompts = whole_prompts
         self.num_prompt_logprobs: dict[int, int] = {}
 
     def apply(self, plan: StepPlan) -> list[RowFailure]:
-        """Take over the difference; rows whose parameters the sampler refuses fail."""
+        """Take over the difference; rows that cannot be computed fail."""
         self._move_blocks(plan)
         for slot in plan.leave.tolist():
             self._sampling.leave(slot)
@@ -70,7 +74,23 @@ class PlanChanges:
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             sample_index = int(self._sampling.sample_index[src])
             self._sampling.fork(int(src), int(dst), sample_index)
+        if self._whole_prompts:
+            refused += self._refuse_cut_prompts()
         return refused
+
+    def _refuse_cut_prompts(self) -> list[RowFailure]:
+        slots = self._rows.cut_prompts()
+        self._rows.failed[slots] = True
+        return [
+            RowFailure(
+                slot,
+                "each token of a prompt sees all of it, but the step computes "
+                f"{int(self._rows.standing[slot])} tokens of {int(self._rows.num_prompt[slot])} "
+                f"after {int(self._rows.num_computed[slot])}: raise max_num_batched_tokens and set "
+                "enable_prefix_caching=False",
+            )
+            for slot in slots.tolist()
+        ]
 
     def fork(self, plan: StepPlan, sampled: dict[int, int]) -> list[RowFailure]:
         """Let rows branch off after the forward. sampled: slots that sample, each with the index of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,13 +30,15 @@ class ModelInputs:
 @dataclass(frozen=True, slots=True)
 class BatchBuffers:
     """Where a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32 [R]; per
-    layer group slot_mapping int64 [T] and tables int32 [R, M]."""
+    layer group slot_mapping int64 [T] and tables int32 [R, M]. last_key int32 [T], as in
+    `StepInputs`; None for causal attention."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     seq_lens: torch.Tensor
     slot_mapping: tuple[torch.Tensor, ...]
     tables: tuple[torch.Tensor, ...]
+    last_key: torch.Tensor | None = None
 
     def of_size(self, num_tokens: int, num_rows: int) -> BatchBuffers:
         """The first tokens and rows of these buffers."""
@@ -46,6 +48,7 @@ class BatchBuffers:
             self.seq_lens[:num_rows],
             tuple(slots[:num_tokens] for slots in self.slot_mapping),
             tuple(table[:num_rows] for table in self.tables),
+            None if self.last_key is None else self.last_key[:num_tokens],
         )
 
 
@@ -57,20 +60,24 @@ class InputGatherer:
         rows: KernelRows,
         send: Callable[[RowList | None], None],
         kv: KVPool,
-        backend: AttentionBackend,
+        backends: Sequence[AttentionBackend],
         groups: Sequence[KVGroup],
         decode_inputs: Callable[..., None],
         step_inputs: Callable[..., None],
+        *,
+        whole_prompts: bool = False,
     ) -> None:
-        """send: says which rows compute next, and brings what kernels read up to date.
-        decode_inputs, step_inputs: the operations."""
+        """send: says which rows compute next, and brings what kernels read up to date. backends: of
+        each layer group. decode_inputs, step_inputs: the operations. whole_prompts: tokens of a
+        prompt see all of it, and a step that computes one of them computes all."""
         self._rows = rows
         self._send = send
         self._kv = kv
-        self._backend = backend
+        self._backends = tuple(backends)
         self._groups = tuple(groups)
         self._decode_inputs = decode_inputs
         self._step_inputs = step_inputs
+        self._whole_prompts = whole_prompts
         device = rows.slots.device
         self._one_each = torch.arange(len(rows.starts), dtype=torch.int32, device=device)
         self._host_starts = np.arange(len(rows.starts), dtype=np.int32)
@@ -90,9 +97,10 @@ class InputGatherer:
 
     def decode(self, num_rows: int) -> ModelInputs:
         """The batch of the first `num_rows` rows that were sent, each of which computes one token.
-        Asks the host nothing; the longest length in it is the largest possible."""
+        Asks the host nothing; the longest length in it is the largest possible. Each token is the
+        last of its row, so that no key follows it."""
         rows, starts = self._rows, self._one_each[: num_rows + 1]
-        batch = self.buffers(num_rows, num_rows, empty=True)
+        batch = self._buffers(num_rows, num_rows, torch.empty)
         columns = (rows.slots[:num_rows], rows.num_computed, rows.token_ids)
         for group, blocks, slots, table in zip(
             self._groups, rows.tables, batch.slot_mapping, batch.tables, strict=True
@@ -104,8 +112,17 @@ class InputGatherer:
 
     def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
         """For batches of so many tokens, padding included, and rows; zero unless `empty`."""
-        make, device = torch.empty if empty else torch.zeros, self._rows.slots.device
-        tables = self._rows.tables
+        make = torch.empty if empty else torch.zeros
+        batch = self._buffers(num_tokens, num_rows, make)
+        if not self._whole_prompts:
+            return batch
+        last_key = make(num_tokens, dtype=torch.int32, device=batch.positions.device)
+        return replace(batch, last_key=last_key)
+
+    def _buffers(
+        self, num_tokens: int, num_rows: int, make: Callable[..., torch.Tensor]
+    ) -> BatchBuffers:
+        tables, device = self._rows.tables, self._rows.slots.device
         return BatchBuffers(
             make(num_tokens, dtype=torch.int32, device=device),
             make(num_tokens, dtype=torch.int64, device=device),
@@ -129,9 +146,25 @@ class InputGatherer:
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
             self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
+        if batch.last_key is not None:
+            self._fill_last_key(columns[0], starts, batch.positions, batch.last_key)
         longest = int((rows.num_computed + rows.num_tokens).max())
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)
+
+    def _fill_last_key(
+        self,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        positions: torch.Tensor,
+        last_key: torch.Tensor,
+    ) -> None:
+        """last_key [T]: the end of the prompt for tokens within it, else the position [T]. slots
+        [R], starts [R + 1]: of the rows; tokens after the last row are padding, read by nobody."""
+        token = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
+        row = torch.searchsorted(starts[1:], token, right=True).clamp_(max=len(slots) - 1)
+        prompt_end = self._rows.num_prompt[slots][row] - 1
+        last_key.copy_(torch.maximum(positions, prompt_end))
 
     def step_of(
         self,
@@ -144,10 +177,18 @@ class InputGatherer:
         """What attention reads of a batch. starts, wanted: as in `StepInputs`."""
         windows = [group.window for group in self._groups]
         groups = tuple(
-            GroupInputs(
-                table, slots, window, self._backend.plan(starts, batch.seq_lens, table, window)
+            GroupInputs(table, slots, window, backend.plan(starts, batch.seq_lens, table, window))
+            for backend, table, slots, window in zip(
+                self._backends, batch.tables, batch.slot_mapping, windows, strict=True
             )
-            for table, slots, window in zip(batch.tables, batch.slot_mapping, windows, strict=True)
         )
-        lengths = batch.seq_lens
-        return StepInputs(starts, lengths, max_query_len, max_seq_len, groups, self._kv, wanted)
+        return StepInputs(
+            starts,
+            batch.seq_lens,
+            max_query_len,
+            max_seq_len,
+            groups,
+            self._kv,
+            wanted,
+            batch.last_key,
+        )

@@ -140,6 +140,12 @@ class RowTable:
             raise EngineError("the plan has drafts for a row that does not reach its last token")
         return ScheduledRows(slots, computed, tokens + drafts, drafts, samples)
 
+    def cut_prompts(self) -> Slots:
+        """Slots of the rows that compute a part of their prompt in this step, and not all."""
+        starts_within = (self.num_computed > 0) | (self.standing < self.num_prompt)
+        is_cut = (self.num_computed < self.num_prompt) & starts_within
+        return np.flatnonzero(is_cut & (self.standing > 0) & ~self.failed)
+
     def fork(self, src: int, dst: int) -> None:
         """`dst` becomes a copy of `src` as it is now."""
         length = self.num_tokens[src]

@@ -50,16 +50,25 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     )
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
-    changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, torch.from_numpy)
+    changes = PlanChanges(
+        rows,
+        sampling,
+        kv.pages,
+        host,
+        ops.copy_blocks,
+        torch.from_numpy,
+        whole_prompts=loaded.whole_prompts,
+    )
     kernel_rows = KernelRows.of_host(rows)
     inputs = InputGatherer(
         kernel_rows,
         kernel_rows.send,
         kv,
-        loaded.attention.backend,
+        loaded.attention.backends,
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        whole_prompts=loaded.whole_prompts,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0

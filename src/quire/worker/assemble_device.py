@@ -61,8 +61,9 @@ def _assemble(
     make_recorder: MakeRecorder | None,
 ) -> Assembly:
     ops, layout, model = loaded.ops, settings.layout, loaded.model
-    attention = loaded.attention.backend
-    assert isinstance(attention, SplittableAttention), "the model was loaded for rows on the host"
+    backends = loaded.attention.backends
+    attention = [each for each in backends if isinstance(each, SplittableAttention)]
+    assert len(attention) == len(backends), "the model was loaded for rows on the host"
     kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
     rows = RowTable(
         settings.chosen.max_num_seqs,
@@ -73,7 +74,15 @@ def _assemble(
     host = HostPages(
         StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
     )
-    changes = PlanChanges(rows, sampling, kv.pages, host, ops.copy_blocks, queue.upload)
+    changes = PlanChanges(
+        rows,
+        sampling,
+        kv.pages,
+        host,
+        ops.copy_blocks,
+        queue.upload,
+        whole_prompts=loaded.whole_prompts,
+    )
     state = DeviceState(rows, sampling, queue, ops.apply_updates, spare_block=size.num_blocks)
     inputs = InputGatherer(
         state.rows,
@@ -83,6 +92,7 @@ def _assemble(
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        whole_prompts=loaded.whole_prompts,
     )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
@@ -91,7 +101,8 @@ def _assemble(
     if make_recorder is None and loaded.device.type == "cuda":
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
-    sizes = ladder(max_rows) if recorder is not None and attention.is_capturable else ()
+    is_capturable = recorder is not None and all(each.is_capturable for each in attention)
+    sizes = ladder(max_rows) if is_capturable else ()
     max_tokens = min(MAX_TOKENS, settings.chosen.max_num_batched_tokens)
     pieces = None
     if recorder is not None:

@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from quire.attention import AttentionNeeds, BackendChoice, select_backend
-from quire.attention.splittable import SplittableAttention
+from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -31,9 +30,14 @@ class LoadedModel:
     device: torch.device
     team: Team
     ops: OpSet
-    attention: BackendChoice
+    attention: GroupBackends
     kv_dtype: torch.dtype
     model: CausalLM
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether tokens of a prompt see all of it, so that one step computes it."""
+        return self.spec.prompt_attention == "bidirectional"
 
     @property
     def kernels(self) -> str:
@@ -90,22 +94,11 @@ def load(
     ops = build_op_set(settings.platform, settings.forced_ops, team)
     if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
-    needs = AttentionNeeds(
-        dtype, kv_dtype, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.score_options
-    )
-    choice = select_backend(
-        settings.platform,
-        needs,
-        settings.attention_backend,
-        team,
-        preferred=settings.preferred_attention,
-    )
-    if settings.device_state:
-        choice = replace(choice, backend=SplittableAttention(choice.backend))
+    attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     factory = LayerFactory(
         ops,
-        choice.backend,
+        attention.by_layer(settings.layout),
         dtype,
         device,
         settings.chosen.max_model_len,
@@ -124,4 +117,20 @@ def load(
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, choice, kv_dtype, model)
+    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model)
+
+
+def _attention(
+    settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, team: Team
+) -> GroupBackends:
+    """By what each layer group needs."""
+    groups = settings.layout.groups
+    chosen = select_backends(
+        settings.platform,
+        [AttentionNeeds.of_group(spec, group.kv.format, kv_dtype) for group in groups],
+        [group.layers for group in groups],
+        settings.attention_backend,
+        team,
+        preferred=settings.preferred_attention,
+    )
+    return chosen.splittable() if settings.device_state else chosen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,14 +48,14 @@ class PieceGraphs:
         self,
         model: CausalLM,
         inputs: InputGatherer,
-        attention: SplittableAttention,
+        attention: Sequence[SplittableAttention],
         graphs: LazyGraphs[Pieces],
         recorder: GraphRecorder,
     ) -> None:
-        """attention: that of the model."""
+        """attention: of each layer group of the model."""
         self._model = model
         self._inputs = inputs
-        self._attention = attention
+        self._attention = tuple(attention)
         self.graphs = graphs
         self._recorder = recorder
         self._batches: dict[int, BatchBuffers] = {}
@@ -78,7 +80,7 @@ class PieceGraphs:
             return None
         for each in known.attended:
             each.graph.replay()
-            each.result.copy_(self._attention.compute(each.call, step))
+            each.result.copy_(self._attention[each.call.group].compute(each.call, step))
         known.last.replay()
         wanted = step.wanted_tokens
         return known.hidden if wanted is None else known.hidden[wanted]
@@ -90,9 +92,9 @@ class PieceGraphs:
 
         def split(call: AttentionCall) -> torch.Tensor:
             # Layers share a place for their queries: else q, k and v of each would stay.
-            query = _like(call.q, queries).copy_(call.q)
+            query = _place(call.q, call.q.shape[-1], queries).copy_(call.q)
             graph = recorder.end()
-            result = _like(call.q, results)
+            result = _place(call.q, call.cache.v.shape[-1], results)
             attended.append(_Attended(graph, replace(call, q=query), result))
             recorder.begin()
             return result
@@ -101,7 +103,9 @@ class PieceGraphs:
         step = replace(step, wanted_tokens=None)
         recorder.begin()
         try:
-            with self._attention.answered_by(split):
+            with ExitStack() as answers:
+                for each in dict.fromkeys(self._attention):
+                    answers.enter_context(each.answered_by(split))
                 hidden = self._model.forward(token_ids, positions, step)
             return Pieces(tuple(attended), recorder.end(), hidden)
         except BaseException:
@@ -109,10 +113,12 @@ class PieceGraphs:
             raise
 
 
-def _like(tensor: torch.Tensor, known: list[torch.Tensor]) -> torch.Tensor:
-    """One of `known` with the shape of a tensor; it joins them if it is new."""
+def _place(q: torch.Tensor, width: int, known: list[torch.Tensor]) -> torch.Tensor:
+    """One of `known` of the tokens and heads of q [T, H, D], [T, H, width]; it joins them if it is
+    new."""
+    shape = (*q.shape[:2], width)
     for each in known:
-        if each.shape == tensor.shape:
+        if each.shape == shape:
             return each
-    known.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    known.append(q.new_empty(shape))
     return known[-1]
