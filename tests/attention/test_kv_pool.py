@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.attention import KVPool
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVFormat, KVLayout, LayerKV, group_layers
 from quire.ops.native.huge_pages import HUGE_PAGE
 
 LAYOUT = KVLayout.of_windows([None, None], 16, KVFormat.plain(8, 128, "bfloat16"))
@@ -44,6 +44,36 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
     pool = allocate(5)
     pool.layers[1].v.fill_(2)
     assert (pool.layers[1].v == 2).all()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("float32", (4, 0)), ("int8", (1, 4))])
+def test_each_layer_sees_its_pages_as_its_format_says(name: str, sizes: tuple[int, int]) -> None:
+    """Of K and V of two widths, and of one plane for both. Turns red when a view reaches into
+    another token, plane or layer, or when V of a latent group is not the first part of K."""
+    wide = LayerKV(KVFormat(2, 12, 8, *sizes))
+    latent = LayerKV(KVFormat(1, 12, 8, *sizes, num_planes=1), "latent")
+    layout = KVLayout(group_layers([wide, latent, wide, latent], 4), 4)
+    pool = KVPool.allocate(layout, 3, getattr(torch, name), CPU)
+    assert pool.groups == (0, 1, 0, 1)
+    fewer, more = (group.tokens_per_block for group in layout.groups)
+    assert (fewer, more) == (4, 8)
+    for group, (tokens, heads) in enumerate(((fewer, 2), (more, 1))):  # a block is of one group
+        tensors: list[torch.Tensor] = []
+        for layer in layout.groups[group].layers:
+            cache = pool.layers[layer]
+            assert cache.k.shape == (3, tokens, heads, 12)
+            assert cache.v.shape == (3, tokens, heads, 8)
+            scales = [each for each in (cache.k_scale, cache.v_scale) if each is not None]
+            assert [each.shape for each in scales] == [(3, tokens, heads)] * (2 * (name == "int8"))
+            if group == 0:
+                tensors += (cache.k, cache.v, *scales)
+                continue
+            assert cache.v.data_ptr() == cache.k.data_ptr()
+            assert cache.v.stride() == cache.k.stride()
+            tensors += (cache.k, *scales[:1])
+        for value, tensor in enumerate(tensors):
+            tensor.fill_(value)
+        assert all((tensor == value).all() for value, tensor in enumerate(tensors))
 
 
 def _resident_bytes() -> int:

@@ -18,7 +18,10 @@ from quire.attention import (
     ScoreOptions,
     StepInputs,
     backend_of_isa,
+    flash_attn3,
+    flashinfer,
     select_backend,
+    select_backends,
 )
 from quire.attention.select import BACKENDS
 from quire.config import env
@@ -61,6 +64,8 @@ def test_reasons_say_what_a_user_knows() -> None:
         {"dtype": torch.float64},
         {"cache_dtype": torch.float8_e4m3fn},
         {"head_dim": 320},
+        {"value_dim": 32},
+        {"last_key": True},
     ]
     cpu, gpu = replace(PLATFORM, device="cpu"), replace(PLATFORM, device="cuda", gpu=H200)
     for platform, needs in itertools.product(
@@ -90,6 +95,42 @@ def test_scores_that_kernels_cannot_change_are_left_to_those_that_can(option: st
     arguments = (q, step.kv.layers[1], 0.2, step, group)
     changed = choice.backend.run(*arguments, ScoreOptions(**{option: value}))
     assert not torch.equal(changed, choice.backend.run(*arguments))
+
+
+def test_each_group_is_served_by_what_it_needs() -> None:
+    """Turns red when one group's needs send all layers to the reference, when groups that need the
+    same do not share, or when the report does not say whom a slow path serves."""
+    latent = replace(NEEDS, head_dim=72, value_dim=64)
+    layers = ((0, 3), (1, 4), (2, 5))
+    chosen = select_backends(PLATFORM, (NEEDS, latent, NEEDS), layers)
+    first, second, third = chosen.backends
+    assert first is third
+    assert first.name == select_backend(PLATFORM, NEEDS).backend.name
+    assert second.name == "reference"
+    assert "for layers 0, 2, 3, 5; " in chosen.reason
+    assert "one width, here they have 72 and 64) for layers 1, 4" in chosen.reason
+    alike = select_backends(PLATFORM, (NEEDS, NEEDS), layers[:2])
+    assert alike.reason == select_backend(PLATFORM, NEEDS).reason
+    with pytest.raises(ConfigError, match="cannot serve here: it takes K and V of one width"):
+        select_backends(PLATFORM, (NEEDS, latent), layers[:2], "cpu_avx2")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_a_group_cannot_have_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a backend takes other widths, or queries that see later keys, on trust."""
+    for module in (flash_attn3, flashinfer):
+        monkeypatch.setattr(module, "find_spec", lambda _: object())
+    gpu = replace(PLATFORM, device="cuda", gpu=H200)
+    needs = AttentionNeeds(torch.bfloat16, torch.bfloat16, 64, 4, 2)
+    refusals = {
+        field: BACKENDS[name].refusal(gpu, replace(needs, **change)) or ""
+        for field, change in (("value_dim", {"value_dim": 32}), ("last_key", {"last_key": True}))
+    }
+    serves_all = name == "reference"
+    assert ("64 and 32" in refusals["value_dim"]) != serves_all
+    assert ("bidirectional" in refusals["last_key"]) == (
+        not serves_all and not name.startswith("cpu_")
+    )
 
 
 def test_forcing_is_obeyed_or_refused() -> None:
