@@ -15,16 +15,18 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.attention import AttentionBackend, GroupBackends, StepInputs
+from quire.attention import AttentionBackend, AttentionNeeds, GroupBackends, StepInputs
 from quire.attention.kernels import KernelAttention
 from quire.attention.reference import ReferenceAttention
 from quire.attention.select import BACKENDS
+from quire.attention.splittable import AttentionCall, SplittableAttention
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVFormat, KVLayout, LayerKV, group_layers
 from quire.layers import LayerFactory
 from quire.models import dummy, loader
 from quire.models.weight_map import WeightMap
 from quire.platform import detect_platform
+from quire.runner import RowTable
 from quire.worker import load as load_module
 from quire.worker import worker as worker_module
 from tests.models.families import CASES, write_checkpoint
@@ -339,10 +341,18 @@ def test_groups_on_two_kernels_are_captured_together(
 
 @pytest.mark.parametrize("layers", [FULL_AND_LATENT, FULL_AND_WINDOW], ids=["latent", "window"])
 def test_graphs_on_a_device_take_a_backend_for_each_group(
-    toys: Toys, recorded: Recorded, layers: tuple[LayerKV, ...]
+    toys: Toys, recorded: Recorded, layers: tuple[LayerKV, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole and in pieces. Turns red when a graph asks one group's attention for another, or reads
     a result where queries lie, which are wider."""
+    asked: list[tuple[int, SplittableAttention]] = []
+    compute = SplittableAttention.compute
+
+    def noted(self: SplittableAttention, call: AttentionCall, step: StepInputs) -> torch.Tensor:
+        asked.append((call.group, self))
+        return compute(self, call, step)
+
+    monkeypatch.setattr(SplittableAttention, "compute", noted)
     folder = toys.prepare(layers)
     masks = (causal, causal if layers is FULL_AND_LATENT else windowed)
     eager = recorded.start(folder, load_format="dummy")
@@ -361,6 +371,9 @@ def test_graphs_on_a_device_take_a_backend_for_each_group(
     ]
     assert recorded.recorders[-1].num_graphs > 0
     assert all(graphs.recorded for graphs in graphs_of(graphed))
+    backends = loaded_of(graphed).attention.backends
+    assert {group for group, _ in asked} == {0, 1}
+    assert all(backend is backends[group] for group, backend in asked)
 
 
 BIDIRECTIONAL: dict[str, Any] = {"max_num_batched_tokens": 64, "enable_prefix_caching": False}
@@ -417,7 +430,20 @@ def test_a_prompt_that_is_cut_fails_alone(toys: Toys) -> None:
     assert fresh.error is None
 
 
-def needs_of_toys() -> Any:
-    from quire.attention import AttentionNeeds
+@pytest.mark.parametrize(
+    ("num_computed", "standing", "is_cut"),
+    [(0, 9, False), (0, 29, False), (0, 8, True), (8, 1, True), (8, 21, True), (9, 20, False)],
+)
+def test_rows_know_which_prompts_are_cut(num_computed: int, standing: int, is_cut: bool) -> None:
+    """Of 9 tokens, with 20 outputs behind them. Turns red when a row that resumes on a cached
+    prefix counts its outputs as the rest of its prompt."""
+    rows = RowTable(2, 40, [4])
+    rows.num_prompt[1], rows.num_tokens[1] = 9, 29
+    rows.num_computed[1], rows.standing[1] = num_computed, standing
+    assert rows.cut_prompts().tolist() == [1] * is_cut
+    rows.standing[1] = 0
+    assert not len(rows.cut_prompts())
 
+
+def needs_of_toys() -> AttentionNeeds:
     return AttentionNeeds(torch.float32, torch.float32, 8, 4, 2)
