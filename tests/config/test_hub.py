@@ -99,3 +99,67 @@ def test_hub_download_asks_only_for_what_is_needed(
         files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
     )
     assert list(kept) == files[:3] + files[6:]
+
+
+def _repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: list[str]
+) -> dict[str, Any]:
+    """Files of a repository: the wanted ones come, as the hub's client filters them."""
+    asked: dict[str, Any] = {}
+
+    def download(repo: str, **kwargs: Any) -> str:
+        asked.update(kwargs, repo=repo)
+        kept = huggingface_hub.utils.filter_repo_objects(
+            names,
+            allow_patterns=kwargs["allow_patterns"],
+            ignore_patterns=kwargs["ignore_patterns"],
+        )
+        for name in kept:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(b"GGUF")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+GGUF_FILES = [
+    "README.md",
+    "model-Q4_K_M.gguf",
+    "model-Q4_K_S.gguf",
+    "mmproj-model-Q8_0.gguf",
+    "model.q8_0.gguf",
+    "Q6_K/model-Q6_K-00001-of-00002.gguf",
+    "Q6_K/model-Q6_K-00002-of-00002.gguf",
+]
+
+
+@pytest.mark.parametrize(
+    ("tag", "wanted"),
+    [
+        ("Q4_K_M", "model-Q4_K_M.gguf"),
+        ("q4_k_m", "model-Q4_K_M.gguf"),
+        ("Q8_0", "model.q8_0.gguf"),
+        ("Q6_K", "Q6_K/model-Q6_K-00001-of-00002.gguf"),
+        ("model-Q4_K_S.gguf", "model-Q4_K_S.gguf"),
+    ],
+)
+def test_a_type_names_one_gguf_file_of_a_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tag: str, wanted: str
+) -> None:
+    """Catches the download of every type of a model."""
+    asked = _repository(monkeypatch, tmp_path, GGUF_FILES)
+    assert resolve_model_folder(f"o/n:{tag}", revision="v1") == tmp_path / wanted
+    assert (asked["repo"], asked["revision"]) == ("o/n", "v1")
+    others = {path.name for path in tmp_path.rglob("*.gguf")} - {Path(wanted).name}
+    assert others <= {"model-Q6_K-00002-of-00002.gguf"}
+
+
+def test_types_that_name_no_file_or_several(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _repository(monkeypatch, tmp_path, [*GGUF_FILES, "other-Q4_K_M.gguf"])
+    with pytest.raises(ConfigError, match="o/n:Q2_K: the repository has no GGUF file"):
+        resolve_model_folder("o/n:Q2_K")
+    with pytest.raises(ConfigError, match=r"several files fit \(model-Q4_K_M\.gguf, other"):
+        resolve_model_folder("o/n:Q4_K_M")

@@ -21,7 +21,11 @@ LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "as_strided", 
 """Functions of torch that make or describe a tensor and compute nothing."""
 
 
-BY_TORCH = {"gemma2-uncapped": {"mul_"}}
+BY_TORCH = {
+    "gemma2-uncapped": {"mul_"},
+    "gemma3": {"mul_"},
+    "gemma3-linear": {"mul_", "div_", "tanh_"},
+}
 """Gemma's factor on embeddings; its steps are not recorded on CPUs."""
 
 

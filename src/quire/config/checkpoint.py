@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from quire.config.gguf import GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import read_json
 from quire.errors import ConfigError
 
@@ -47,8 +48,8 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor on disk. dtype: as safetensors spells it ("BF16"). start, end: file offsets in
-    bytes."""
+    """One tensor on disk. dtype: as safetensors spells it ("BF16"), or the name of a GGUF type.
+    start, end: file offsets in bytes. gguf: how a GGUF file holds it."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,6 +57,7 @@ class TensorInfo:
     file: Path
     start: int
     end: int
+    gguf: GGUFLayout | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -76,10 +78,13 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Headers of all weight files of `folder`.
+    """Headers of all weight files of `folder`, which may be a GGUF file instead. Its tensors have
+    the names of a Hugging Face folder.
 
     Raises ConfigError naming the file: missing, cut off, malformed, or a tensor given twice.
     """
+    if is_gguf(folder):
+        return _read_gguf(folder)
     files, weight_map = _locate(folder)
     tensors: dict[str, TensorInfo] = {}
     for file in files:
@@ -100,6 +105,22 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             "fetch the checkpoint again"
         )
     return Checkpoint(files, tensors)
+
+
+def _read_gguf(file: Path) -> Checkpoint:
+    tensors = {
+        name: TensorInfo(
+            name,
+            layout.entry.shape,
+            layout.entry.kind.name,
+            layout.entry.file,
+            layout.entry.start,
+            layout.entry.end,
+            layout,
+        )
+        for name, layout in layout_of(read_gguf_parts(file)).items()
+    }
+    return Checkpoint(tuple(sorted({tensor.file for tensor in tensors.values()})), tensors)
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:

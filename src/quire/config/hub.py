@@ -7,43 +7,85 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from quire.config.gguf import is_gguf
 from quire.errors import ConfigError
 
 __all__ = ["local_folder", "resolve_model_folder"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+GGUF_TAG = re.compile(r"(?P<repository>[^:]+):(?P<tag>[\w.-]+)")
 UNWANTED_FILES = ("*/*.json", "*/*.safetensors", "consolidated*", "*.bin.index.json")
 
 
 def resolve_model_folder(
     model: str, revision: str | None = None, download_dir: str | None = None
 ) -> Path:
-    """The folder of `model`: a local folder as it is, else a Hugging Face id, fetched if needed.
+    """The folder of `model`: a local folder or GGUF file as it is, else a Hugging Face id, fetched
+    if needed. "organization/name:Q4_K_M" is the GGUF file of that type in a repository.
 
     revision: branch, tag or commit of a hub id. download_dir: cache folder in place of HF_HOME's.
     Raises ConfigError: no such path, unknown or gated repository, no network.
     """
-    return local_folder(model) or _fetch(model, revision, download_dir)
+    found = local_folder(model)
+    if found is not None:
+        return found
+    tagged = GGUF_TAG.fullmatch(model)
+    if tagged is None:
+        return _fetch(model, revision, download_dir)
+    tag = tagged["tag"].removesuffix(".gguf")
+    spellings = dict.fromkeys((tag, tag.upper(), tag.lower()))
+    patterns = [f"*{name}{rest}" for name in spellings for rest in (".gguf", "-*-of-*.gguf")]
+    folder = _fetch(tagged["repository"], revision, download_dir, patterns, ("*mmproj*",))
+    return _pick_gguf(folder, tagged["repository"], tag)
+
+
+def _pick_gguf(folder: Path, repository: str, tag: str) -> Path:
+    """The one model of type `tag` in a snapshot, by its first part."""
+    name = re.compile(rf"(?:.*[-_.])?{re.escape(tag)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = sorted(
+        path for path in folder.rglob("*.gguf") if name.fullmatch(path.name) and path.is_file()
+    )
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(
+            f"{repository}:{tag}: the repository has no GGUF file whose name ends so; look up its "
+            "files, and name the type of one, such as Q4_K_M"
+        )
+    names = ", ".join(str(path.relative_to(folder)) for path in found[:5])
+    raise ConfigError(f"{repository}:{tag}: several files fit ({names}); name one of them whole")
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of `model` if there is one here, None if it is a Hugging Face id.
+    """The folder or GGUF file of `model` if there is one here, None if it is a Hugging Face id.
 
     Raises ConfigError if it can be neither, or the folder is none of a checkpoint.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
+            files = sorted(path.glob("*.gguf"))
+            if files:
+                raise ConfigError(
+                    f"{path}: has no config.json; give a GGUF file, such as {files[0]}"
+                )
             raise ConfigError(
                 f"{path}: has no config.json; give the folder of a Hugging Face style checkpoint"
             )
         return path
+    if is_gguf(path):
+        return path
     if path.is_file():
-        raise ConfigError(f"{path}: is a file; give the folder that holds config.json")
-    if not HUB_ID.fullmatch(model) or model.startswith((".", os.sep, "~")):
+        raise ConfigError(
+            f"{path}: is a file, and no *.gguf one; give the folder that holds config.json"
+        )
+    tagged = GGUF_TAG.fullmatch(model)
+    repository = tagged["repository"] if tagged else model
+    if not HUB_ID.fullmatch(repository) or model.startswith((".", os.sep, "~")):
         raise ConfigError(
             f"{model}: no such folder; give an existing folder or a Hugging Face id like "
             "'organization/name'"
@@ -51,7 +93,13 @@ def local_folder(model: str) -> Path | None:
     return None
 
 
-def _fetch(model: str, revision: str | None, download_dir: str | None) -> Path:
+def _fetch(
+    model: str,
+    revision: str | None,
+    download_dir: str | None,
+    wanted: Sequence[str] = WANTED_FILES,
+    unwanted: Sequence[str] = UNWANTED_FILES,
+) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors as hub_errors
@@ -66,8 +114,8 @@ def _fetch(model: str, revision: str | None, download_dir: str | None) -> Path:
             model,
             revision=revision,
             cache_dir=download_dir,
-            allow_patterns=list(WANTED_FILES),
-            ignore_patterns=list(UNWANTED_FILES),
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted),
         )
     except hub_errors.GatedRepoError as error:
         raise ConfigError(

@@ -14,6 +14,7 @@ __all__ = [
     "DynamicNTKScaling",
     "GPT2Traits",
     "Gemma2Traits",
+    "Gemma3Traits",
     "GenerationDefaults",
     "LinearScaling",
     "Llama3Scaling",
@@ -138,6 +139,11 @@ class Gemma2Traits:
     attention_scale: float
     score_cap: float | None
     logit_cap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Traits(Gemma2Traits):
+    """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
 
 
 @dataclass(frozen=True, slots=True)

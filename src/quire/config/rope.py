@@ -28,9 +28,14 @@ DEFAULT_THETA = 10000.0
 
 
 def read_ropes(
-    raw: RawConfig, layer_types: Sequence[str], head_dim: int, max_positions: int
+    raw: RawConfig,
+    layer_types: Sequence[str],
+    head_dim: int,
+    max_positions: int,
+    theta: float = DEFAULT_THETA,
 ) -> tuple[RopeSpec, ...]:
     """The rope of each layer. `layer_types`: per layer, the key of a nested `rope_parameters`.
+    theta: where the file states none.
 
     Raises ConfigError for an unknown type or an inconsistent value.
     """
@@ -40,7 +45,7 @@ def read_ropes(
         nested = section.section(kind) if section is not None else None
         if nested is None and section is not None and _is_nested(section, layer_types):
             raise ConfigError(f"{section.source}: no entry for layer type {kind!r}; add one")
-        by_type[kind] = _read_rope(raw, nested or section, head_dim, max_positions)
+        by_type[kind] = _read_rope(raw, nested or section, head_dim, max_positions, theta)
     return tuple(by_type[kind] for kind in layer_types)
 
 
@@ -61,10 +66,14 @@ def _is_nested(section: RawConfig, layer_types: Sequence[str]) -> bool:
 
 
 def _read_rope(
-    raw: RawConfig, section: RawConfig | None, head_dim: int, max_positions: int
+    raw: RawConfig,
+    section: RawConfig | None,
+    head_dim: int,
+    max_positions: int,
+    default_theta: float,
 ) -> RopeSpec:
     here = section or raw
-    theta = raw.read(float, "rope_theta", default=DEFAULT_THETA)
+    theta = raw.read(float, "rope_theta", default=default_theta)
     theta = here.read(float, "rope_theta", default=theta)
     partial = raw.read(float, "partial_rotary_factor", default=1.0)
     partial = here.read(float, "partial_rotary_factor", default=partial)

@@ -160,9 +160,11 @@ class LayerFactory:
         scale: float | None = None,
         rope: RopeSpec | None = None,
         qk_norm_eps: float | None = None,
+        qk_norm_offset: float = 0.0,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> Attention:
-        """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms."""
+        """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms;
+        qk_norm_offset: by how much their weights are larger than on disk."""
         head_dim, backend = heads[2], self._backends[layer]
         rotary = None if rope is None else self._rotary(rope)
         biases = CacheBiases(
@@ -176,8 +178,8 @@ class LayerFactory:
             ()
             if qk_norm_eps is None
             else (
-                self.rms_norm(head_dim, qk_norm_eps),
-                self.rms_norm(head_dim, qk_norm_eps),
+                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset),
+                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset),
             )
         )
         return Attention(

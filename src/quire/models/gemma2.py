@@ -1,7 +1,8 @@
-"""Gemma 2 (Riviere et al. 2024, arXiv:2408.00118).
+"""Gemma 2 (Riviere et al. 2024, arXiv:2408.00118) and Gemma 3's text model (arXiv:2503.19786).
 
 Differs from Llama: norms also after attention and MLP, whose weights on disk lack the 1 that is
-added to them; scaled embeddings; soft caps on scores and logits; every other layer slides.
+added to them; scaled embeddings; soft caps on scores and logits; every other layer slides. Gemma 3
+has norms on the heads of q and k in place of the caps, and slides in five layers of six.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 
 from quire.attention import ScoreOptions, StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import Gemma2Traits
+from quire.config.model_spec import Gemma2Traits, Gemma3Traits
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 
@@ -25,6 +26,8 @@ WEIGHTS = WeightMap(
         "self_attn.q_proj": "qkv:q",
         "self_attn.k_proj": "qkv:k",
         "self_attn.v_proj": "qkv:v",
+        "self_attn.q_norm": "attention.q_norm",
+        "self_attn.k_norm": "attention.k_norm",
         "self_attn.o_proj": "output",
         "post_attention_layernorm": "attention_post_norm",
         "pre_feedforward_layernorm": "mlp_norm",
@@ -54,6 +57,8 @@ class Gemma2Block:
             heads,
             scale=traits.attention_scale,
             rope=spec.ropes[layer],
+            qk_norm_eps=spec.norm_eps if isinstance(traits, Gemma3Traits) else None,
+            qk_norm_offset=1.0,
             scores=ScoreOptions(soft_cap=traits.score_cap),
         )
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.bias)
@@ -77,7 +82,7 @@ class Gemma2Block:
 
 
 class Gemma2Model:
-    """`CausalLM` of Gemma 2."""
+    """`CausalLM` of Gemma 2 and 3."""
 
     weight_map = WEIGHTS
 

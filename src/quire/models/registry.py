@@ -19,6 +19,7 @@ __all__ = ["ARCHITECTURES", "find_model"]
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
+        "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
         "LlamaForCausalLM": "quire.models.llama:LlamaModel",
         "LLaMAForCausalLM": "quire.models.llama:LlamaModel",

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config.checkpoint import read_checkpoint
-from quire.config.families.gemma import read_gemma2
+from quire.config.families.gemma import read_gemma2, read_gemma3
 from quire.config.families.gpt import read_gpt2, read_opt
 from quire.config.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
 from quire.config.families.mpt import read_mpt
 from quire.config.generation import read_generation_defaults
+from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.errors import ConfigError
@@ -30,15 +31,19 @@ USUAL_DTYPE = "bfloat16"
 
 
 def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
-    """Parse config.json and generation_config.json of a checkpoint folder.
+    """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
+    file.
 
     with_sampling: whether the latter's sampling defaults count. Raises ConfigError, naming file,
     key and value, for anything that quire cannot serve.
     """
+    if is_gguf(folder):
+        return _read_gguf_spec(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
-            f"{folder}: has no config.json; give the folder of a Hugging Face style checkpoint"
+            f"{folder}: has no config.json; give the folder of a Hugging Face style checkpoint, a "
+            "GGUF file, or the type of one in a repository, such as organization/name:Q4_K_M"
         )
     raw = read_json(path)
     architecture, reader = _find_reader(raw)
@@ -53,6 +58,13 @@ def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
+
+
+def _read_gguf_spec(file: Path) -> ModelSpec:
+    header = read_gguf_parts(file)
+    raw = config_of(header)
+    architecture, reader = _find_reader(raw)
+    return replace(reader(raw, dtype_of(header)), architecture=architecture)
 
 
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
@@ -89,6 +101,7 @@ def _read_dtype(raw: RawConfig, folder: Path) -> str:
 
 _READERS: dict[str, SpecReader] = {
     "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
     "GPT2LMHeadModel": read_gpt2,
     "LlamaForCausalLM": read_llama,
     "LLaMAForCausalLM": read_llama,

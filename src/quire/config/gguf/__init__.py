@@ -1,0 +1,20 @@
+"""GGUF files: one file with weights, settings, tokenizer and chat template. No tensor is read."""
+
+from quire.config.gguf.checkpoint import GGUFLayout, find_architecture, layout_of
+from quire.config.gguf.header import GGUFHeader, is_gguf, read_gguf_header, read_gguf_parts
+from quire.config.gguf.settings import config_of, dtype_of, end_token_ids
+from quire.config.gguf.tensor_types import GGML_TYPES
+
+__all__ = [
+    "GGML_TYPES",
+    "GGUFHeader",
+    "GGUFLayout",
+    "config_of",
+    "dtype_of",
+    "end_token_ids",
+    "find_architecture",
+    "is_gguf",
+    "layout_of",
+    "read_gguf_header",
+    "read_gguf_parts",
+]

@@ -1,0 +1,174 @@
+"""Metadata of a GGUF file as the config.json that the model would have in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from quire.config.gguf.checkpoint import find_architecture
+from quire.config.gguf.header import GGUFHeader
+from quire.config.hf import RawConfig
+from quire.errors import ConfigError
+
+__all__ = ["config_of", "dtype_of", "end_token_ids"]
+
+_DTYPES = {"F32": "float32", "F16": "float16"}
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_GEMMA3_PATTERN = 6
+_GEMMA3_27B_LAYERS = 62
+"""Layers of the one size whose factor on q·k comes from hidden size over heads."""
+
+
+def config_of(header: GGUFHeader) -> RawConfig:
+    """config.json in the spelling of transformers. Its reader checks the values.
+
+    Raises ConfigError: an unknown architecture, or a value of the wrong type.
+    """
+    name, architecture = find_architecture(header)
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ConfigError(
+            f"{header.file}: has no table token_embd.weight; fetch the file again, or take one "
+            "that holds a language model"
+        )
+    heads = _value(header, f"{name}.attention.head_count")
+    head_dim = _value(header, f"{name}.attention.key_length")
+    values: dict[str, Any] = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": _value(header, f"{name}.embedding_length"),
+        "intermediate_size": _value(header, f"{name}.feed_forward_length"),
+        "num_hidden_layers": _value(header, f"{name}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _value(header, f"{name}.attention.head_count_kv"),
+        "head_dim": head_dim,
+        "rms_norm_eps": _float32(_value(header, f"{name}.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": _value(header, f"{name}.context_length"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": name != "qwen2" and "blk.0.attn_q.bias" in header.tensors,
+        "bos_token_id": header.integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(end_token_ids(header)),
+        "pad_token_id": header.integer("tokenizer.ggml.padding_token_id"),
+    }
+    _refuse_value_length(header, name)
+    window = _value(header, f"{name}.attention.sliding_window")
+    raw = RawConfig(values, str(header.file))
+    scaling = _scaling(header, name, raw)
+    theta = _float32(_value(header, f"{name}.rope.freq_base"))
+    if name == "gemma3":
+        values |= _gemma3(header, values, theta, scaling)
+        values["sliding_window"] = window
+    else:
+        values["rope_theta"] = theta
+        values["rope_scaling"] = scaling
+    return raw
+
+
+def dtype_of(header: GGUFHeader) -> str:
+    """The dtype to compute in: that of most weights if they are plain, else bfloat16."""
+    counts: dict[str, int] = {}
+    for entry in header.tensors.values():
+        kind = entry.kind.name
+        counts[kind] = counts.get(kind, 0) + math.prod(entry.shape)
+    most = max(counts, key=lambda kind: counts[kind], default="BF16")
+    return _DTYPES.get(most, "bfloat16")
+
+
+def end_token_ids(header: GGUFHeader) -> tuple[int, ...]:
+    """Tokens that end a text, a turn or a message, each once."""
+    found = (header.integer(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def _value(header: GGUFHeader, key: str) -> Any:
+    """A single number; an array, one per layer, counts as its element if all are the same."""
+    if key not in header.arrays:
+        return header.metadata.get(key)
+    values = header.array(key) or [None]
+    if any(value != values[0] for value in values):
+        raise ConfigError(
+            f"{header.file}: {key} differs from layer to layer, which quire does not serve"
+        )
+    return values[0]
+
+
+def _float32(value: Any) -> Any:
+    """A float32 as the shortest decimal that stands for it, such as 1e-06."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", value):
+            return short
+    return value
+
+
+def _refuse_value_length(header: GGUFHeader, name: str) -> None:
+    key, value = (header.integer(f"{name}.attention.{part}_length") for part in ("key", "value"))
+    if value is not None and key is not None and key != value:
+        raise ConfigError(
+            f"{header.file}: {name}.attention.key_length={key} and value_length={value} differ, "
+            "which quire does not serve"
+        )
+
+
+def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:
+    divisors = _rope_divisors(header)
+    context = raw.read_optional(int, "max_position_embeddings")
+    if divisors is not None:
+        return {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "original_max_position_embeddings": context,
+            "attention_factor": 1.0,
+        }
+    kind = header.string(f"{name}.rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    factor = _float32(_value(header, f"{name}.rope.scaling.factor"))
+    original = _value(header, f"{name}.rope.scaling.original_context_length")
+    found: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    return found | ({"original_max_position_embeddings": original} if original else {})
+
+
+def _rope_divisors(header: GGUFHeader) -> list[float] | None:
+    """Divisors of the frequencies, which Llama 3 files have as a tensor."""
+    entry = header.tensors.get("rope_freqs.weight")
+    if entry is None:
+        return None
+    if entry.kind.name != "F32" or len(entry.shape) != 1:
+        raise ConfigError(f"{header.file}: rope_freqs.weight is no list of float32 numbers")
+    try:
+        with entry.file.open("rb") as file:
+            file.seek(entry.start)
+            data = file.read(entry.end - entry.start)
+    except OSError as error:
+        raise ConfigError(f"{entry.file}: cannot be read ({error.strerror})") from error
+    values = list(struct.unpack(f"<{entry.shape[0]}f", data))
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise ConfigError(f"{header.file}: rope_freqs.weight holds a number that is not positive")
+    return values
+
+
+def _gemma3(
+    header: GGUFHeader, values: dict[str, Any], theta: Any, scaling: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Sliding layers have a base of their own and no scaling; the factor on q·k is not stored."""
+    hidden, heads, head_dim = (
+        values[key] for key in ("hidden_size", "num_attention_heads", "head_dim")
+    )
+    is_27b = values["num_hidden_layers"] == _GEMMA3_27B_LAYERS
+    factor = hidden // heads if is_27b and hidden and heads else head_dim
+    pattern = header.metadata.get("gemma3.attention.sliding_window_pattern", _GEMMA3_PATTERN)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": factor,
+        "sliding_window_pattern": pattern,
+        "rope_theta": theta,
+        "rope_local_base_freq": _float32(header.metadata.get("gemma3.rope.freq_base_swa")),
+        "rope_scaling": scaling,
+        "final_logit_softcapping": header.metadata.get("gemma3.final_logit_softcapping"),
+    }

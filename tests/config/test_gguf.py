@@ -1,0 +1,200 @@
+"""GGUF headers: what a plan needs is read from them alone, and nothing in them is trusted."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
+from quire.config.gguf import read_gguf_header
+from quire.config.model_spec import LongRopeScaling
+from quire.errors import ConfigError
+from tests.gguf_writer import Tensor, float_tensor, write_gguf
+from tests.profiles import machine_settings
+
+SETTINGS = {
+    "general.architecture": "llama",
+    "general.alignment": 32,
+    "llama.block_count": 1,
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 32,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-6,
+    "llama.rope.freq_base": 500000.0,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.eot_token_id": 7,
+    "tokenizer.ggml.tokens": ["a", "b"],
+    "tokenizer.ggml.scores": [0.0, -1.0],
+}
+TABLE = Tensor("Q4_0", (8, 32), bytes(8 * 18))
+TENSORS = {"token_embd.weight": TABLE, "output_norm.weight": float_tensor(torch.ones(32))}
+
+
+def test_spec_and_sizes_come_from_the_header(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS, TENSORS)
+    spec = read_model_spec(file)
+    assert (spec.vocab_size, spec.hidden_size, spec.num_layers) == (8, 32, 1)
+    assert (spec.dtype, spec.norm_eps, spec.tie_word_embeddings) == ("bfloat16", 1e-6, True)
+    assert spec.eos_token_ids == (2, 7)
+    assert spec.ropes[0] is not None
+    assert spec.ropes[0].theta == 500000.0
+    tensors = read_checkpoint(file).tensors
+    assert set(tensors) == {"model.embed_tokens.weight", "model.norm.weight"}
+    assert tensors["model.embed_tokens.weight"].num_bytes == 8 * 18
+    assert resolve_model_folder(str(file)) == file
+
+
+def test_rope_divisors_of_llama_3(tmp_path: Path) -> None:
+    """Catches a context that degrades because the tensor of divisors is passed over."""
+    divisors = [1.0, 2.0, 4.0, 8.0]
+    tensors = TENSORS | {"rope_freqs.weight": float_tensor(torch.tensor(divisors))}
+    spec = read_model_spec(write_gguf(tmp_path / "m.gguf", SETTINGS, tensors))
+    assert spec.ropes[0] is not None
+    scaling = spec.ropes[0].scaling
+    assert isinstance(scaling, LongRopeScaling)
+    assert (scaling.long_factor, scaling.attention_factor) == (tuple(divisors), 1.0)
+    assert "rope_freqs.weight" not in read_checkpoint(tmp_path / "m.gguf").tensors
+
+
+def _patch(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new, 1)
+
+    return change
+
+
+def _table(field: bytes) -> Callable[[bytes], bytes]:
+    """Replace what follows the embedding's name: dims, type, offset."""
+    name = b"token_embd.weight"
+    plain = struct.pack("<I2QIQ", 2, 32, 8, 2, 0)
+    return _patch(name + plain, name + field)
+
+
+HUGE = 1 << 63
+HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "is empty"),
+    "other": (lambda data: b"PK\3\4" + data[4:], "is no GGUF file"),
+    "cut in the header": (lambda data: data[:100], "broken GGUF file"),
+    "cut in the data": (lambda data: data[:-64], "the file ends at"),
+    "version 1": (lambda data: data[:4] + b"\1\0\0\0" + data[8:], "version 1 is not supported"),
+    "big endian": (lambda data: data[:4] + b"\0\0\0\3" + data[8:], "big-endian"),
+    "tensors": (lambda data: data[:8] + struct.pack("<Q", HUGE) + data[16:], "tensors do not fit"),
+    "pairs": (lambda data: data[:16] + struct.pack("<Q", HUGE) + data[24:], "do not fit"),
+    "key length": (lambda data: data[:24] + struct.pack("<Q", HUGE) + data[32:], "name of 92"),
+    "value type": (_patch(b"alignment\4", b"alignment\x63"), "unknown type 99"),
+    "alignment": (_patch(b"alignment\4\0\0\0\x20", b"alignment\4\0\0\0\x21"), "power of two"),
+    "text": (_patch(b"\5\0\0\0\0\0\0\0llama", b"\xff" * 8 + b"llama"), "needs 1844"),
+    "utf-8": (_patch(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0ll\xffma"), "not UTF-8"),
+    "array": (
+        _patch(b"\x08\0\0\0\2\0\0\0\0\0\0\0", b"\x08\0\0\0" + struct.pack("<Q", HUGE)),
+        "texts do not fit",
+    ),
+    "array of arrays": (_patch(b"tokens\x09\0\0\0\x08", b"tokens\x09\0\0\0\x09"), "unknown type 9"),
+    "no dims": (_table(struct.pack("<I2QIQ", 0, 32, 8, 2, 0)), "has 0 dimensions"),
+    "many dims": (_table(struct.pack("<I2QIQ", 1 << 31, 32, 8, 2, 0)), "dimensions"),
+    "huge dims": (_table(struct.pack("<I2QIQ", 2, 32, HUGE, 2, 0)), "the file ends at"),
+    "product": (_table(struct.pack("<I2QIQ", 2, 1 << 32, 1 << 32, 2, 0)), "the file ends at"),
+    "zero": (_table(struct.pack("<I2QIQ", 2, 32, 0, 2, 0)), "no whole number"),
+    "blocks": (_table(struct.pack("<I2QIQ", 2, 16, 8, 2, 0)), "no whole number of Q4_0 blocks"),
+    "offset": (_table(struct.pack("<I2QIQ", 2, 32, 8, 2, HUGE)), "the file ends at"),
+    "unaligned": (_table(struct.pack("<I2QIQ", 2, 32, 8, 2, 1)), "no multiple of 32"),
+    "overlap": (_table(struct.pack("<I2QIQ", 2, 32, 8, 2, 128)), "overlap"),
+    "unknown type": (_table(struct.pack("<I2QIQ", 2, 32, 8, 99, 0)), "unknown type 99"),
+    "IQ2_XXS": (_table(struct.pack("<I2QIQ", 2, 32, 8, 16, 0)), "IQ2_XXS.*Q4_K_M"),
+    "key twice": (_patch(b"eot_token_id", b"eos_token_id"), "given twice"),
+    "architecture": (_patch(b"\0llama", b"\0mamba"), "'mamba' is not supported"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_end_in_one_sentence(name: str, tmp_path: Path) -> None:
+    """Catches a crash or an allocation that a number in a file asks for."""
+    change, message = HOSTILE[name]
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS, TENSORS)
+    file.write_bytes(change(file.read_bytes()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=message) as caught:
+            read_model_spec(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_tensor_given_twice(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS, {"a1": TABLE, "a2": TABLE})
+    file.write_bytes(file.read_bytes().replace(b"a2", b"a1"))
+    with pytest.raises(ConfigError, match="'a1' is given twice"):
+        read_gguf_header(file)
+
+
+def test_wrong_kinds_of_values(tmp_path: Path) -> None:
+    for change in (
+        {"llama.block_count": "many"},
+        {"llama.context_length": 0},
+        {"tokenizer.ggml.eos_token_id": "</s>"},
+        {"general.architecture": 3},
+        {"llama.attention.head_count": [4, 2]},
+        {"llama.rope.freq_base": -1.0},
+    ):
+        file = write_gguf(tmp_path / "m.gguf", SETTINGS | change, TENSORS)
+        with pytest.raises(ConfigError, match=r"m\.gguf: "):
+            read_model_spec(file)
+
+
+def test_parts_that_are_missing(tmp_path: Path) -> None:
+    part = write_gguf(tmp_path / "m-00001-of-00002.gguf", SETTINGS, TENSORS)
+    with pytest.raises(ConfigError, match=r"part m-00002-of-00002\.gguf of the model is missing"):
+        read_checkpoint(part)
+    part.rename(tmp_path / "whole.gguf")
+    write_gguf(tmp_path / "whole.gguf", SETTINGS | {"split.count": 2}, TENSORS)
+    with pytest.raises(ConfigError, match="is one of 2 parts"):
+        read_checkpoint(tmp_path / "whole.gguf")
+
+
+def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS, TENSORS)
+    with pytest.raises(ConfigError, match=f"give a GGUF file, such as {file}"):
+        resolve_model_folder(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("fuzz") / "m.gguf", SETTINGS, TENSORS)
+
+
+@machine_settings(300)
+@given(flips=st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), max_size=4))
+def test_changed_bytes_are_read_or_refused(whole: Path, flips: list[tuple[int, int]]) -> None:
+    """Catches any other end than a spec or one sentence."""
+    data = bytearray(whole.read_bytes())
+    for place, byte in flips:
+        data[place % len(data)] = byte
+    file = whole.with_name("changed.gguf")
+    file.write_bytes(data)
+    try:
+        read_model_spec(file)
+        read_checkpoint(file)
+    except ConfigError as error:
+        assert len(str(error)) < 2000
+
+
+@machine_settings(200)
+@given(data=st.binary(max_size=200), counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+def test_random_headers_are_refused(whole: Path, data: bytes, counts: tuple[int, int]) -> None:
+    file = whole.with_name("random.gguf")
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + data)
+    with pytest.raises(ConfigError):
+        read_model_spec(file)

@@ -1,0 +1,280 @@
+"""Writes GGUF files number by number, independently of the code that reads them.
+
+Blocks are packed from the integers that they hold, one at a time, and come with the numbers that
+they stand for. Factors are powers of two, so that each number is exact.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+TYPE_IDS = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10,
+    "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30,
+    "MXFP4": 39,
+}  # fmt: skip
+NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
+
+Block = tuple[bytes, list[float]]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """shape: slowest dimension first."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def _f16(value: float) -> bytes:
+    return struct.pack("<e", value)
+
+
+def _nibbles(q: list[int]) -> bytes:
+    half = len(q) // 2
+    return bytes(q[j] | q[j + half] << 4 for j in range(half))
+
+
+def _fifth_bits(q: list[int]) -> bytes:
+    return struct.pack("<I", sum((q[j] >> 4) << j for j in range(32)))
+
+
+def q4_0(r: random.Random, d: float) -> Block:
+    q = [r.randrange(16) for _ in range(32)]
+    return _f16(d) + _nibbles(q), [d * (x - 8) for x in q]
+
+
+def q4_1(r: random.Random, d: float) -> Block:
+    q, m = [r.randrange(16) for _ in range(32)], r.choice((-2.0, 0.25))
+    return _f16(d) + _f16(m) + _nibbles(q), [d * x + m for x in q]
+
+
+def q5_0(r: random.Random, d: float) -> Block:
+    q = [r.randrange(32) for _ in range(32)]
+    low = _nibbles([x & 15 for x in q])
+    return _f16(d) + _fifth_bits(q) + low, [d * (x - 16) for x in q]
+
+
+def q5_1(r: random.Random, d: float) -> Block:
+    q, m = [r.randrange(32) for _ in range(32)], r.choice((-2.0, 0.25))
+    low = _nibbles([x & 15 for x in q])
+    return _f16(d) + _f16(m) + _fifth_bits(q) + low, [d * x + m for x in q]
+
+
+def q8_0(r: random.Random, d: float) -> Block:
+    q = [r.randrange(-128, 128) for _ in range(32)]
+    return _f16(d) + struct.pack("<32b", *q), [d * x for x in q]
+
+
+def q2_k(r: random.Random, d: float) -> Block:
+    scale, low = [[r.randrange(16) for _ in range(16)] for _ in range(2)]
+    q, packed = [r.randrange(4) for _ in range(256)], bytearray(64)
+    for i, x in enumerate(q):
+        packed[i // 128 * 32 + i % 32] |= x << i % 128 // 32 * 2
+    head = bytes(s | m << 4 for s, m in zip(scale, low, strict=True))
+    numbers = [d * scale[i // 16] * x - 0.5 * low[i // 16] for i, x in enumerate(q)]
+    return head + bytes(packed) + _f16(d) + _f16(0.5), numbers
+
+
+def q3_k(r: random.Random, d: float) -> Block:
+    scale, q = [r.randrange(64) for _ in range(16)], [r.randrange(8) for _ in range(256)]
+    mask, packed, scales = bytearray(32), bytearray(64), bytearray(12)
+    for i, x in enumerate(q):
+        packed[i // 128 * 32 + i % 32] |= (x & 3) << i % 128 // 32 * 2
+        mask[i % 32] |= (x >> 2) << i // 32
+    for k, s in enumerate(scale):
+        scales[k % 8] |= (s & 15) << (k // 8 * 4)
+        scales[8 + k % 4] |= (s >> 4) << (k // 4 * 2)
+    numbers = [d * (scale[i // 16] - 32) * (x - 4) for i, x in enumerate(q)]
+    return bytes(mask + packed + scales) + _f16(d), numbers
+
+
+def _pairs(scale: list[int], low: list[int]) -> bytes:
+    b = bytearray(12)
+    for s, (sc, m) in enumerate(zip(scale, low, strict=True)):
+        if s < 4:
+            b[s] |= sc
+            b[s + 4] |= m
+        else:
+            b[s + 4] |= sc & 15 | (m & 15) << 4
+            b[s - 4] |= sc >> 4 << 6
+            b[s] |= m >> 4 << 6
+    return bytes(b)
+
+
+def _k_pairs(r: random.Random, d: float, bits: int) -> Block:
+    scale, low = [[r.randrange(64) for _ in range(8)] for _ in range(2)]
+    q = [r.randrange(1 << bits) for _ in range(256)]
+    packed, high = bytearray(128), bytearray(32)
+    for i, x in enumerate(q):
+        packed[i // 64 * 32 + i % 32] |= (x & 15) << i // 32 % 2 * 4
+        high[i % 32] |= (x >> 4) << i // 32
+    head = _f16(d) + _f16(0.5) + _pairs(scale, low) + (bytes(high) if bits == 5 else b"")
+    return head + bytes(packed), [
+        d * scale[i // 32] * x - 0.5 * low[i // 32] for i, x in enumerate(q)
+    ]
+
+
+def q4_k(r: random.Random, d: float) -> Block:
+    return _k_pairs(r, d, 4)
+
+
+def q5_k(r: random.Random, d: float) -> Block:
+    return _k_pairs(r, d, 5)
+
+
+def q6_k(r: random.Random, d: float) -> Block:
+    scale, q = [r.randrange(-128, 128) for _ in range(16)], [r.randrange(64) for _ in range(256)]
+    low, high = bytearray(128), bytearray(64)
+    for i, x in enumerate(q):
+        p, t, place = i // 128, i % 128 // 32, i % 32
+        low[64 * p + place + 32 * (t % 2)] |= (x & 15) << 4 * (t // 2)
+        high[32 * p + place] |= (x >> 4) << 2 * t
+    numbers = [d * scale[i // 16] * (x - 32) for i, x in enumerate(q)]
+    return bytes(low + high) + struct.pack("<16b", *scale) + _f16(d), numbers
+
+
+def iq4_nl(r: random.Random, d: float) -> Block:
+    q = [r.randrange(16) for _ in range(32)]
+    return _f16(d) + _nibbles(q), [d * NON_LINEAR[x] for x in q]
+
+
+def iq4_xs(r: random.Random, d: float) -> Block:
+    scale, q = [r.randrange(64) for _ in range(8)], [r.randrange(16) for _ in range(256)]
+    top = sum((s >> 4) << 2 * k for k, s in enumerate(scale))
+    low = bytes(scale[2 * k] & 15 | (scale[2 * k + 1] & 15) << 4 for k in range(4))
+    body = b"".join(_nibbles(q[32 * k : 32 * k + 32]) for k in range(8))
+    numbers = [d * (scale[i // 32] - 32) * NON_LINEAR[x] for i, x in enumerate(q)]
+    return _f16(d) + struct.pack("<H", top) + low + body, numbers
+
+
+def mxfp4(r: random.Random, d: float) -> Block:
+    q, e = [r.randrange(16) for _ in range(32)], r.randrange(110, 140)
+    return bytes((e,)) + _nibbles(q), [2.0 ** (e - 127) * E2M1[x] for x in q]
+
+
+PACKERS: Mapping[str, Callable[[random.Random, float], Block]] = {
+    "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k,
+    "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": iq4_nl, "IQ4_XS": iq4_xs,
+    "MXFP4": mxfp4,
+}  # fmt: skip
+
+
+def random_tensor(kind: str, shape: tuple[int, int], seed: int, d: float) -> tuple[Tensor, Any]:
+    """A matrix of random blocks, and its numbers float32 of that shape."""
+    r, data, numbers = random.Random(seed), b"", []
+    while len(numbers) < shape[0] * shape[1]:
+        packed, values = PACKERS[kind](r, d)
+        data, numbers = data + packed, numbers + values
+    return Tensor(kind, shape, data), torch.tensor(numbers).view(shape)
+
+
+def float_tensor(values: torch.Tensor) -> Tensor:
+    return Tensor("F32", tuple(values.shape), values.contiguous().numpy().tobytes())
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> tuple[int, bytes]:
+    if isinstance(value, bool):
+        return 7, struct.pack("<B", value)
+    if isinstance(value, int):
+        return (4, struct.pack("<I", value)) if value >= 0 else (5, struct.pack("<i", value))
+    if isinstance(value, float):
+        return 6, struct.pack("<f", value)
+    if isinstance(value, str):
+        return 8, _string(value)
+    items = [_value(item) for item in value]
+    kind = items[0][0] if items else 4
+    return 9, struct.pack("<IQ", kind, len(items)) + b"".join(data for _, data in items)
+
+
+def write_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], version: int = 3
+) -> Path:
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        kind, data = _value(value)
+        out += _string(key) + struct.pack("<I", kind) + data
+    body = b""
+    for name, tensor in tensors.items():
+        dims = tensor.shape[::-1]
+        out += _string(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        out += struct.pack("<IQ", TYPE_IDS[tensor.kind], len(body))
+        body += tensor.data + b"\0" * (-len(tensor.data) % 32)
+    path.write_bytes(out + b"\0" * (-len(out) % 32) + body)
+    return path
+
+
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm":
+    "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_GEMMA_NAMES = {
+    **_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    names = _GEMMA_NAMES if architecture == "gemma3" else _NAMES
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{names[part]}.{kind}"
+    return f"{names[stem]}.{kind}"
+
+
+def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tensor]:
+    """The weights of a Hugging Face folder as GGUF stores them, in float32."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    found: dict[str, Tensor] = {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        part, rows = name.split(".")[-2], values
+        if architecture == "llama" and part in heads:
+            split = values.reshape(heads[part], 2, -1, *values.shape[1:])
+            rows = split.swapaxes(1, 2).reshape(values.shape)
+        if architecture == "gemma3" and part.endswith("norm"):
+            rows = values + 1
+        found[gguf_name(name, architecture)] = float_tensor(rows)
+    return found
+
+
+def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
+    """Settings of a `transformers` config as GGUF spells them."""
+    a = architecture
+    values = {
+        "general.architecture": a,
+        f"{a}.block_count": config.num_hidden_layers,
+        f"{a}.context_length": config.max_position_embeddings,
+        f"{a}.embedding_length": config.hidden_size,
+        f"{a}.feed_forward_length": config.intermediate_size,
+        f"{a}.attention.head_count": config.num_attention_heads,
+        f"{a}.attention.head_count_kv": config.num_key_value_heads,
+        f"{a}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{a}.attention.key_length": getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    if a == "gemma3":
+        values["gemma3.attention.sliding_window"] = config.sliding_window
+    return values
