@@ -1,0 +1,67 @@
+"""Reads the weights of GGUF files by rows, as blocks or as numbers."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from quire.config.gguf import GGUFLayout
+from quire.quantization.gguf.tensor_types import dequantize
+
+__all__ = ["GGUFReader"]
+
+SLICE_NUMBERS = 1 << 22
+"""Numbers that are dequantized at a time, so that little is in memory in float32."""
+
+
+class GGUFReader:
+    """One file, mapped while the reader is open.
+
+    Rows come in the order of the Hugging Face tensor, which for q and k of a Llama is not that of
+    the file. A row is a whole number of blocks, so raw blocks can be had in that order too: a
+    format that keeps a type's bits takes `blocks`, all others take `numbers`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as opened:
+            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def blocks(self, layout: GGUFLayout, first: int = 0, past: int | None = None) -> torch.Tensor:
+        """Rows `first` to `past` as they are stored, uint8 [rows, bytes per row]. A tensor of one
+        dimension is one row; of more than two, its leading ones count together as rows."""
+        entry = layout.entry
+        num_rows = _num_rows(layout)
+        stored = self._bytes[entry.start : entry.end].view(num_rows, -1)
+        if not layout.paired_heads or len(entry.shape) == 1:
+            return stored[first:past]
+        return stored[_paired_order(num_rows, layout.paired_heads)[first:past]]
+
+    def numbers(self, layout: GGUFLayout, first: int = 0, past: int | None = None) -> torch.Tensor:
+        """Rows `first` to `past` of the Hugging Face tensor, float32 [rows, columns]."""
+        numbers = dequantize(layout.entry.kind.name, self.blocks(layout, first, past))
+        if layout.paired_heads and len(layout.entry.shape) == 1:
+            numbers = numbers[:, _paired_order(numbers.shape[1], layout.paired_heads)]
+        return numbers - 1 if layout.adds_one else numbers
+
+    def slices(self, layout: GGUFLayout) -> Iterator[tuple[int, torch.Tensor]]:
+        """All rows, some at a time: index of the first, and `numbers`."""
+        num_rows = _num_rows(layout)
+        step = max(1, SLICE_NUMBERS // layout.entry.shape[-1])
+        for first in range(0, num_rows, step):
+            yield first, self.numbers(layout, first, min(first + step, num_rows))
+
+
+def _num_rows(layout: GGUFLayout) -> int:
+    rows = 1
+    for size in layout.entry.shape[:-1]:
+        rows *= size
+    return rows
+
+
+def _paired_order(num_rows: int, heads: int) -> torch.Tensor:
+    """Where each row is on disk: a head's rows are there in pairs, one of each half."""
+    return torch.arange(num_rows).view(heads, -1, 2).swapaxes(1, 2).flatten()

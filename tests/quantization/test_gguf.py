@@ -1,0 +1,32 @@
+"""Every GGUF type reads as the integers that an independent writer packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.config.gguf import GGML_TYPES
+from quire.quantization.gguf import DEQUANTIZE, dequantize
+from tests.gguf_writer import PACKERS, random_tensor
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_blocks_read_as_they_were_packed(kind: str) -> None:
+    """Catches a nibble, a sign or a scale in the wrong place."""
+    for seed, d in enumerate((0.5, -0.125, 0.0)):
+        tensor, numbers = random_tensor(kind, (8, 512), seed, d)
+        blocks = torch.frombuffer(bytearray(tensor.data), dtype=torch.uint8).view(8, -1)
+        assert torch.equal(dequantize(kind, blocks), numbers)
+
+
+def test_plain_types() -> None:
+    for name in ("float32", "float16", "bfloat16"):
+        values = torch.randn(3, 8).to(getattr(torch, name))
+        kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[name]
+        assert torch.equal(dequantize(kind, values.view(torch.uint8)), values.float())
+
+
+def test_types_of_the_header_are_those_that_can_be_read() -> None:
+    """Catches a type that a plan accepts and no loader knows, or blocks of another size."""
+    sizes = {kind.name: kind.block_bytes for kind in GGML_TYPES.values()}
+    assert sizes == {name: size for name, (_, size) in DEQUANTIZE.items()}
