@@ -24,6 +24,7 @@ from quire.models.dummy import dummy_weights
 from quire.models.progress import track
 from quire.models.registry import find_model
 from quire.models.weight_map import WeightMap, WeightTarget
+from quire.quantization.gguf import GGUFReader
 
 __all__ = ["LoadFormat", "check_replacements", "load_model"]
 
@@ -158,7 +159,7 @@ def _match(
                 f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but config.json "
                 f"asks for {list(target.shape)}; correct config.json, or use the matching files"
             )
-        if tensor.dtype not in FLOAT_DTYPES:
+        if tensor.gguf is None and tensor.dtype not in FLOAT_DTYPES:
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}; "
                 f"use weights in one of {', '.join(FLOAT_DTYPES)}"
@@ -187,6 +188,9 @@ def _read(
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
     for file in track(files, PROGRESS_LABEL, shown=progress):
+        if by_file[file] and by_file[file][0][0].gguf is not None:
+            yield from _read_gguf(file, by_file[file], dtype, replaced)
+            continue
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 weight = replaced.get(tensor.name)
@@ -194,6 +198,26 @@ def _read(
                     weight = opened.get_tensor(tensor.name)
                     _refuse_not_finite(weight, tensor, dtype)
                 yield target, weight
+
+
+def _read_gguf(
+    file: Path,
+    plan: Iterable[tuple[TensorInfo, WeightTarget]],
+    dtype: torch.dtype,
+    replaced: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
+    """As `_read`, dequantized; only some rows of a tensor exist in float32 at a time."""
+    reader = GGUFReader(file)
+    for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
+        weight = replaced.get(tensor.name)
+        if weight is None and tensor.gguf is not None:
+            weight = torch.empty(tensor.shape, dtype=dtype)
+            rows = weight.view(-1, tensor.shape[-1])
+            for first, numbers in reader.slices(tensor.gguf):
+                _refuse_not_finite(numbers, tensor, dtype)
+                rows[first : first + len(numbers)] = numbers
+        assert weight is not None
+        yield target, weight
 
 
 def _refuse_not_finite(weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dtype) -> None:
