@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering.chat_template.template import ChatTemplate
@@ -60,13 +61,13 @@ class Renderer:
         skip_tokenizer_init: bool = False,
         chat_template: str | Path | None = None,
     ) -> "Renderer":
-        """Load tokenizer and chat template of a model folder.
+        """Load tokenizer and chat template of a model folder or GGUF file.
 
         `chat_template` replaces the model's own: a path, or the text of a template. Raises
         ConfigError when it, or a file of the tokenizer, is missing or broken. A broken template of
         the model's own only disables chat.
         """
-        folder = require_folder(path)
+        folder = Path(path) if is_gguf(Path(path)) else require_folder(path)
         if skip_tokenizer_init:
             return cls(None, None, vocab_size)
         tokenizer = Tokenizer.from_folder(folder)

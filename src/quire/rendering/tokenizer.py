@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import TokenizerFiles, TokenSpec, read_tokenizer_files
+from quire.rendering.gguf import read_gguf_tokenizer
 from quire.rendering.pieces import DecoderPlan, byte_level_bytes, clean_up_spaces, plan_decoder
 from quire.rendering.token_table import TokenTable
 
@@ -50,7 +52,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
-        """Load the tokenizer of a model folder; ConfigError when a file is missing or broken."""
+        """Load the tokenizer of a model folder or GGUF file; ConfigError when a file is missing or
+        broken."""
+        if is_gguf(Path(path)):
+            return cls(*read_gguf_tokenizer(Path(path)))
         files = read_tokenizer_files(path)
         return cls(_load_backend(files), files)
 

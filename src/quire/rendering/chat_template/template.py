@@ -6,8 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
 from quire.rendering.folder import read_chat_templates
+from quire.rendering.gguf import read_gguf_templates
 from quire.rendering.messages import (
     REASONING_FIELDS,
     ArgumentsForm,
@@ -135,7 +137,7 @@ class ChatTemplate:
         """The templates of a model folder, None when it has none. Broken ones are kept: the model
         can do without them, and `why_broken` tells."""
         try:
-            templates = read_chat_templates(path)
+            templates = _templates_of(path)
         except ConfigError as error:
             unreadable = cls("")
             unreadable._disable("default", error)
@@ -529,3 +531,8 @@ def _cut_at_mark(text: str, last_text: str) -> str:
     kept = text[:start]
     # A template that trims the message took the mark's space too; so would it trim the text's own.
     return kept if text.startswith(_END_MARK, start) else kept.rstrip()
+
+
+def _templates_of(path: str | Path) -> dict[str, str]:
+    """By name, of a model folder or a GGUF file."""
+    return read_gguf_templates(Path(path)) if is_gguf(Path(path)) else read_chat_templates(path)

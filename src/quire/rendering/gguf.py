@@ -1,0 +1,251 @@
+"""The tokenizer and chat templates that a GGUF file carries in its metadata."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config.gguf import GGUFHeader, read_gguf_parts
+from quire.errors import ConfigError
+from quire.rendering.folder import TokenizerFiles, TokenSpec
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_log = logging.getLogger("quire.rendering")
+
+_KEY = "tokenizer.ggml."
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_CONTROL, _USER, _UNKNOWN = 3, 4, 2
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "pad_token": "padding_token_id",
+}
+_MARK = "\u2581"
+_MAX_PIECE_CHARS = 256
+"""Merges of a longer token are not made: their number grows with its length, and such a token is a
+fault or an attack."""
+
+# Split patterns by name, from the tokenizer.json of the models that they were made for.
+_GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_BYTE_LEVEL = {
+    "gpt-2": _GPT2_SPLIT,
+    "smollm": _GPT2_SPLIT,
+    "llama-bpe": _LLAMA3_SPLIT,
+    "llama3": _LLAMA3_SPLIT,
+    "llama-v3": _LLAMA3_SPLIT,
+    "qwen2": _QWEN2_SPLIT,
+}
+_SINGLE_DIGITS = ("smollm",)
+_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
+"""Llama 3 takes a word that is a token as it is, without merging."""
+
+
+def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
+    """The tokenizer of a GGUF file.
+
+    Raises ConfigError: no tokenizer, one of an unknown kind, or one whose parts do not fit.
+    """
+    header = read_gguf_parts(file)
+    kind = header.string(_KEY + "model")
+    makers: dict[str, Callable[[GGUFHeader, list[str], list[int]], tokenizers.Tokenizer]] = {
+        "gpt2": _byte_level,
+        "llama": _sentence_piece,
+    }
+    if kind not in makers:
+        stated = "is missing" if kind is None else f"is {kind[:80]!r}, which quire does not read"
+        raise ConfigError(
+            f"{file}: {_KEY}model {stated}; give the folder of the model's tokenizer with "
+            "tokenizer (--tokenizer)"
+        )
+    tokens, kinds = _tokens(header)
+    backend = makers[kind](header, tokens, kinds)
+    _add_tokens(backend, tokens, kinds)
+    named = _named_tokens(header, tokens)
+    _add_marks(backend, header, named, adds_bos=kind == "llama")
+    return backend, TokenizerFiles(tokenizer_file=file, model_type="gguf", named=named)
+
+
+def read_gguf_templates(file: Path) -> dict[str, str]:
+    """All chat templates of a GGUF file by name; the main one is called `default`."""
+    header = read_gguf_parts(file)
+    prefix = _TEMPLATE_KEY + "."
+    templates = {
+        key.removeprefix(prefix): value
+        for key, value in header.metadata.items()
+        if key.startswith(prefix) and isinstance(value, str)
+    }
+    main = header.string(_TEMPLATE_KEY)
+    return templates if main is None else {**templates, "default": main}
+
+
+def _tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
+    """Token strings by id, and their types. Raises ConfigError unless each is there once."""
+    tokens = header.array(_KEY + "tokens")
+    if not tokens or not isinstance(tokens[0], str):
+        raise ConfigError(f"{header.file}: {_KEY}tokens is no list of texts; fetch the file again")
+    if len(set(tokens)) != len(tokens):
+        seen: set[str] = set()
+        twice = next(token for token in tokens if token in seen or seen.add(token))
+        raise ConfigError(f"{header.file}: {_KEY}tokens has {twice[:80]!r} twice")
+    kinds = header.array(_KEY + "token_type") or [1] * len(tokens)
+    if len(kinds) != len(tokens) or not isinstance(kinds[0], int):
+        raise ConfigError(
+            f"{header.file}: {_KEY}token_type has {len(kinds)} entries for {len(tokens)} tokens"
+        )
+    return tokens, kinds
+
+
+def _byte_level(
+    header: GGUFHeader,
+    tokens: list[str],
+    kinds: list[int],  # noqa: ARG001  kinds of makers
+) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    name = header.string(_KEY + "pre")
+    if name in (None, "default"):
+        _log.warning(
+            "%s does not say how text is split into words (%spre); it is split as for GPT-2, "
+            "which may give other tokens than the model knows.",
+            header.file,
+            _KEY,
+        )
+        name = "gpt-2"
+    if name not in _BYTE_LEVEL:
+        raise ConfigError(
+            f"{header.file}: {_KEY}pre={name[:80]!r} is not supported; quire knows "
+            f"{', '.join(_BYTE_LEVEL)}. Give the folder of the model's tokenizer with tokenizer "
+            "(--tokenizer)"
+        )
+    ids = {token: index for index, token in enumerate(tokens)}
+    model = models.BPE(ids, _merges(header, ids), ignore_merges=name in _WHOLE_WORDS_FIRST)
+    backend = Tokenizer(model)
+    steps: list[Any] = [pre_tokenizers.Split(Regex(_BYTE_LEVEL[name]), "isolated")]
+    if name in _SINGLE_DIGITS:
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if name == "qwen2":
+        backend.normalizer = normalizers.NFC()  # as the model was trained
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _merges(header: GGUFHeader, ids: dict[str, int]) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for index, line in enumerate(header.array(_KEY + "merges") or []):
+        left, space, right = line.partition(" ") if isinstance(line, str) else ("", "", "")
+        if not space or not {left, right, left + right} <= ids.keys():
+            raise ConfigError(
+                f"{header.file}: {_KEY}merges[{index}]={str(line)[:80]!r} does not join two tokens "
+                "to a third; fetch the file again"
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _sentence_piece(
+    header: GGUFHeader, tokens: list[str], kinds: list[int]
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: the best-scored piece that two neighbours make is made first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = header.array(_KEY + "scores") or []
+    if len(scores) != len(tokens) or not isinstance(scores[0], float):
+        raise ConfigError(
+            f"{header.file}: {_KEY}scores has {len(scores)} entries for {len(tokens)} tokens"
+        )
+    unknown = next(
+        (token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None
+    )
+    model = models.BPE(
+        {token: index for index, token in enumerate(tokens)},
+        _merges_by_score(tokens, kinds, scores),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = Tokenizer(model)
+    prefix = header.flag(_KEY + "add_space_prefix") is not False
+    spaces = [normalizers.Replace(" ", _MARK)]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_MARK), *spaces] if prefix else spaces
+    )
+    steps: list[Any] = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges_by_score(
+    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every way to cut a normal token into two tokens, by the score of the whole, best first."""
+    known = {token for token, kind in zip(tokens, kinds, strict=True) if kind == 1}
+    order = sorted(range(len(tokens)), key=lambda index: (-scores[index], index))
+    merges: list[tuple[str, str]] = []
+    for index in order:
+        token = tokens[index]
+        if kinds[index] != 1 or not 2 <= len(token) <= _MAX_PIECE_CHARS:
+            continue
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        merges.extend(cut for cut in cuts if known.issuperset(cut))
+    return merges
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Control tokens and those of users are matched whole, before anything else."""
+    from tokenizers import AddedToken
+
+    added = [
+        AddedToken(token, normalized=False, special=kind != _USER)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (_CONTROL, _USER) and token
+    ]
+    backend.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _named_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, TokenSpec]:
+    named: dict[str, TokenSpec] = {}
+    for name, key in _NAMED.items():
+        index = header.integer(_KEY + key)
+        if index is None or index == 0xFFFFFFFF:
+            continue
+        if not 0 <= index < len(tokens):
+            raise ConfigError(
+                f"{header.file}: {_KEY}{key}={index} is no token; there are {len(tokens)}"
+            )
+        named[name] = TokenSpec(tokens[index])
+    return named
+
+
+def _add_marks(
+    backend: tokenizers.Tokenizer, header: GGUFHeader, named: dict[str, TokenSpec], adds_bos: bool
+) -> None:
+    """Put the tokens of begin and end around each text, where the file asks for them."""
+    from tokenizers import processors
+
+    if header.string(_KEY + "pre") in _WHOLE_WORDS_FIRST:
+        adds_bos = True
+    stated = header.flag(_KEY + "add_bos_token")
+    bos = named.get("bos_token") if (adds_bos if stated is None else stated) else None
+    eos = named.get("eos_token") if header.flag(_KEY + "add_eos_token") else None
+    if bos is None and eos is None:
+        return
+    parts = [*([bos] if bos else []), None, *([eos] if eos else [])]
+    marks = {part.content for part in parts if part is not None}
+    ids = [(token, backend.token_to_id(token)) for token in sorted(marks)]
+    template = ["$A" if part is None else part.content for part in parts]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)

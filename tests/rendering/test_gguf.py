@@ -1,0 +1,132 @@
+"""Tokenizers and chat templates out of GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.bundled import bundled_model_path
+from quire.errors import ConfigError, RequestError
+from quire.rendering import Renderer
+from quire.rendering.tokenizer import Tokenizer
+from tests.gguf_writer import write_gguf
+
+BASE = {"general.architecture": "llama"}
+PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "c", "ab", "bc", "▁a", "abc", "▁ab", "<0x0A>"]
+KINDS = [2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6]
+SCORES = [0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0, -4.0, -5.0, 0.0]
+
+
+def sentence_piece(**changes: Any) -> dict[str, Any]:
+    values = {
+        "model": "llama",
+        "tokens": PIECES,
+        "token_type": KINDS,
+        "scores": SCORES,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        **changes,
+    }
+    return BASE | {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def load(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_folder(write_gguf(folder / "m.gguf", metadata, {}))
+
+
+def strings(tokenizer: Tokenizer, text: str) -> list[str | None]:
+    return [tokenizer.token_string(token) for token in tokenizer.encode(text)]
+
+
+def test_best_scored_pairs_join_first(tmp_path: Path) -> None:
+    """Catches merges in the order of ids: "bc" scores above "ab"."""
+    tokenizer = load(tmp_path, sentence_piece())
+    assert strings(tokenizer, "abc") == ["<s>", "▁a", "bc"]
+    assert strings(tokenizer, "ab\n") == ["<s>", "▁ab", "<0x0A>"]
+    assert strings(tokenizer, "a</s>") == ["<s>", "▁a", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("ab abc\nc")) == "ab abc\nc"
+
+
+def test_marks_are_as_the_file_says(tmp_path: Path) -> None:
+    changes = {"add_space_prefix": False, "add_bos_token": False, "add_eos_token": True}
+    assert strings(load(tmp_path, sentence_piece(**changes)), "ab") == ["ab", "</s>"]
+
+
+def byte_level(**changes: Any) -> dict[str, Any]:
+    """The bundled model's tokenizer as a GGUF file has it."""
+    stored = json.loads((bundled_model_path() / "tokenizer.json").read_text())
+    vocab: dict[str, int] = dict(stored["model"]["vocab"])
+    added = {token["content"]: token["id"] for token in stored["added_tokens"]}
+    tokens = sorted({**vocab, **added}.items(), key=lambda item: item[1])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in stored["model"]["merges"]]
+    values = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [token for token, _ in tokens],
+        "token_type": [3 if token in added else 1 for token, _ in tokens],
+        "merges": merges,
+        "bos_token_id": 0,
+        **changes,
+    }
+    return BASE | {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_byte_level_texts_come_back(pre: str, tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, byte_level(pre=pre))
+    for text in ("def f(x):\n\treturn x**2  # 1234", "naïve 漢字 👩‍👩‍👧 \r\n\n  end ", "it's 'S"):
+        assert tokenizer.decode(tokenizer.encode(text, False)) == text
+
+
+def test_words_are_split_by_the_named_rule(tmp_path: Path) -> None:
+    tokens = ["<s>", "1", "2", "3", "4", "12", "34", "123", "1234", "Ġ"]
+    merges = ["1 2", "12 3", "3 4", "12 34"]
+    found = {}
+    for pre in ("gpt-2", "smollm", "llama-bpe", "qwen2"):
+        changes = {"pre": pre, "tokens": tokens, "merges": merges, "token_type": [3] + [1] * 9}
+        tokenizer = load(tmp_path, byte_level(**changes))
+        found[pre] = [tokenizer.token_string(token) for token in tokenizer.encode("1234")]
+    assert found == {
+        "gpt-2": ["123", "4"],
+        "smollm": ["1", "2", "3", "4"],
+        "llama-bpe": ["<s>", "123", "4"],
+        "qwen2": ["1", "2", "3", "4"],
+    }
+
+
+BROKEN = {
+    "kind": (byte_level(model="t5"), "model is 't5'.*--tokenizer"),
+    "no kind": (BASE, "model is missing"),
+    "pre": (byte_level(pre="viking"), "pre='viking' is not supported"),
+    "merge": (byte_level(merges=["a q9q"]), r"merges\[0\]='a q9q'"),
+    "twice": (sentence_piece(tokens=[*PIECES[:-1], "a"]), "'a' twice"),
+    "types": (sentence_piece(token_type=[1, 2]), "2 entries for 13 tokens"),
+    "scores": (sentence_piece(scores=[0.5]), "scores has 1 entries"),
+    "bos": (sentence_piece(bos_token_id=99), "bos_token_id=99 is no token"),
+    "tokens": (sentence_piece(tokens=[1, 2]), "no list of texts"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_tokenizers_end_in_a_sentence(name: str, tmp_path: Path) -> None:
+    metadata, message = BROKEN[name]
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, metadata)
+
+
+def test_chat_template_and_one_that_loops(tmp_path: Path) -> None:
+    """A template that never ends fails the chat and nothing else."""
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    metadata = sentence_piece() | {"tokenizer.chat_template": template}
+    renderer = Renderer.from_folder(write_gguf(tmp_path / "m.gguf", metadata, {}))
+    assert renderer.render_chat([{"role": "user", "content": "ab"}]).text == "<s>[ab]"
+    nested = "{% for a in range(99999) %}" * 4 + "x" + "{% endfor %}" * 4
+    metadata |= {"tokenizer.chat_template": nested}
+    renderer = Renderer.from_folder(write_gguf(tmp_path / "m.gguf", metadata, {}))
+    with pytest.raises(RequestError):
+        renderer.render_chat([{"role": "user", "content": "ab"}])
+    assert renderer.render_prompt("ab").token_ids
