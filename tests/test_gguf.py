@@ -1,0 +1,78 @@
+"""A GGUF file is a model like a folder: `LLM` needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.bundled import bundled_model_path
+from tests.gguf_writer import gguf_metadata, gguf_tensors, write_gguf
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+PROMPTS = ["import os\n", "def add(a, b):\n    return"]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, its weights in float32."""
+    folder, bundled = tmp_path_factory.mktemp("bundled"), bundled_model_path()
+    config = SimpleNamespace(**json.loads((bundled / "config.json").read_text()))
+    weights = load_file(bundled / "model.safetensors")
+    save_file({name: w.float() for name, w in weights.items()}, folder / "model.safetensors")
+    stored = json.loads((bundled / "tokenizer.json").read_text())
+    added = {token["content"]: token["id"] for token in stored["added_tokens"]}
+    ids = {**stored["model"]["vocab"], **added}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in stored["model"]["merges"]]
+    metadata = gguf_metadata("llama", config) | {
+        "llama.rope.freq_base": config.rope_theta,
+        "tokenizer.ggml.eot_token_id": 9,  # of generation_config.json
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": sorted(ids, key=lambda token: ids[token]),
+        "tokenizer.ggml.token_type": [3 if t in added else 1 for t in sorted(ids, key=ids.get)],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.chat_template": (bundled / "chat_template.jinja").read_text(),
+    }
+    return write_gguf(folder / "model.gguf", metadata, gguf_tensors(folder, "llama", config))
+
+
+def _answers(model: str | None, quantization: str | None) -> list[list[int]]:
+    with LLM(
+        model,
+        quiet=True,
+        dtype="float32",
+        num_kv_blocks=64,
+        max_model_len=256,
+        quantization=quantization,
+    ) as llm:
+        ids = [llm.get_tokenizer().encode(prompt, False) for prompt in PROMPTS]
+        found = [output.outputs[0].token_ids for output in llm.generate(ids, GREEDY)]
+        chat = llm.chat([{"role": "user", "content": "How do I sort a list?"}], GREEDY)
+        return [*ids, *found, chat[0].prompt_token_ids, chat[0].outputs[0].token_ids]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_tokens_and_answers_are_those_of_the_folder(file: Path, quantization: str | None) -> None:
+    assert _answers(str(file), quantization) == _answers(None, quantization)
+
+
+def test_only_some_rows_are_in_float32_at_a_time(file: Path) -> None:
+    """Slices of rows together are the whole tensor."""
+    from quire.config import read_checkpoint
+    from quire.quantization.gguf import GGUFReader, reader
+
+    info = read_checkpoint(file).tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert info.gguf is not None
+    opened, layout = GGUFReader(file), info.gguf
+    whole = opened.numbers(layout)
+    assert torch.equal(whole[7:19], opened.numbers(layout, 7, 19))
+    first, rows = next(iter(opened.slices(layout)))
+    assert (first, len(rows)) == (0, min(256, reader.SLICE_NUMBERS // 256))
+    folder = load_file(bundled_model_path() / "model.safetensors")
+    assert torch.equal(whole, folder["model.layers.0.self_attn.q_proj.weight"].float())
