@@ -61,7 +61,8 @@ SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 class LLM:
     """An engine in this process: no server, no sockets, no `__main__` guard.
 
-    model: a folder or hub id; None is the small demonstration model that comes with quire.
+    model: a folder, GGUF file or hub id ("organization/name:Q4_K_M" for a GGUF file); None is the
+    small demonstration model that comes with quire.
     Further settings are those of `EngineSettings`, by keyword (max_model_len, dtype, load_format,
     skip_tokenizer_init, …). Raises ConfigError if the engine cannot start with them.
 
