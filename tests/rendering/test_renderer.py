@@ -85,9 +85,10 @@ def test_empty_text(folder: Path, tmp_path: Path) -> None:
     plain = Renderer.from_folder(write_folder(tmp_path, gpt2_like()))
     with pytest.raises(RequestError, match="has no tokens"):
         plain.render_prompt("")
-    # With BOS an empty text would be a prompt of one token, about which the user said nothing.
+    beginning = Renderer.from_folder(folder)  # it adds BOS: a text from nothing
+    assert len(beginning.render_prompt("").token_ids) == 1
     with pytest.raises(RequestError, match="has no tokens"):
-        Renderer.from_folder(folder).render_prompt("")
+        beginning.render_prompt("", add_special_tokens=False)
 
 
 def test_tokenizer_larger_than_the_model(folder: Path) -> None:

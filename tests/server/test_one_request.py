@@ -567,7 +567,7 @@ def test_an_llm_cuts_default_bounds_too(with_defaults: Callable[..., Path]) -> N
     [
         ("max_new_tokens", 0), ("max_new_tokens", -1), ("max_new_tokens", 2**31),
         ("max_new_tokens", "many"), ("temperature", -0.5), ("temperature", float("nan")),
-        ("temperature", 10**400), ("top_p", 0), ("top_p", 1.5), ("top_k", -2), ("top_k", 2.5),
+        ("temperature", 10**400), ("top_p", -0.1), ("top_p", 1.5), ("top_k", -2), ("top_k", 2.5),
         ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", float("inf")),
         ("eos_token_id", -1), ("eos_token_id", [9, "x"]),
     ],

@@ -89,7 +89,10 @@ class CommandParser(argparse.ArgumentParser):
         """As in the base class, but an unknown flag is an error here, where the flags of this
         command are known and the nearest can be named; and flags that are not given are looked up
         in the environment and the file."""
-        given = [str(argument) for argument in (sys.argv[1:] if args is None else args)]
+        given = [
+            self._with_dashes(str(argument))
+            for argument in (sys.argv[1:] if args is None else args)
+        ]
         parsed, rest = super().parse_known_args(given, namespace)
         for argument in rest:
             if argument.startswith("-"):
@@ -97,6 +100,14 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"one argument too many: {argument}")
         self._fill(parsed, given)
         return parsed, rest
+
+    def _with_dashes(self, argument: str) -> str:
+        """`--max_model_len` is `--max-model-len`."""
+        name, equals, value = argument.partition("=")
+        dashed = name.replace("_", "-")
+        if name.startswith("--") and not self.has_flag(name) and self.has_flag(dashed):
+            return f"{dashed}{equals}{value}"
+        return argument
 
     def _refuse(self, name: str, complaint: str) -> NoReturn:
         flags = [

@@ -45,10 +45,11 @@ class SamplingParams:
     """How the tokens of one request are chosen and when it ends. Checked on construction.
 
     n: samples per prompt, 1 … 128; greedy ones come out equal. temperature: 0 and all below 1e-5
-    are greedy. top_p in (0, 1]; top_k 0 or -1 is off; min_p in [0, 1], relative to the most likely
-    token. seed: same seed, same tokens, in any batch; any 64-bit integer, signed or not (x and
-    x + 2**64 are one seed), but -1 is "no seed", as in vLLM. presence and frequency penalties in
-    [-2, 2], over the output; repetition_penalty in [1e-6, 1e6], over prompt and output.
+    are greedy. top_p in [0, 1], where 0 is greedy too; top_k 0 or -1 is off; min_p in [0, 1],
+    relative to the most likely token. seed: same seed, same tokens, in any batch; any 64-bit
+    integer, signed or not (x and x + 2**64 are one seed), but -1 is "no seed", as in vLLM. presence
+    and frequency penalties in [-2, 2], over the output; repetition_penalty in [1e-6, 1e6], over
+    prompt and output.
     max_tokens None: up to the context length. min_tokens: no stop token before that many.
     logprobs, prompt_logprobs: k most likely tokens beside the one that is there (0: only that one,
     -1: all). stop: strings, matched on text; one that is a special token means this token as well;
@@ -126,7 +127,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken: no noise can change the choice."""
-        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -209,7 +210,7 @@ _INTEGERS: tuple[tuple[str, int, int, str], ...] = (
 
 _REALS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("temperature", 0.0, math.inf, True, "0 is greedy"),
-    ("top_p", 0.0, 1.0, False, "1 switches it off"),
+    ("top_p", 0.0, 1.0, True, "1 switches it off, 0 is greedy"),
     ("min_p", 0.0, 1.0, True, "0 switches it off"),
     ("presence_penalty", -2.0, 2.0, True, "0 switches it off"),
     ("frequency_penalty", -2.0, 2.0, True, "0 switches it off"),

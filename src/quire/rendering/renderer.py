@@ -112,7 +112,7 @@ class Renderer:
                 f"The prompt is {_short(text)}. Send a string or a list of token ids."
             )
         found = self._require_tokenizer("a text prompt").encode(text, add_special_tokens)
-        if not text or not found:
+        if not found:
             raise RequestError(
                 f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
             )

@@ -77,7 +77,7 @@ class SamplingState:
         self.greedy[slot] = params.is_greedy
         self.temperature[slot] = min(params.temperature, _HOTTEST)
         self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else 0
-        self.top_p[slot] = params.top_p
+        self.top_p[slot] = params.top_p or 1.0  # 0 is greedy
         self.min_p[slot] = params.min_p
         self.seed[slot] = seed & 0xFFFFFFFFFFFFFFFF
         self.sample_index[slot] = sample_index

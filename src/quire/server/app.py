@@ -60,9 +60,7 @@ def create_app(
             ticking.cancel()
             services.close()
 
-    app = FastAPI(
-        title="quire", version=quire.__version__, root_path=settings.root_path, lifespan=lifespan
-    )
+    app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
     openai = openai_router(services)
     others = text_router(services), ops_router(services), prefix_router(services)
     if settings.enable_engine_control:
@@ -85,12 +83,29 @@ def create_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
+    app.add_middleware(_Paths, root_path=settings.root_path)
     app.add_middleware(
         RequestTrace,
         metrics=services.metrics,
         max_label_chars=settings.limits.max_label_chars,
     )
     return app
+
+
+class _Paths:
+    """ASGI middleware: a slash at the end of a path means the path, and routes are found below
+    `root_path` too, for proxies that leave it in."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["root_path"] = self._root_path
+            if scope["path"].endswith("/"):
+                scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 class _HeadAsGet:
@@ -114,26 +129,30 @@ async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
         if error.status_code == 405:
-            headers["allow"] = ", ".join(_methods(routes, request))
-        error = _as_refused(request, error)
+            headers["allow"] = ", ".join(_methods(routes, request.scope))
+        error = _as_refused(routes, request, error)
     reply = error_reply(error)
     return Response(reply.body, reply.status, {**reply.headers, **headers})
 
 
-def _methods(routes: Iterable[BaseRoute], request: Request) -> list[str]:
-    """The methods that go with the path of a request."""
+def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """The methods that go with the path of `scope`."""
     found: set[str] = set()
     for route in routes:
-        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
+        if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE:
             found |= route.methods or set()
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
-def _as_refused(request: Request, error: HTTPException) -> RefusedError:
+def _as_refused(
+    routes: Iterable[BaseRoute], request: Request, error: HTTPException
+) -> RefusedError:
     """Unknown routes and methods, in the shape of all other errors."""
     path = request.url.path[:128]
     if error.status_code == 404:
-        return RefusedError(f"There is no route {path!r}. See /docs.", status=404)
+        versioned = {**request.scope, "path": f"/v1{request.url.path}"}
+        meant = f"Did you mean '/v1{path}'?" if _methods(routes, versioned) else "See /docs."
+        return RefusedError(f"There is no route {path!r}. {meant}", status=404)
     if error.status_code == 405:
         return RefusedError(f"{request.method[:16]} does not go with {path!r}.", status=405)
     return RefusedError(str(error.detail)[:200], status=error.status_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,6 +16,9 @@ __all__ = ["SERVER_HELP", "ServerSettings"]
 
 LONG_KEY_CHARS = 16
 """128 bits in hexadecimal take 32 characters, in base64 22; below 16 a key can be guessed."""
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"']+")
+"""An Origin header (RFC 6454, section 7), or all of them."""
 
 _KEY_ADVICE = "`python -c 'import secrets; print(secrets.token_hex())'` makes one."
 
@@ -91,6 +95,13 @@ class ServerSettings:
                     f"({len(key)} characters). {_KEY_ADVICE}"
                 )
         self._check_weights()
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"An allowed_origin is {origin[:80]!r}, which no browser sends. Give a scheme, "
+                    "a host and perhaps a port, such as https://chat.example.org:8443, or * for "
+                    "all."
+                )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile go together. Give both or neither.")
         if not (self.is_local or self.api_key or self.insecure_no_auth):

@@ -7,9 +7,12 @@ A field's `metadata` holds `help`, and where they apply `choices`, `kind` (bytes
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field
-from typing import Any
+from typing import Any, cast
+
+from quire.errors import ConfigError
 
 __all__ = ["add_field_flags", "as_flag", "given_fields"]
 
@@ -32,11 +35,33 @@ def add_field_flags(
 def given_fields(options: argparse.Namespace, prefix: str) -> dict[str, Any]:
     """The values that were given, by field name, several as a tuple; what was not given is left
     out."""
-    return {
-        name.removeprefix(prefix): tuple(value) if isinstance(value, list) else value
+    found = {
+        name.removeprefix(prefix): value
         for name, value in vars(options).items()
         if name.startswith(prefix)
     }
+    return {
+        name: _listed(name, cast("list[Any]", value)) if isinstance(value, list) else value
+        for name, value in found.items()
+    }
+
+
+def _listed(name: str, values: list[Any]) -> tuple[Any, ...]:
+    """Several values; vLLM's spelling, one JSON list, gives its items."""
+    found: list[Any] = []
+    for value in values:
+        if not (isinstance(value, str) and value.startswith("[")):
+            found.append(value)
+            continue
+        try:
+            items = json.loads(value)
+        except ValueError:
+            raise ConfigError(
+                f"{as_flag(name)} is {value[:80]!r}, which begins like a JSON list and is none. "
+                'Give the values one after the other, or a list such as \'["a", "b"]\'.'
+            ) from None
+        found.extend(str(item) for item in items)
+    return tuple(found)
 
 
 def as_flag(name: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +22,7 @@ __all__ = ["BodyDecoder", "BodyReader"]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
+_INTEGER_WANTED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
 _MISSING_FIELD = re.compile(r"missing required field `(?P<name>.*)`")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
@@ -86,14 +88,15 @@ class BodyDecoder(Generic[Body]):
     async def decode(self, body: bytes) -> Body:
         """RefusedError names the field, what it is and what it may be. Gives way to other tasks
         while a large body is checked."""
+        body = body.removeprefix(codecs.BOM_UTF8)
         await check_shape_by_turns(body, self._limits)
         try:
             try:
                 return self._decoder.decode(body)
             except msgspec.ValidationError as error:
-                if _UNKNOWN_FIELD.search(str(error)) is None:
+                if not (_UNKNOWN_FIELD.search(str(error)) or _INTEGER_WANTED.search(str(error))):
                     raise
-                return self._without_foreign_fields(msgspec.json.decode(body))
+                return self._from_other_spellings(msgspec.json.decode(body))
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -101,10 +104,19 @@ class BodyDecoder(Generic[Body]):
                 f"The body is not valid JSON: {_short(error)}. Correct it."
             ) from error
 
-    def _without_foreign_fields(self, fields: dict[str, Any]) -> Body:
+    def _from_other_spellings(self, fields: dict[str, Any]) -> Body:
+        """A body without its foreign fields, and with integers in place of 3.0 where only they
+        are taken, as clients in JavaScript and Lua write them."""
         for name in [name for name in fields if name not in self._names]:
             self._check_foreign(name, fields.pop(name))
-        return msgspec.convert(fields, self._kind)
+        while True:
+            try:
+                return msgspec.convert(fields, self._kind)
+            except msgspec.ValidationError as error:
+                name = _field_of(error) if _INTEGER_WANTED.search(str(error)) else None
+                if name is None or (whole := _as_integers(fields[name])) is None:
+                    raise
+                fields[name] = whole
 
     def _check_foreign(self, name: str, value: object) -> None:
         if name in IGNORED_FIELDS:
@@ -124,6 +136,25 @@ class BodyDecoder(Generic[Body]):
 def _is_same(value: object, other: object) -> bool:
     """As JSON: true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+def _field_of(error: msgspec.ValidationError) -> str | None:
+    """The field of the body in which the error is."""
+    place = _PLACE.search(str(error))
+    return None if place is None else re.split(r"[.\[]", place["path"])[0]
+
+
+def _as_integers(value: object) -> object:
+    """The value with whole floats as integers, also in lists; None if there are none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, list):
+        return None
+    items = cast("list[object]", value)
+    found = [_as_integers(item) for item in items]
+    if all(item is None for item in found):
+        return None
+    return [old if new is None else new for old, new in zip(items, found, strict=True)]
 
 
 def _invalid(error: msgspec.ValidationError) -> RefusedError:

@@ -21,7 +21,8 @@ class HotRoutes:
     def __init__(self, app: ASGIApp, routes: Iterable[APIRoute], root_path: str) -> None:
         """routes: without parameters in their paths, POST only."""
         self._app = app
-        self._routes = {root_path + route.path: route for route in routes}
+        known = {route.path: route for route in routes}
+        self._routes = known | {root_path + path: route for path, route in known.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get(scope["path"]) if scope["type"] == "http" else None

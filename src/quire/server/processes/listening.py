@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import stat
 from collections.abc import Generator
@@ -15,10 +16,13 @@ __all__ = ["listening"]
 
 BACKLOG = 2048
 
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
 
 @contextlib.contextmanager
 def listening(settings: ServerSettings) -> Generator[list[socket.socket]]:
-    """One socket per front, all at the same address; ConfigError if that is in use.
+    """The sockets of the fronts: one front takes all addresses that the host's name has, several
+    have one socket each and share the addresses. ConfigError if one is in use.
 
     The kernel spreads connections over them (SO_REUSEPORT, Linux 3.9). They stay open while a front
     is replaced: what is connected meanwhile waits for the next one. A Unix socket is one for all.
@@ -29,8 +33,7 @@ def listening(settings: ServerSettings) -> Generator[list[socket.socket]]:
     except OSError as error:
         where = settings.uds or f"{settings.host}:{settings.port}"
         raise ConfigError(
-            f"Cannot listen on {where}: {error.strerror or error}. Stop what listens there, or "
-            f"choose another {'--uds' if settings.uds else '--port'}."
+            f"Cannot listen on {where}: {error.strerror or error}. {_advice(settings, error)}"
         ) from error
     try:
         for listener in listeners:
@@ -55,18 +58,52 @@ def _listen(settings: ServerSettings) -> list[socket.socket]:
             listener.close()
             raise
         return [listener] * count
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    address = (settings.host, settings.port)
-    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    listeners = _at_all_addresses(settings.host, settings.port)
     if count == 1:
-        return [listener]
-    # The one above does not share, so that another server at this port was found.
-    address = listener.getsockname()[:2]
-    listener.close()
+        return listeners
+    # Those above do not share, so that another server at this port was found.
+    places = [(each.family, each.getsockname()[:2]) for each in listeners]
+    for listener in listeners:
+        listener.close()
     return [
         socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True)
-        for _ in range(count)
+        for family, address in (places[i % len(places)] for i in range(count))
     ]
+
+
+def _at_all_addresses(host: str, port: int) -> list[socket.socket]:
+    """One listener for each address of `host`, as clients that resolve a name try them in an order
+    of their own. Addresses of a name that this machine lacks (IPv6 switched off) are left out."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    places = list(dict.fromkeys((family, address[0]) for family, _, _, _, address in found))
+    listeners: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, address in places:
+        try:
+            listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if len(places) == 1 or error.errno not in _NO_SUCH_ADDRESS:
+                for each in listeners:
+                    each.close()
+                raise
+            missing = error
+            continue
+        port = listener.getsockname()[1]  # the same for all if any free one was asked for
+        listeners.append(listener)
+    if not listeners and missing is not None:
+        raise missing
+    return listeners
+
+
+def _advice(settings: ServerSettings, error: OSError) -> str:
+    flag = "--uds" if settings.uds else "--port"
+    if error.errno == errno.EADDRINUSE:
+        return f"Stop what listens there, or choose another {flag}."
+    if settings.uds:
+        return "Give --uds a path of at most 107 bytes in a folder that you may write to."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Choose a --port from 1024 on, or give the right to use lower ones."
+    return "Give --host a name or an address that this machine has."
 
 
 def _remove_stale(path: Path) -> None:

@@ -58,7 +58,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "suffix": ("text is only continued, not filled in", ("",)),
     "thinking_token_budget": ("reasoning is not told from the answer", _NONE),
     "tool_choice": (_TOOLS, ("none",)),
-    "tools": (_TOOLS, _NONE),
+    "tools": (_TOOLS, ([],)),
     "verbosity": ("the model has no such switch", ("medium",)),
     "vllm_xargs": ("there are no request plug-ins", ({},)),
     "web_search_options": ("the server searches nothing", _NONE),

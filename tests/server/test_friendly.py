@@ -1,0 +1,169 @@
+"""What clients send and people type, taken as it was meant."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.cli.flags.fields import given_fields
+from quire.cli.flags.server import add_server_flags, read_server_settings
+from quire.cli.parser import CommandParser
+from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
+from quire.server.processes.listening import listening
+from quire.server.settings import ServerSettings
+from tests import waiting
+from tests.server.running import RunningServer, running_server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def served(front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(front, ServerSettings(root_path="/llm", disable_access_log=True)) as found:
+        yield found
+
+
+@pytest.fixture
+def http(served: RunningServer) -> Iterator[httpx.Client]:
+    with waiting.PatientClient(base_url=served.url.removesuffix("/llm")) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"max_tokens": 3.0}, {"max_tokens": 3}),
+        ({"n": 2.0, "seed": 7.0, "top_k": 5.0}, {"n": 2, "seed": 7, "top_k": 5}),
+        ({"stop_token_ids": [1, 2.0, 3]}, {"stop_token_ids": [1, 2, 3]}),
+        ({"stream_options": None, "min_tokens": 1.0}, {"min_tokens": 1}),
+        ({"top_p": 0}, {"temperature": 0}),
+        ({"tools": []}, {}),
+        ({"functions": [], "max_tokens": 2.0}, {"max_tokens": 2}),
+        ({"user": "me", "max_tokens": 2.0}, {"max_tokens": 2}),
+    ],
+    ids=str,
+)
+def test_bodies_that_mean_the_same(
+    http: httpx.Client, given: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    texts = [
+        [c["message"]["content"] for c in http.post(CHAT, json={**BODY, **each}).json()["choices"]]
+        for each in (given, meant)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens: expected int or null, got float"),
+        ({"n": 1e300}, "n is "),
+        ({"stop_token_ids": [1.0, 2.5]}, "stop_token_ids"),
+        ({"max_tokens": 2.0, "n": "two"}, "n: expected int"),
+    ],
+    ids=str,
+)
+def test_what_is_no_integer_stays_refused(
+    http: httpx.Client, given: dict[str, Any], words: str
+) -> None:
+    reply = http.post(CHAT, json={**BODY, **given})
+    assert reply.status_code == 400 and words in reply.json()["error"]["message"], reply.text
+
+
+def test_a_byte_order_mark_is_passed_over(http: httpx.Client) -> None:
+    body = codecs.BOM_UTF8 + json.dumps(BODY).encode()
+    headers = {"content-type": "application/json"}
+    assert http.post(CHAT, content=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+@pytest.mark.parametrize("end", ["", "/", "//"])
+def test_a_slash_at_the_end_changes_nothing(http: httpx.Client, prefix: str, end: str) -> None:
+    assert http.post(f"{prefix}{CHAT}{end}", json=BODY).status_code == 200
+    assert http.get(f"{prefix}/v1/models{end}").status_code == 200
+    assert http.get(f"{prefix}/health{end}").status_code == 200
+
+
+def test_a_forgotten_version_is_named(http: httpx.Client) -> None:
+    for path in ("/chat/completions", "/models"):
+        reply = http.post(path, json=BODY)
+        assert reply.status_code == 404
+        assert f"Did you mean '/v1{path}'?" in reply.json()["error"]["message"]
+    assert "See /docs" in http.get("/no/such/route").json()["error"]["message"]
+
+
+def settings_of(*flags: str) -> ServerSettings:
+    parser = CommandParser()
+    add_server_flags(parser)
+    return read_server_settings(parser.parse_args(flags))
+
+
+def test_lists_may_be_json() -> None:
+    both = "http://a.example", "https://b.example:8443"
+    assert settings_of("--allowed-origins", *both).allowed_origins == both
+    assert settings_of("--allowed-origins", json.dumps(both)).allowed_origins == both
+    assert settings_of("--allowed-origins", '["*"]').allowed_origins == ("*",)
+    assert settings_of("--allowed_hosts", '["me.example"]').allowed_hosts == ("me.example",)
+    with pytest.raises(ConfigError, match="begins like a JSON list"):
+        settings_of("--allowed-origins", '["*"')
+    assert given_fields(CommandParser().parse_args([]), "server:") == {}
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://a.example/", "'*'", "", "http://"])
+def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="allowed_origin"):
+        ServerSettings(allowed_origins=(origin,))
+
+
+def test_a_name_is_listened_to_at_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: clients that try ::1 first find nobody at localhost."""
+    addresses = [("127.0.0.1", socket.AF_INET), ("127.0.0.2", socket.AF_INET)]
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, port, **_: [
+            (family, socket.SOCK_STREAM, 6, "", (address, port)) for address, family in addresses
+        ],
+    )
+    for count in (1, 2, 3):
+        settings = ServerSettings(host="localhost", port=0, api_server_count=count)
+        with listening(settings) as listeners:
+            found = {each.getsockname()[0] for each in listeners}
+            assert found == {"127.0.0.1", "127.0.0.2"}
+            assert len({each.getsockname()[1] for each in listeners}) == 1
+            assert len(listeners) == max(count, 2 if count == 1 else count)
+
+
+def test_an_address_that_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a machine without IPv6 cannot listen at localhost."""
+    here = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*elsewhere, *here])
+    with listening(ServerSettings(host="localhost", port=0)) as listeners:
+        assert [each.getsockname()[0] for each in listeners] == ["127.0.0.1"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: elsewhere)
+    with (
+        pytest.raises(ConfigError, match="an address that this machine has"),
+        listening(ServerSettings(host="localhost", port=0)),
+    ):
+        pass
+
+
+def test_what_to_do_goes_by_the_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = ServerSettings(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="Stop what listens there"), listening(settings):
+            pass
+    settings = ServerSettings(host="no-such-host.invalid", insecure_no_auth=True)
+    with pytest.raises(ConfigError, match="a name or an address"), listening(settings):
+        pass
+    with pytest.raises(ConfigError, match="107 bytes"), listening(ServerSettings(uds="/x" * 99)):
+        pass
