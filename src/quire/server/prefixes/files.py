@@ -77,6 +77,8 @@ def _messages(path: str, text: str) -> list[dict[str, Any]]:
 def _render(file: PrefixFile, renderer: Renderer) -> list[int]:
     try:
         if isinstance(file.content, str):
+            if not file.content:
+                raise RequestError("It has no tokens of its own. Write at least one character.")
             return renderer.render_prompt(file.content).token_ids
         return renderer.render_chat(file.content, add_generation_prompt=False).token_ids
     except RequestError as error:

@@ -121,6 +121,10 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
     max_model_len, renderer = ready.capacity.max_model_len, ready.model.front.renderer
     if (body.prompt is None) == (body.messages is None):
         raise RefusedError("Give either prompt or messages.", param="prompt")
+    if body.prompt == "":
+        raise RefusedError(
+            "The prompt has no tokens of its own. Send at least one character.", param="prompt"
+        )
     if body.messages is not None:
         chat = TokenizeRequest(
             messages=body.messages,
