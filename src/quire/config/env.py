@@ -8,6 +8,7 @@ of the machine (`platform/gpu.py`). Variables are for debugging and paths, not f
 | `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
 | `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
+| `QUIRE_BLOCK_NAME_SECRET` | names of KV blocks are keyed by it; random in each engine if unset |
 | `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
@@ -28,6 +29,7 @@ __all__ = [
     "GPU_KERNELS",
     "KERNEL_ISAS",
     "OWN_VARIABLES",
+    "block_name_secret",
     "cache_folder",
     "check_kernels",
     "cpu_isa",
@@ -57,8 +59,15 @@ KERNEL_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
 
 CPU_ISAS = (*KERNEL_ISAS, "none")
 
+MIN_SECRET_CHARS = 16
+
 _PREFIX = "QUIRE_"
-OWN_VARIABLES = ("QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS", "QUIRE_SOAK")
+OWN_VARIABLES = (
+    "QUIRE_BLOCK_NAME_SECRET",
+    "QUIRE_CPU_ISA",
+    "QUIRE_GPU_KERNELS",
+    "QUIRE_SOAK",
+)
 """Of quire, but of no flag."""
 
 
@@ -70,6 +79,20 @@ def cpu_isa() -> str | None:
 def gpu_kernels() -> str | None:
     """`QUIRE_GPU_KERNELS`, or None when unset. Raises ConfigError for one that does not exist."""
     return _choice("QUIRE_GPU_KERNELS", GPU_KERNELS)
+
+
+def block_name_secret() -> bytes | None:
+    """`QUIRE_BLOCK_NAME_SECRET`, which engines that share named blocks have in common; None when
+    unset. Raises ConfigError for one that can be guessed."""
+    given = os.environ.get("QUIRE_BLOCK_NAME_SECRET")
+    if given is None:
+        return None
+    if len(given) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"QUIRE_BLOCK_NAME_SECRET has {len(given)} characters and could be guessed. Give at "
+            f"least {MIN_SECRET_CHARS} random ones, or unset it for a random one in each engine."
+        )
+    return given.encode()
 
 
 def check_kernels() -> None:

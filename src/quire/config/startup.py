@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config import env
-from quire.config.checkpoint import read_checkpoint
+from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families import read_model_spec
 from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
@@ -27,11 +27,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StartupPlan:
-    """folder: of the checkpoint, on this machine. asked: the settings that were resolved."""
+    """folder: of the checkpoint, on this machine. asked: the settings that were resolved.
+    checkpoint: headers of the weight files; None if weights are made up."""
 
     folder: Path
     asked: EngineSettings
     resolved: Resolved
+    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +83,4 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     settings = with_threads(settings, platform)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     resolved = resolve(settings, found.spec, checkpoint, platform)
-    return StartupPlan(found.folder, settings, resolved)
+    return StartupPlan(found.folder, settings, resolved, checkpoint)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from quire.config import ModelSpec, env
+from quire.config.fingerprint import fingerprint
 from quire.config.measured import render_measured, replan
 from quire.config.memory.fixed_bytes import MAX_GRAPH_ROWS
 from quire.config.memory.plan import MAX_CAPTURED_ROWS
@@ -31,7 +32,7 @@ from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 
-__all__ = ["BuiltCore", "Engine", "build_core", "build_engine"]
+__all__ = ["BuiltCore", "Engine", "block_hasher", "build_core", "build_engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,13 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     executor: Executor = InProcessExecutor(lambda: Worker(worker_settings))
     try:
         report = executor.start()
+        hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
     except BaseException:
         executor.shutdown()
         raise
-    scheduler = _build_scheduler(resolved, plan.folder, costs)
+    scheduler = _build_scheduler(resolved, hasher, costs)
     core = EngineCore(scheduler, executor, chosen.depth, on_plan, report)
     return BuiltCore(core, resolved, report, costs)
 
@@ -161,6 +163,14 @@ def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved
     chosen = resolved.settings
     executor.control(Allocate(chosen.num_kv_blocks, chosen.max_model_len))
     return resolved
+
+
+def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
+    """Names blocks as every engine of the fleet does that has the same model and the secret."""
+    secret = env.block_name_secret() or secrets.token_bytes(32)
+    key = hashlib.blake2b(secret, digest_size=32, person=b"quire blocks").digest()
+    root = fingerprint(plan.resolved, plan.checkpoint, report.kernel_family)
+    return BlockHasher(plan.resolved.layout.block_size, key, root)
 
 
 def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:
@@ -186,7 +196,7 @@ def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | Non
 
 
 def _build_scheduler(
-    resolved: Resolved, folder: Path, recovery_costs: RecoveryCosts | None
+    resolved: Resolved, hasher: BlockHasher, recovery_costs: RecoveryCosts | None
 ) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
@@ -196,10 +206,9 @@ def _build_scheduler(
         chosen.max_model_len,
         chosen.num_host_blocks,
     )
-    key = hashlib.blake2b(str(folder).encode(), digest_size=32).digest()
     return Scheduler(
         kv=kv,
-        hasher=BlockHasher(layout.block_size, key),
+        hasher=hasher,
         policy=make_policy(chosen),
         feasibility=Feasibility(
             layout,

@@ -17,16 +17,20 @@ DIGEST_BYTES = 16
 class BlockHasher:
     """Hashes the full blocks of a token sequence, each over its parent and its own tokens.
 
-    The chain starts from everything else that changes K/V: the tenant's salt and the version of
-    the weights. BLAKE2b is keyed and collision resistant, so one tenant cannot construct a prompt
-    that takes another's blocks; engines with the same `key` agree on the names.
+    The chain starts from everything else that changes K/V: the model's fingerprint, the version of
+    its weights and the tenant's salt. BLAKE2b is keyed and collision resistant, so one tenant
+    cannot construct a prompt that takes another's blocks; engines with the same `key` and
+    `fingerprint` agree on the names.
 
-    key: at most 64 bytes. block_size: tokens per block.
+    key: at most 64 bytes, secret. block_size: tokens per block.
     """
 
-    def __init__(self, block_size: int, key: bytes, weights_version: int = 0) -> None:
+    def __init__(
+        self, block_size: int, key: bytes, fingerprint: bytes = b"", weights_version: int = 0
+    ) -> None:
         self._block_size = block_size
         self._digest = partial(hashlib.blake2b, digest_size=DIGEST_BYTES, key=key)
+        self._fingerprint = fingerprint
         self._weights_version = weights_version
 
     def raise_version(self) -> None:
@@ -35,7 +39,7 @@ class BlockHasher:
 
     def root(self, salt: str = "") -> bytes:
         """The parent of a sequence's first block."""
-        seed = f"{self._weights_version}\0{salt}".encode()
+        seed = self._fingerprint + f"{self._weights_version}\0{salt}".encode()
         return self._digest(seed).digest()
 
     def name(self, parent: bytes, block: bytes) -> bytes:
