@@ -12,14 +12,14 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
-from quire.protocol.step import PromptLogprobs, RowFailure, StepPlan, TokenLogprobs
+from quire.protocol.step import PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import prompt_logprobs
 
-__all__ = ["NOT_FINITE", "Forward", "ForwardPass", "in_order_of_writing"]
+__all__ = ["NOT_FINITE", "Forward", "ForwardPass"]
 
 NOT_FINITE = "the model computed numbers that are not finite: check its dtype and files"
 
@@ -174,13 +174,3 @@ def _last_tokens(rows: ScheduledRows) -> npt.NDArray[np.int64]:
     ends = np.cumsum(rows.num_tokens)
     places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)
     return places + np.repeat(ends, counts)
-
-
-def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
-    """A row may read blocks that a row which enters before it writes in the same step. In one batch
-    that needs no order; computed in halves, writers must come first."""
-    if len(plan.enter) < 2:
-        return rows
-    rank = {row.slot: i for i, row in enumerate(plan.enter)}
-    ranks = np.array([rank.get(slot, -1) for slot in rows.slots.tolist()])
-    return rows.select(np.argsort(ranks, kind="stable"))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["in_halves"]
+import numpy as np
+
+from quire.protocol.step import StepPlan
+from quire.runner.rows import ScheduledRows
+
+__all__ = ["in_halves", "in_order_of_writing"]
 
 Part = TypeVar("Part")
 
@@ -26,3 +31,13 @@ def in_halves(
     middle = (rows.start + rows.stop) // 2
     first, second = slice(rows.start, middle), slice(middle, rows.stop)
     return in_halves(first, compute, alone) + in_halves(second, compute, alone)
+
+
+def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
+    """A row may read blocks that a row which enters before it writes in the same step. In one batch
+    that needs no order; computed in halves, writers must come first."""
+    if len(plan.enter) < 2:
+        return rows
+    rank = {row.slot: i for i, row in enumerate(plan.enter)}
+    ranks = np.array([rank.get(slot, -1) for slot in rows.slots.tolist()])
+    return rows.select(np.argsort(ranks, kind="stable"))

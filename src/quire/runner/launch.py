@@ -12,8 +12,9 @@ from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
 from quire.runner.draws import Draws
-from quire.runner.forward import Forward, ForwardPass, in_order_of_writing
+from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
+from quire.runner.halves import in_order_of_writing
 from quire.runner.pending import DrawnStep, PendingStep
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.runner.running_step import HostPart, RunningStep, Tenancy
