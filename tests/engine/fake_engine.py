@@ -32,10 +32,19 @@ class FakeEngine:
         poison: int | None = None,
         enable_prefix_caching: bool = True,
         on_plan: PlanObserver | None = None,
+        layout: KVLayout | None = None,
+        num_checkpoints: int = 0,
+        breaks: bool = False,
     ) -> None:
-        layout = KVLayout.of_windows(windows, block_size, KVFormat(1, 1, 1, 4))
+        """layout: in place of windows and block_size. breaks: every step is computed in vain once,
+        and then in halves."""
+        if layout is None:
+            layout = KVLayout.of_windows(windows, block_size, KVFormat(1, 1, 1, 4))
+        block_size = layout.block_size
         kinds = [group.window for group in layout.groups]
-        self.kv = KVManager(layout, num_blocks, max_num_seqs, max_model_len)
+        self.kv = KVManager(
+            layout, num_blocks, max_num_seqs, max_model_len, num_checkpoints=num_checkpoints
+        )
         self.scheduler = Scheduler(
             kv=self.kv,
             hasher=BlockHasher(block_size, b"test"),
@@ -49,14 +58,16 @@ class FakeEngine:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self.model = FakeModel(kinds, vocab_size)
-        executor = FakeExecutor(
+        self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
+        self.executor = executor = FakeExecutor(
             self.model,
             num_blocks=num_blocks,
             layout=layout,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             poison=poison,
+            num_checkpoints=num_checkpoints,
+            breaks=lambda _: breaks,
         )
         self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start())
         self.tokens: dict[int, list[int]] = {}

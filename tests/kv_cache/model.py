@@ -134,7 +134,7 @@ class PagedModel:
             {i: int(block) for i, block in enumerate(table)} for table in self.kv.tables(slot)
         ]
         row = Row(tokens, hit.num_tokens, tables, names)
-        if hit.checkpoint >= 0:  # as the plan that enters it loads it
+        if hit.checkpoint is not None:  # as the plan that enters it loads it
             state = self.checkpoints[hit.checkpoint]
             assert state is not None, "a checkpoint is found before it is saved"
             row.states[0] = state

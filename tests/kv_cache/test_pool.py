@@ -195,7 +195,7 @@ def test_prefix_hit_is_the_longest_that_every_group_has(
 
     hit = kv.prefixes.lookup(names, max_tokens)
     assert hit.num_tokens == block_size * max(n for n in range(length + 1) if is_cached(n))
-    assert (hit.checkpoint >= 0) == (states is not None and hit.num_tokens > 0)
+    assert (hit.checkpoint is not None) == (states is not None and hit.num_tokens > 0)
     for group, blocks in enumerate(hit.blocks):
         assert len(blocks) == layout.groups[group].blocks_for(hit.num_tokens)
         for index, block in enumerate(blocks):
@@ -254,3 +254,41 @@ def test_extending_a_chain_equals_hashing_at_once():
     for end in range(41):
         hasher.extend(grown, tokens[:end], hasher.root())
     assert grown == whole
+
+
+def _with_states(num_checkpoints: int) -> tuple[KVManager, list[bytes]]:
+    """A slot that has published blocks of one token each."""
+    layout = make_layout(((None, 1),), 1, has_states=True)
+    kv = KVManager(layout, 8, 2, 8, num_checkpoints=num_checkpoints)
+    names = [bytes([i]) for i in range(4)]
+    assert kv.grow(np.array([0]), np.array([0]), np.array([4]))
+    kv.publish(0, names, 4)
+    kv.drain()
+    return kv, names
+
+
+def test_a_state_from_which_somebody_starts_is_replaced_last():
+    kv, names = _with_states(2)
+    for name in names[:2]:
+        kv.save_state(0, name)
+    kv.enter(1, kv.prefixes.lookup(names, 1))
+    kv.save_state(0, names[2])
+    assert kv.states is not None
+    assert [kv.states.find(name) is None for name in names] == [False, True, False, True]
+    kv.check_invariants()
+
+
+def test_of_two_states_for_one_checkpoint_a_plan_saves_the_last():
+    kv, names = _with_states(1)
+    kv.save_state(0, names[0])
+    kv.save_state(1, names[1])
+    updates = kv.drain()
+    assert (updates.save_slot, updates.save_checkpoint) == ([1], [0])
+
+
+def test_a_row_that_enters_saves_its_state_in_the_same_plan():
+    """Its tables need no updates, since it brings them along; its state does."""
+    kv, names = _with_states(1)
+    kv.save_state(0, names[0])
+    kv.forget_updates({0})
+    assert kv.drain().save_slot == [0]

@@ -81,3 +81,25 @@ def test_a_column_that_kernels_read_is_the_rows_own_and_is_forked(name: str) -> 
     rows.fork(1, 2)
     assert column[2] == column[1]
     assert column.dtype == torch.int64
+
+
+def test_the_states_of_rows_change_places_when_their_step_commits() -> None:
+    """Each row has two places of its own. A step that is computed again reads what it read before,
+    and a fork keeps its places."""
+    rows = RowTable(3, 16, [4])
+    prompt = np.arange(5, dtype=np.int32)
+    enter = [
+        EnterRow(slot, prompt, 5, 0, (np.zeros(4, np.int32),), None, 0, 0)  # type: ignore[arg-type]
+        for slot in (0, 1)
+    ]
+    delta = {"delta_slot": np.array([0], np.int32), "delta_tokens": np.array([2], np.int32)}
+    rows.apply(StepPlan(0, enter=tuple(enter), **delta))
+    read, write = rows.read_state.copy(), rows.write_state.copy()
+    assert len({*read.tolist(), *write.tolist()}) == 6
+    scheduled = rows.scheduled()
+    assert rows.read_state.tolist() == read.tolist()
+    rows.commit_computed(scheduled)
+    assert rows.read_state.tolist() == [write[0], read[1], read[2]]
+    assert rows.write_state.tolist() == [read[0], write[1], write[2]]
+    rows.fork(0, 2)
+    assert (rows.read_state[2], rows.write_state[2]) == (read[2], write[2])

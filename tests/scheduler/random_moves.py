@@ -61,6 +61,21 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
     )
 
 
+def with_states(rng: random.Random, setup: Setup) -> Setup:
+    """The same for a model that has a recurrent state beside layer groups of different blocks."""
+    windows = rng.choice(((None, None), (None, 4), (6, None, 2), (None,)))
+    setup = replace(
+        setup,
+        windows=windows,
+        names_per_block=(1, 3, 2)[: len(windows)],
+        block_size=rng.choice((1, 2, 3)),
+        num_checkpoints=rng.choice((0, 1, 2, 6, 20)),
+        breaks=rng.choice((0.0, 0.3, 1.0)),
+    )
+    tokens = rng.choice((16, 30, 60, 200))
+    return replace(setup, num_blocks=max(setup.layout.blocks_for(tokens), len(windows) + 1))
+
+
 def random_prompt(rng: random.Random, setup: Setup) -> list[int]:
     """A cut of one of three texts, sometimes with an own ending, so that prefixes are shared."""
     text = [(rng.choice((1, 2, 5)) * i) % VOCAB for i in range(4, 40)]
@@ -165,9 +180,12 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         simulation.apply()
 
 
-def run_random(seed: int, num_moves: int, policy: str | None = None) -> Simulation:
+def run_random(
+    seed: int, num_moves: int, policy: str | None = None, *, has_states: bool = False
+) -> Simulation:
     rng = random.Random(seed)
-    simulation = Simulation(random_setup(rng, policy))
+    setup = random_setup(rng, policy)
+    simulation = Simulation(with_states(rng, setup) if has_states else setup)
     for _ in range(num_moves):
         random_move(rng, simulation)
     simulation.drain()

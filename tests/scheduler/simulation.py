@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -72,12 +72,25 @@ class Setup:
     """What copies from the host take after the step that starts them, ticket by ticket in turn."""
     losses: float = 0.0
     """Of the blocks that are copied from the host, those whose copies fail."""
+    num_checkpoints: int | None = None
+    """Of recurrent states; None: the model has none."""
+    breaks: float = 0.0
+    """Of the steps, those that are computed in vain, and then again in halves."""
+
+    @property
+    def has_state(self) -> bool:
+        return self.num_checkpoints is not None
 
     @property
     def layout(self) -> KVLayout:
         """names_per_block: of each group, one if it is empty."""
         steps = self.names_per_block or (1,) * len(self.windows)
-        return make_layout(tuple(zip(self.windows, steps, strict=True)), self.block_size)
+        kinds = tuple(zip(self.windows, steps, strict=True))
+        return make_layout(kinds, self.block_size, has_states=self.has_state)
+
+    @property
+    def model(self) -> FakeModel:
+        return make_model(self.windows, self.has_state)
 
 
 @dataclass
@@ -98,28 +111,33 @@ class Client:
     finish: SequenceFinish | None = None
 
 
+@cache
+def make_model(windows: tuple[int | None, ...], has_state: bool) -> FakeModel:
+    return FakeModel(windows, VOCAB, has_state=has_state)
+
+
 @lru_cache(maxsize=20000)
 def expected_tokens(
-    windows: tuple[int | None, ...], prompt: tuple[int, ...], count: int, seed: int, sample: int
+    model: FakeModel, prompt: tuple[int, ...], count: int, seed: int, sample: int
 ) -> tuple[int, ...]:
-    return tuple(FakeModel(windows, VOCAB).expected_tokens(prompt, count, seed, sample))
+    return tuple(model.expected_tokens(prompt, count, seed, sample))
 
 
 @lru_cache(maxsize=200000)
-def expected_scores(windows: tuple[int | None, ...], tokens: tuple[int, ...]) -> np.ndarray:
-    return FakeModel(windows, VOCAB).expected_scores(tokens)
+def expected_scores(model: FakeModel, tokens: tuple[int, ...]) -> np.ndarray:
+    return model.expected_scores(tokens)
 
 
 @lru_cache(maxsize=5000)
 def expected_beams(
-    windows: tuple[int | None, ...],
+    model: FakeModel,
     prompt: tuple[int, ...],
     rules: BeamRules,
     max_tokens: int,
     stop: frozenset[int],
     min_tokens: int,
 ) -> Outcome:
-    scores = partial(expected_scores, windows)
+    scores = partial(expected_scores, model)
     return search(scores, prompt, rules, max_tokens, stop, min_tokens)
 
 
@@ -137,7 +155,7 @@ class Guesses:
         prompt = tuple(group.request.prompt_token_ids.tolist())
         count = group.max_total_tokens - len(prompt)
         truth = expected_tokens(
-            setup.windows, prompt, count, group.request.seed, sequence.sample_index
+            setup.model, prompt, count, group.request.seed, sequence.sample_index
         )
         at = len(known) - len(prompt) + rng.randint(0, num_in_flight)
         num_drafts = rng.randint(0, min(max_drafts, setup.max_drafts))
@@ -168,6 +186,7 @@ class Simulation:
             setup.max_num_seqs,
             setup.max_model_len,
             setup.num_host_blocks,
+            setup.num_checkpoints or 0,
         )
         self.scheduler = Scheduler(
             kv=self.kv,
@@ -187,7 +206,7 @@ class Simulation:
             proposer=Guesses(setup) if setup.max_drafts else None,
         )
         self.executor = FakeExecutor(
-            FakeModel(setup.windows, VOCAB),
+            setup.model,
             num_blocks=setup.num_blocks,
             layout=layout,
             max_num_seqs=setup.max_num_seqs,
@@ -197,6 +216,8 @@ class Simulation:
             readers_fail=setup.readers_fail,
             ticket_steps=lambda ticket: setup.ticket_steps[ticket % len(setup.ticket_steps)],
             lose=lambda blocks: blocks[self._rng.random(len(blocks)) < setup.losses],
+            num_checkpoints=setup.num_checkpoints or 0,
+            breaks=lambda _: self._breaks(),
         )
         self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
@@ -210,6 +231,11 @@ class Simulation:
         self.num_refused = 0
         self.lost: set[int] = set()
         self.now = 0.0
+
+    def _breaks(self) -> bool:
+        is_broken = self.setup.breaks > 0 and self._rng.random() < self.setup.breaks
+        self.done["broken"] += is_broken
+        return is_broken
 
     # --- moves ---------------------------------------------------------------------------------
 
@@ -370,6 +396,8 @@ class Simulation:
             blocks_swapped_out=len(plan.swap_out_dst),
             blocks_swapped_in=len(plan.swap_in_dst),
             drafts=len(plan.draft_slot),
+            states_saved=len(plan.save_slot),
+            states_loaded=sum(row.checkpoint is not None for row in plan.enter),
         )
         return True
 
@@ -448,9 +476,21 @@ class Simulation:
         assert num_tokens or swaps.are_under_way, "a step for nothing"
         assert self.standing[plan.draft_slot].all(), "drafts for a row that does not compute"
         self._check_prefill_limits()
+        self._check_states(plan)
         for fork in plan.forks:
             self.standing[fork.dst] = self.standing[fork.src]
         assert int(self.scheduler.state.table.live.sum()) <= self.setup.max_num_seqs
+
+    def _check_states(self, plan: StepPlan) -> None:
+        for row in plan.enter:
+            starts_from_one = self.setup.has_state and row.num_computed_tokens > 0
+            assert (row.checkpoint is not None) == starts_from_one, "a state of another length"
+        saved = plan.save_checkpoint.tolist()
+        assert len(set(saved)) == len(saved), "two states in one checkpoint"
+        assert self.standing[plan.save_slot].all(), "a row is saved that does not compute"
+        if self.setup.has_state:
+            assert not len(plan.draft_slot), "a draft could not be taken back"
+            assert not len(plan.swap_out_src), "a sequence is swapped without its state"
 
     def _check_prefill_limits(self) -> None:
         limits, table = self.setup.prefill_limits, self.scheduler.state.table
@@ -481,7 +521,7 @@ class Simulation:
         seed: int,
         sample: int,
     ) -> tuple[int, ...]:
-        tokens = expected_tokens(self.setup.windows, prompt, max_tokens, seed, sample)
+        tokens = expected_tokens(self.setup.model, prompt, max_tokens, seed, sample)
         for i, token in enumerate(tokens):
             if token in stop and i + 1 >= min_tokens:
                 return tokens[: i + 1]
@@ -534,7 +574,7 @@ class Simulation:
         assert not client.tokens, "a beam was given before its search ended"
         assert client.beams is not None
         expected = expected_beams(
-            self.setup.windows,
+            self.setup.model,
             client.prompt,
             client.beams,
             client.max_tokens,

@@ -20,9 +20,10 @@ from quire.runner.rows import RowTable
 from quire.scheduler.sequence import Sequence
 from tests.profiles import seeds
 from tests.scheduler.random_moves import random_move, random_setup
-from tests.scheduler.simulation import Setup, Simulation, expected_tokens
+from tests.scheduler.simulation import Setup, Simulation, expected_tokens, make_model
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+PLAIN = make_model((None,), has_state=False)
 PROMPT = (4, 9, 2, 7, 5)
 
 
@@ -37,7 +38,7 @@ class Knows:
         self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
     ) -> IntArray:
         prompt = tuple(sequence.group.request.prompt_token_ids.tolist())
-        truth = expected_tokens(self._setup.windows, prompt, 40, 0, sequence.sample_index)
+        truth = expected_tokens(self._setup.model, prompt, 40, 0, sequence.sample_index)
         at = len(known) - len(prompt) + num_in_flight
         right = truth[at : at + self._num_right]
         return np.array([*right, (truth[at + len(right)] + 1) % 30][:max_drafts], np.int32)
@@ -93,7 +94,7 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none(depth: int, num_right:
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_stop_token_within_an_accepted_run_ends_it(depth: int, at: int) -> None:
     """Turns red when a token after the stop is given, or the step's other tokens are lost."""
-    tokens = expected_tokens((None,), PROMPT, 20, 0, 0)
+    tokens = expected_tokens(PLAIN, PROMPT, 20, 0, 0)
     found = simulation(5, depth=depth)
     found.add(PROMPT, max_tokens=20, stop=frozenset({tokens[at], 1000, 1001, 1002, 1003}))
     found.drain()
@@ -107,7 +108,7 @@ def test_a_stop_token_within_an_accepted_run_ends_it(depth: int, at: int) -> Non
 @DEPTHS
 def test_a_stop_token_before_min_tokens_does_not_end_a_run(depth: int) -> None:
     """The same token twice in one run: banned from ending the sequence at first, then not."""
-    tokens = expected_tokens((None,), PROMPT, 30, 0, 0)
+    tokens = expected_tokens(PLAIN, PROMPT, 30, 0, 0)
     again = next(i for i in range(1, 30) if tokens[i] in tokens[:i])
     first = tokens.index(tokens[again])
     found = simulation(6, depth=depth)
@@ -165,7 +166,7 @@ def test_drafts_preempt_nobody(depth: int) -> None:
 
 
 def test_each_token_of_a_run_has_its_logprobs_and_none_follows_the_end() -> None:
-    tokens = expected_tokens((None,), PROMPT, 20, 0, 0)
+    tokens = expected_tokens(PLAIN, PROMPT, 20, 0, 0)
     found = simulation(5, depth=1)
     (handle,) = found.add(PROMPT, max_tokens=20, logprobs=0, stop=frozenset({tokens[3]}))
     none = np.zeros(0, np.float32)
@@ -193,7 +194,7 @@ def test_a_sequence_preempted_with_drafts_in_flight_goes_on(
 ) -> None:
     """Turns red when late tokens of a run are miscounted, or what only its rejected drafts computed
     is swapped out as the sequence's own."""
-    tokens = expected_tokens((None,), PROMPT, 21, 0, 0)
+    tokens = expected_tokens(PLAIN, PROMPT, 21, 0, 0)
     for before in range(5):
         found = simulation(num_right, depth=depth, num_host_blocks=60 * swaps)
         found.add(PROMPT, max_tokens=20, stop=frozenset({tokens[stop_at]}))

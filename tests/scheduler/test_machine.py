@@ -8,6 +8,7 @@ never preempted, progress is bounded, and nothing is left behind.
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from tests.scheduler.random_moves import (
     random_pin,
     random_setup,
     run_random,
+    with_states,
 )
 from tests.scheduler.simulation import Simulation
 
@@ -35,10 +37,13 @@ SEEDS = st.integers(0, 2**32)
 
 class SchedulerMachine(RuleBasedStateMachine):
     POLICY: str | None = None  # any
+    HAS_STATES = False
 
     @initialize(seed=SEEDS)
     def build(self, seed):
-        self.simulation = Simulation(random_setup(random.Random(seed), self.POLICY))
+        rng = random.Random(seed)
+        setup = random_setup(rng, self.POLICY)
+        self.simulation = Simulation(with_states(rng, setup) if self.HAS_STATES else setup)
 
     @rule(seed=SEEDS)
     def add(self, seed):
@@ -96,6 +101,29 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_every_client_gets_its_own_tokens():
     run_state_machine_as_test(SchedulerMachine, settings=machine_settings(examples=60, steps=40))
+
+
+class RecurrentMachine(SchedulerMachine):
+    HAS_STATES = True
+
+
+def test_every_client_gets_its_own_tokens_from_a_recurrent_model():
+    run_state_machine_as_test(RecurrentMachine, settings=machine_settings(examples=40, steps=40))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_random_traffic_of_recurrent_models(block):
+    """A state that misses a token, sees one twice or is another's gives wrong tokens."""
+    done: Counter[str] = Counter()
+    for seed in range(block * 30, block * 30 + 30):
+        try:
+            simulation = run_random(seed, num_moves=100, has_states=True)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        done += simulation.done
+        done["preempted"] += simulation.scheduler.stats().preempted_total
+    wanted = ("states_saved", "states_loaded", "broken", "forks", "preempted")
+    assert min(done[each] for each in wanted) > 10, f"the walks met too little: {done}"
 
 
 @pytest.mark.parametrize("block", range(4))

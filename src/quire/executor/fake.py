@@ -1,7 +1,8 @@
 """An executor without a model: tokens are hashes of the K/V that a real model would have read.
 
 Whatever goes wrong with blocks (a wrong table entry, a lost copy, a block given to two owners)
-changes what is read, and so the tokens. `expected_tokens` computes them without any cache.
+changes what is read, and so the tokens. The same holds for recurrent states that miss a token, see
+one twice, or are those of others. `expected_tokens` computes the tokens without any cache.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from quire.protocol.step import (
     TokenLogprobs,
 )
 from quire.runner.drafts import counts_of, draw_in_turns
+from quire.runner.halves import in_halves, in_order_of_writing
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
 
 Words = npt.NDArray[np.uint64]
+
+INITIAL_STATE = 0
 
 
 def _mix(values: Words | np.uint64 | int, salt: int) -> Words:
@@ -48,12 +52,16 @@ class FakeModel:
     """Two layers per group. The K/V of layer 1 at a position hash the token there; those of layer 2
     hash what layer 1 reads there, over all groups; the next token hashes what layer 2 reads.
 
-    windows: per group, sliding window or None.
+    windows: per group, sliding window or None. has_state: whether the next token depends on a
+    recurrent state too, a hash of the state before and the token.
     """
 
-    def __init__(self, windows: Sequence[int | None], vocab_size: int) -> None:
+    def __init__(
+        self, windows: Sequence[int | None], vocab_size: int, *, has_state: bool = False
+    ) -> None:
         self.windows = tuple(windows)
         self.vocab_size = vocab_size
+        self.has_state = has_state
 
     def first_layer(
         self, token_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
@@ -71,8 +79,20 @@ class FakeModel:
             total += _mix(_mix(seen, 3) + places, 4 + group).sum(dtype=np.uint64)
         return int(_mix(total, 5))
 
+    def advance(self, state: int, token_ids: Sequence[int]) -> list[int]:
+        """The recurrent states after each of these tokens."""
+        states: list[int] = []
+        for token in token_ids:
+            state = int(_mix(_mix(state, 9) + np.uint64(token), 10))
+            states.append(state)
+        return states
+
+    def see(self, read: int, state: int) -> int:
+        """What the model makes of a read of layer 2 and the state there."""
+        return int(_mix(_mix(read, 11) + np.uint64(state), 12)) if self.has_state else read
+
     def draw(self, hidden: int, seed: int, sample_index: int) -> int:
-        """The next token id after a read of layer 2."""
+        """The next token id after what the model saw."""
         word = _mix(_mix(hidden, 6) + np.uint64(seed % 2**64), 7 + sample_index)
         return int(word % np.uint64(self.vocab_size))
 
@@ -94,19 +114,63 @@ class FakeModel:
             return self.scores(self._hidden_of(tokens, []))
 
     def scores(self, hidden: int) -> npt.NDArray[np.float64]:
-        """What stands for the log-probabilities [V] after a read of layer 2: from 0 to -4, in
+        """What stands for the log-probabilities [V] after what the model saw: from 0 to -4, in
         multiples of 2**-18, so that their sums have no rounding."""
         words = _mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(hidden), 8)
         return (words % np.uint64(2**20)).astype(np.float64) / -(2.0**18)
 
     def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
-        """What layer 2 reads at the last token. second: the K/V of layer 2 so far, to be grown."""
+        """What the model sees at the last token. second: the K/V of layer 2 so far, to be grown."""
         first = self.first_layer(np.array(tokens, np.int32), np.arange(len(tokens)))
         groups = [first] * len(self.windows)
         while len(second) < len(tokens):
             second.append(self.read(groups, len(second)))
         deep = [np.array(second, np.uint64)] * len(self.windows)
-        return self.read(deep, len(tokens) - 1)
+        states = self.advance(INITIAL_STATE, tokens) if self.has_state else [INITIAL_STATE]
+        return self.see(self.read(deep, len(tokens) - 1), states[-1])
+
+
+class _States:
+    """Recurrent states of rows, in the places that the rows name, and checkpoints of them."""
+
+    def __init__(self, rows: RowTable, num_checkpoints: int, rng: np.random.Generator) -> None:
+        self._rows = rows
+        self._rng = rng
+        self._states = self._noise(2 * len(rows.num_tokens))
+        self._checkpoints = self._noise(num_checkpoints)
+
+    def _noise(self, count: int) -> Words:
+        return self._rng.integers(0, 2**63, count).astype(np.uint64)
+
+    def lose_all(self) -> None:
+        self._states = self._noise(len(self._states))
+        self._checkpoints = self._noise(len(self._checkpoints))
+
+    def enter(self, row: EnterRow) -> None:
+        place = self._rows.read_state[row.slot]
+        if row.checkpoint is None:
+            self._states[place] = INITIAL_STATE
+        else:
+            self._states[place] = self._checkpoints[row.checkpoint]
+
+    def fork(self, src: int, dst: int) -> None:
+        read = self._rows.read_state
+        self._states[read[dst]] = self._states[read[src]]
+
+    def read(self, slot: int) -> int:
+        return int(self._states[self._rows.read_state[slot]])
+
+    def write(self, slot: int, state: int) -> None:
+        self._states[self._rows.write_state[slot]] = state
+
+    def write_noise(self, slot: int) -> None:
+        self.write(slot, int(self._noise(1)[0]))
+
+    def save(self, plan: StepPlan) -> None:
+        """Keep what the plan asks for of committed states."""
+        self._checkpoints[plan.save_checkpoint] = self._states[
+            self._rows.read_state[plan.save_slot]
+        ]
 
 
 @dataclass(slots=True)
@@ -128,6 +192,7 @@ class FakeExecutor:
     whose copies fail. poison: a token id; a row that computes it fails, and what it writes in that
     step is garbage.
     readers_fail: a row that reads garbage fails too, as NaN does it; else its tokens are wrong.
+    breaks: steps whose rows are computed in vain once, and then again in halves.
     """
 
     def __init__(
@@ -143,11 +208,14 @@ class FakeExecutor:
         readers_fail: bool = False,
         ticket_steps: Callable[[int], int] = lambda _: 0,
         lose: Callable[[IntArray], IntArray] = lambda _: EMPTY_INTS,
+        num_checkpoints: int = 0,
+        breaks: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """ticket_steps: called with the ticket's number."""
+        """ticket_steps: called with the ticket's number; breaks: with that of a step."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose
+        self._breaks = breaks
         self._tickets: list[_Copies] = []
         self._sleep_level = 0
         self._weights_version = 0
@@ -158,6 +226,7 @@ class FakeExecutor:
         self._streams: dict[int, EnterRow] = {}
         self._sample_index: dict[int, int] = {}
         self._rng = np.random.default_rng(0)
+        self._states = _States(self._rows, num_checkpoints, np.random.default_rng(1))
         largest = max(self._tokens_per_block)
         self._cache = self._rng.integers(0, 2**63, (2, num_blocks, largest)).astype(np.uint64)
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
@@ -178,6 +247,7 @@ class FakeExecutor:
             self._host = self._rng.integers(0, 2**63, self._host.shape).astype(np.uint64)
             self._garbage[:] = True
             self._host_garbage[:] = True
+            self._states.lose_all()
             self._rows.standing[:] = 0
             self._tickets.clear()
         if isinstance(op, Sleep):
@@ -228,11 +298,14 @@ class FakeExecutor:
         for row in plan.enter:
             self._streams[row.slot] = row
             self._sample_index[row.slot] = row.sample_index
+            self._states.enter(row)
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             self._streams[int(dst)] = self._streams[int(src)]
-        rows = self._rows.scheduled()
-        hidden, failures = self._forward(rows)
+            self._states.fork(int(src), int(dst))
+        rows = in_order_of_writing(self._rows.scheduled(), plan)
+        hidden, failures = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
+        self._states.save(plan)
         asked = [slot for slot in hidden if self._streams[slot].num_candidates]
         candidates = {slot: self._candidates_of(slot, hidden.pop(slot)[0]) for slot in asked}
         drawn = self._sample(plan, hidden, failures)
@@ -280,8 +353,30 @@ class FakeExecutor:
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]
 
-    def _forward(self, rows: ScheduledRows) -> tuple[dict[int, list[int]], list[RowFailure]]:
-        """What layer 2 reads at the last token of each row that samples, and at its drafts."""
+    def _forward(
+        self, rows: ScheduledRows, breaks: bool
+    ) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        """What the model sees at the last token of each row that samples, and at its drafts."""
+        everything = slice(0, len(rows.slots))
+
+        def compute(part: slice) -> tuple[dict[int, list[int]], list[RowFailure]]:
+            computed = self._compute(rows.select(part))
+            if breaks and part == everything and len(rows.slots):
+                raise EngineError("the step broke after its rows were computed")
+            return computed
+
+        def alone(index: int, _: Exception) -> tuple[dict[int, list[int]], list[RowFailure]]:
+            return self._compute(rows.select(slice(index, index + 1)))
+
+        hidden: dict[int, list[int]] = {}
+        failures: list[RowFailure] = []
+        for seen, failed in in_halves(everything, compute, alone):
+            hidden.update(seen)
+            failures += failed
+        failures.sort(key=lambda failure: failure.slot)
+        return hidden, failures
+
+    def _compute(self, rows: ScheduledRows) -> tuple[dict[int, list[int]], list[RowFailure]]:
         spans = [
             (int(slot), int(start), int(start + count))
             for slot, start, count in zip(
@@ -297,6 +392,7 @@ class FakeExecutor:
         }
         for slot, start, _ in spans:
             self._write(1, slot, start, np.array(reads[slot], np.uint64))
+        states = self._advance(rows, spans)
         failures = [self._fail(*span) for span in spans if self._is_poisoned(*span)]
         while self._readers_fail and failures:
             known = {failure.slot for failure in failures}
@@ -304,11 +400,12 @@ class FakeExecutor:
             if not new:
                 break
             failures += [self._fail(*span) for span in new]
-        failures.sort(key=lambda failure: failure.slot)
         failed = {failure.slot for failure in failures}
         hidden = {
             slot: [
-                self._model.read(self._contents(1, slot, end), position)
+                self._model.see(
+                    self._model.read(self._contents(1, slot, end), position), states.get(slot, 0)
+                )
                 for position in range(end - 1 - drafts, end)
             ]
             for (slot, _, end), samples, drafts in zip(
@@ -318,6 +415,19 @@ class FakeExecutor:
         }
         return hidden, failures
 
+    def _advance(self, rows: ScheduledRows, spans: list[tuple[int, int, int]]) -> dict[int, int]:
+        """Recurrent states after the tokens of these rows, by slot; written, but not committed."""
+        if not self._model.has_state:
+            return {}
+        if rows.num_drafts.any():
+            raise EngineError("the plan has drafts, but no state can be taken back to before them")
+        states: dict[int, int] = {}
+        for slot, start, end in spans:
+            tokens = self._rows.token_ids[slot, start:end].tolist()
+            states[slot] = self._model.advance(self._states.read(slot), tokens)[-1]
+            self._states.write(slot, states[slot])
+        return states
+
     def _is_poisoned(self, slot: int, start: int, end: int) -> bool:
         return self._poison is not None and self._poison in self._rows.token_ids[slot, start:end]
 
@@ -325,6 +435,7 @@ class FakeExecutor:
         for layer in (0, 1):
             garbage = self._rng.integers(0, 2**63, end - start).astype(np.uint64)
             self._write(layer, slot, start, garbage)
+        self._states.write_noise(slot)
         positions = np.arange(start, end)
         for group in range(len(self._rows.tables)):
             self._garbage[self._places(group, slot, positions)] = True
@@ -345,6 +456,7 @@ class FakeExecutor:
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
             self._streams[fork.dst] = self._streams[fork.src]
+            self._states.fork(fork.src, fork.dst)
             self._sample_index[fork.dst] = fork.sample_index
             if fork.src in hidden:
                 sources[fork.dst] = fork.src

@@ -181,6 +181,8 @@ class KVManager:
                 raise EngineError(f"the prefix hit {blocks} has a hole: take it from lookup")
             self.pool.share(held)
             self._tables.start(slot, group, first, held)
+        if self.states is not None and hit.checkpoint is not None:
+            self.states.touch(hit.checkpoint)
         self._num_published[slot] = hit.num_tokens // self.block_size
         self._shares_tail[slot] = any(hit.num_tokens % g.tokens_per_block for g in self._groups)
 
@@ -289,6 +291,12 @@ class KVManager:
         if checkpoint is not None:
             self._updates.save_state(slot, checkpoint)
             self._log.append((self._mark, slot, int(self._num_published[slot]), _STATE, name))
+
+    def drop_cached(self) -> None:
+        """Forget all names of blocks and of states; those who hold blocks keep them."""
+        self.pool.drop_cached()
+        if self.states is not None:
+            self.states.forget_all()
 
     def mark(self) -> int:
         """A new mark in the order of publications, for `retract` and `settle`."""

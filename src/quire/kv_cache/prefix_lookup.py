@@ -21,12 +21,12 @@ class PrefixHit:
         and partly filled.
     blocks: `blocks[g][i]` is block i of group g, or None where the group's window no longer
         reaches.
-    checkpoint: of the recurrent state after these tokens; -1 without tokens or without states.
+    checkpoint: of the recurrent state after these tokens; None without tokens or without states.
     """
 
     num_tokens: int
     blocks: tuple[tuple[int | None, ...], ...]
-    checkpoint: int = -1
+    checkpoint: int | None = None
 
 
 class PrefixLookup:
@@ -136,11 +136,10 @@ class PrefixLookup:
         lengths = range(num_names, 0, -self._names_per_hit)
         return next((n for n in lengths if self._states.find(names[n - 1]) is not None), 0)
 
-    def _checkpoint(self, names: Sequence[bytes], num_names: int) -> int:
-        found = None
-        if self._states is not None and num_names:
-            found = self._states.find(names[num_names - 1])
-        return -1 if found is None else found
+    def _checkpoint(self, names: Sequence[bytes], num_names: int) -> int | None:
+        if self._states is None or not num_names:
+            return None
+        return self._states.find(names[num_names - 1])
 
     def _find(
         self, group: int, index: int, names: Sequence[bytes], given: Sequence[dict[int, int]]

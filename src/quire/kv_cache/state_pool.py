@@ -25,6 +25,7 @@ class StatePool:
         self.num_checkpoints = num_checkpoints
         self._free = list(range(num_checkpoints - 1, -1, -1))
         self._index: dict[bytes, int] = {}  # insertion order is LRU order
+        self._name: list[bytes | None] = [None] * num_checkpoints
 
     @property
     def num_used(self) -> int:
@@ -34,9 +35,10 @@ class StatePool:
         """The checkpoint of the state after the block with this name."""
         return self._index.get(name)
 
-    def touch(self, checkpoint: int, name: bytes) -> None:
+    def touch(self, checkpoint: int) -> None:
         """Note that a sequence starts from a checkpoint."""
-        if self._index.get(name) == checkpoint:
+        name = self._name[checkpoint]
+        if name is not None:
             self._index[name] = self._index.pop(name)
 
     def save(self, name: bytes) -> int | None:
@@ -47,12 +49,14 @@ class StatePool:
             self.forget(next(iter(self._index)))
         checkpoint = self._free.pop()
         self._index[name] = checkpoint
+        self._name[checkpoint] = name
         return checkpoint
 
     def forget(self, name: bytes) -> None:
         """Nobody may start from the state after this block any more."""
         checkpoint = self._index.pop(name, None)
         if checkpoint is not None:
+            self._name[checkpoint] = None
             self._free.append(checkpoint)
 
     def forget_all(self) -> None:
@@ -63,7 +67,9 @@ class StatePool:
     def check_invariants(self) -> None:
         """EngineError unless each checkpoint is free or named exactly once."""
         named = list(self._index.values())
-        if sorted(named + self._free) != list(range(self.num_checkpoints)):
+        if sorted(named + self._free) != list(range(self.num_checkpoints)) or any(
+            self._name[checkpoint] != name for name, checkpoint in self._index.items()
+        ):
             raise EngineError(
                 f"checkpoints of states are lost: {named} are named and {self._free} are free "
                 f"of {self.num_checkpoints}"

@@ -12,7 +12,7 @@ __all__ = ["TableUpdates", "UpdateLog"]
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
     within the device, out to the host (swap_out_src is on the device) and in from it. save_slot,
-    save_checkpoint: slots whose recurrent states are kept after the next step."""
+    save_checkpoint: slots whose recurrent states are kept after the next step, and where."""
 
     group: list[int] = field(default_factory=list[int])
     slot: list[int] = field(default_factory=list[int])
@@ -49,12 +49,11 @@ class UpdateLog:
         pending.block.extend(blocks)
 
     def forget_entries(self, slots: Collection[int]) -> None:
-        """Drop the entries of these slots, and the states that they would have saved."""
+        """Drop the entries of these slots."""
         pending = self.pending
         kept = [i for i, owner in enumerate(pending.slot) if owner not in slots]
         for column in (pending.group, pending.slot, pending.index, pending.block):
             column[:] = [column[i] for i in kept]
-        _filter_pairs(pending.save_checkpoint, pending.save_slot, lambda slot: slot not in slots)
 
     def copy(self, src: int, dst: int) -> None:
         self.pending.copy_src.append(src)
@@ -76,8 +75,11 @@ class UpdateLog:
             _filter_pairs(pending.swap_out_src, pending.swap_out_dst, lambda b: b not in unused)
 
     def save_state(self, slot: int, checkpoint: int) -> None:
-        self.pending.save_slot.append(slot)
-        self.pending.save_checkpoint.append(checkpoint)
+        """Keep a slot's state; what the same plan would have kept in the checkpoint is not."""
+        pending = self.pending
+        _filter_pairs(pending.save_slot, pending.save_checkpoint, lambda c: c != checkpoint)
+        pending.save_slot.append(slot)
+        pending.save_checkpoint.append(checkpoint)
 
     def swap_in(self, ticket: int, host: int, block: int) -> None:
         """Copy a host block to a device block, as part of the work under `ticket`."""

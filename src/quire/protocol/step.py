@@ -78,6 +78,8 @@ class EnterRow:
     stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
     num_candidates: 0 if the row draws its next token; else it gives so many of the most likely ones
         instead, and waits for the plan side to choose.
+    checkpoint: from which the row takes its recurrent state, that after `num_computed_tokens`; None
+        if it starts from the initial one, or the model has none.
     """
 
     slot: int
@@ -90,6 +92,7 @@ class EnterRow:
     sample_index: int
     stop_token_ids: frozenset[int] = frozenset()
     num_candidates: int = 0
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ class StepPlan:
     without drafts, and what it computed of the other drafts is dropped. The counts of the plan side
     are upper bounds until it has the result; the row knows its own, and no plan names a position.
 
+    A row of a recurrent model has a state beside its blocks: that after its computed tokens. A row
+    that enters loads one before the step computes, a fork copies that of its source, and a step
+    saves states when it has committed its rows. So a plan may replace a checkpoint that it loads,
+    and the next plan may load what this one saves. What a failed row saves is worth nothing.
+
     leave: slots whose sequences are gone.
     swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
     copy_src, copy_dst: block ids, [number of copies].
@@ -141,6 +149,8 @@ class StepPlan:
     draft_slot, draft_token: [number of drafts], row after row in the order of their positions:
         drafts of rows that sample in this step. They hold for this step alone.
     forks: rows that branch off after the forward.
+    save_slot, save_checkpoint: [number of states]: rows that compute in this step, and where the
+        recurrent state is kept that each of them has then.
     """
 
     step_id: int
@@ -167,6 +177,8 @@ class StepPlan:
     draft_slot: IntArray = field(default_factory=no_ints)
     draft_token: IntArray = field(default_factory=no_ints)
     forks: tuple[ForkRow, ...] = ()
+    save_slot: IntArray = field(default_factory=no_ints)
+    save_checkpoint: IntArray = field(default_factory=no_ints)
 
     @property
     def started(self) -> tuple[int, ...]:
@@ -190,6 +202,7 @@ class StepPlan:
             or len(self.append_slot)
             or len(self.delta_slot)
             or len(self.draft_slot)
+            or len(self.save_slot)
         )
 
 

@@ -49,6 +49,8 @@ class RowTable:
     token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
     num_tokens, num_computed, num_prompt, standing (tokens per step), num_drafts: int64 [slots]. The
     drafts of a step lie behind the row's tokens.
+    read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
+        one and writes the other, however often it is computed; its commit swaps them.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class RowTable:
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
+        self.read_state = np.arange(max_num_seqs)
+        self.write_state = self.read_state + max_num_seqs
 
     def apply(self, plan: StepPlan) -> None:
         """Take over a plan's difference, `forks` excepted: they follow the forward."""
@@ -147,7 +151,8 @@ class RowTable:
         return np.flatnonzero(is_cut & (self.standing > 0) & ~self.failed)
 
     def fork(self, src: int, dst: int) -> None:
-        """`dst` becomes a copy of `src` as it is now."""
+        """`dst` becomes a copy of `src` as it is now, but for the places of their states: who has
+        the states copies from one to the other."""
         length = self.num_tokens[src]
         self.token_ids[dst, :length] = self.token_ids[src, :length]
         for table in self.tables:
@@ -157,9 +162,13 @@ class RowTable:
             column[dst] = column[src]
 
     def commit_computed(self, rows: ScheduledRows) -> None:
-        """The K/V of these rows' tokens are in the cache, those of drafts as if all were right."""
+        """The K/V of these rows' tokens are in the cache, those of drafts as if all were right, and
+        what they wrote is their state."""
         certain = rows.num_tokens - rows.num_drafts
         self.num_computed[rows.slots] += certain + self.num_drafts[rows.slots]
+        read = self.read_state[rows.slots]
+        self.read_state[rows.slots] = self.write_state[rows.slots]
+        self.write_state[rows.slots] = read
 
     def rewind(self, slots: Slots, num_rejected: Slots) -> None:
         """Rows `slots` [N] have computed so many drafts [N] that were not accepted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 
 from quire.errors import EngineError
@@ -36,12 +38,13 @@ class Allocation:
         blocked on that then, with slots and blocks for these tokens."""
         if budget <= 0 or group.num_slots > self._state.num_free_slots:
             return []
+        hits: list[PrefixHit] = []
         if group.sequences[0].swapped is not None:
-            chunks, num_cached = self._swap_in(group, budget), 0
+            chunks = self._swap_in(group, budget)
         else:
-            chunks, num_cached = self._enter_all(group, budget)
+            chunks, hits = self._enter_all(group, budget)
         if chunks and not group.blocked_on:
-            self._note(group, num_cached)
+            self._note(group, hits)
         return chunks
 
     def has_nothing_to_compute(self, group: SequenceGroup) -> bool:
@@ -55,8 +58,8 @@ class Allocation:
             num_cached = self._state.prefixes.lookup(sequence).num_tokens
         return num_cached >= len(sequence.token_ids) - 1
 
-    def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], int]:
-        """What `place` says, and how many tokens were cached."""
+    def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], list[PrefixHit]]:
+        """What `place` says, and what was cached of each sequence."""
         chunks: list[Chunk] = []
         hits: list[PrefixHit] = []
         mark = self._state.kv.mark()
@@ -65,19 +68,19 @@ class Allocation:
             chunk = self._enter(sequence, hit, budget)
             if chunk is None:
                 self._undo(group, mark)
-                return [], 0
+                return [], []
             budget -= chunk[1]
             chunks.append(chunk)
             hits.append(hit)
         for sequence, hit in zip(group.sequences, hits, strict=True):
             self._state.pins.note_hit(hit, sequence)
-        return chunks, sum(hit.num_tokens for hit in hits)
+        return chunks, hits
 
     def _enter(self, sequence: Sequence, hit: PrefixHit, budget: int) -> Chunk | None:
         """Give the sequence a slot that starts with its cached prefix, and blocks for as many
         tokens as the budget allows. None if there is no room."""
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
-        end = min(num_ready, hit.num_tokens + budget)
+        end = self._end_of_chunk(hit.num_tokens, min(num_ready, hit.num_tokens + budget))
         if not self._has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
         slot = self._state.table.enter(sequence, hit.num_tokens)
@@ -87,6 +90,9 @@ class Allocation:
             raise EngineError("an admission was given fewer blocks than were counted for it")
         self._state.prefixes.publish_to(slot, end)
         return slot, end - hit.num_tokens
+
+    def _end_of_chunk(self, start: int, end: int) -> int:
+        return int(self._state.prefixes.stops_at(np.array([start]), np.array([end]))[0])
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """What `place` says, for a group whose K/V wait in the host."""
@@ -119,10 +125,16 @@ class Allocation:
             self._state.table.leave(sequence)
         self._state.kv.forget_copies()
 
-    def _note(self, group: SequenceGroup, num_cached: int) -> None:
-        """Tell the plan, and with the first admission the client."""
-        for sequence in group.sequences:
-            self._state.builder.enter(sequence, int(self._state.table.num_computed[sequence.slot]))
+    def _note(self, group: SequenceGroup, hits: list[PrefixHit]) -> None:
+        """Tell the plan, and with the first admission the client. hits: none of one that was
+        swapped in."""
+        for sequence, hit in zip_longest(group.sequences, hits):
+            self._state.builder.enter(
+                sequence,
+                int(self._state.table.num_computed[sequence.slot]),
+                None if hit is None else hit.checkpoint,
+            )
+        num_cached = sum(hit.num_tokens for hit in hits)
         if not group.was_admitted:
             group.was_admitted = True
             self.prompt_tokens_total += len(group.request.prompt_token_ids)

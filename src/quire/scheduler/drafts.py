@@ -50,7 +50,8 @@ NO_DRAFTS = ChosenDrafts()
 
 class Drafts:
     """Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits
-    for a guess."""
+    for a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so
+    there are none for models that have one."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Drafts:
     ) -> None:
         self._table = table
         self._kv = kv
-        self._proposer = proposer
+        self._proposer = proposer if kv.states is None else None
         self._max_tokens = max_num_batched_tokens
 
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:

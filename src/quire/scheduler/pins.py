@@ -54,6 +54,11 @@ class PinnedPrefixes:
 
     def check(self, request: EngineRequest) -> None:
         """RequestError if the request cannot be pinned."""
+        if self._kv.states is not None:
+            raise RequestError(
+                "prefixes of a model with recurrent states cannot be pinned, since its checkpoints "
+                "may be replaced: send the request without a pin"
+            )
         is_plain = request.beams is None and not request.is_open
         if request.params.n != 1 or request.params.max_tokens != 1 or not is_plain:
             raise RequestError(

@@ -26,7 +26,7 @@ class PlanBuilder:
         self._kv = kv
         self._next_step_id = 0
         self._leave: list[int] = []
-        self._enter: list[tuple[Sequence, int]] = []
+        self._enter: list[tuple[Sequence, int, int | None]] = []
         self._extend: list[ExtendPrompt] = []
         self._forks: list[ForkRow] = []
         self._start_forks: list[tuple[int, int]] = []
@@ -45,13 +45,14 @@ class PlanBuilder:
         self._leave = list(range(len(self._table.standing)))
         self._start_forks, self._chosen = [], {}
 
-    def enter(self, sequence: Sequence, num_computed: int) -> None:
-        """`num_computed` tokens of the sequence come from the prefix cache or the host."""
-        self._enter.append((sequence, num_computed))
+    def enter(self, sequence: Sequence, num_computed: int, checkpoint: int | None = None) -> None:
+        """`num_computed` tokens of the sequence come from the prefix cache or the host, and its
+        recurrent state from a checkpoint."""
+        self._enter.append((sequence, num_computed, checkpoint))
 
     def extend(self, slot: int, token_ids: IntArray) -> None:
         """The prompt of a row goes on; one that is about to enter has the tokens already."""
-        if not any(sequence.slot == slot for sequence, _ in self._enter):
+        if not any(entry[0].slot == slot for entry in self._enter):
             self._extend.append(ExtendPrompt(slot, token_ids))
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
@@ -91,7 +92,7 @@ class PlanBuilder:
             swap_in_src=_ints(updates.swap_in_src),
             swap_in_dst=_ints(updates.swap_in_dst),
             swap_in_ticket=_ints(updates.swap_in_ticket),
-            enter=tuple(self._enter_row(sequence, n) for sequence, n in self._enter),
+            enter=tuple(self._enter_row(*entry) for entry in self._enter),
             extend=tuple(self._extend),
             start_fork_src=_ints([src for src, _ in self._start_forks]),
             start_fork_dst=_ints([dst for _, dst in self._start_forks]),
@@ -108,6 +109,8 @@ class PlanBuilder:
             else EMPTY_INTS,
             draft_token=drafts.token_ids,
             forks=tuple(self._forks),
+            save_slot=_ints(updates.save_slot),
+            save_checkpoint=_ints(updates.save_checkpoint),
         )
         self._next_step_id += 1
         self._leave, self._enter, self._extend, self._forks = [], [], [], []
@@ -117,10 +120,10 @@ class PlanBuilder:
     def _updates_of_rows_that_stay(self) -> TableUpdates:
         """A row that enters brings its whole tables along."""
         if self._enter:
-            self._kv.forget_updates({sequence.slot for sequence, _ in self._enter})
+            self._kv.forget_updates({entry[0].slot for entry in self._enter})
         return self._kv.drain()
 
-    def _enter_row(self, sequence: Sequence, num_computed: int) -> EnterRow:
+    def _enter_row(self, sequence: Sequence, num_computed: int, checkpoint: int | None) -> EnterRow:
         request, beams = sequence.group.request, sequence.group.beams
         return EnterRow(
             slot=sequence.slot,
@@ -133,4 +136,5 @@ class PlanBuilder:
             sample_index=sequence.sample_index,
             stop_token_ids=request.stop_token_ids,
             num_candidates=0 if beams is None else beams.num_candidates,
+            checkpoint=checkpoint,
         )

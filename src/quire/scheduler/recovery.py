@@ -19,13 +19,14 @@ Slots = npt.NDArray[np.int64]
 class Recovery:
     """Decides when a group is preempted, and keeps what it decided on its sequences.
 
-    costs: None computes everything again. Only what the host has room for is swapped.
+    costs: None computes everything again. Only what the host has room for is swapped. Recurrent
+    states do not go to the host, so sequences that have one are computed again, from a checkpoint.
     """
 
     def __init__(self, table: SequenceTable, kv: KVManager, costs: RecoveryCosts | None) -> None:
         self._table = table
         self._kv = kv
-        self._costs = costs
+        self._costs = costs if kv.states is None else None
         self._arrived = set[int]()
         self._swapped_in: set[int] = set()
         self.swapped_out_total = 0

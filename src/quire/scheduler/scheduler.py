@@ -74,7 +74,8 @@ class Scheduler:
             recovery=Recovery(table, kv, recovery_costs),
             deadlines=Deadlines(prefixes.num_uncached),
         )
-        self._budget = TokenBudget(table, settings)
+        stops_at = prefixes.stops_at if prefixes.keeps_states else None
+        self._budget = TokenBudget(table, settings, stops_at)
         self._drafts = Drafts(table, kv, proposer, settings.max_num_batched_tokens)
         self._lifecycle = Lifecycle(state)
         self._requests = RequestIntake(state, self._lifecycle, feasibility)
@@ -109,7 +110,7 @@ class Scheduler:
         if reset_running:
             for group in self._lifecycle.holders():
                 self._lifecycle.preempt(group, may_swap=False)
-        self.state.kv.pool.drop_cached()
+        self.state.kv.drop_cached()
 
     def vacate(self, *, has_new_weights: bool = False) -> None:
         """The device keeps no K/V and no rows: whoever has any waits to be computed again. No step
@@ -118,7 +119,7 @@ class Scheduler:
         self._lifecycle.vacate()
         state.pins.release_all()
         state.builder.leave_all()
-        state.kv.pool.drop_cached()
+        state.kv.drop_cached()
         state.kv.settle(state.kv.mark())
         if has_new_weights:
             state.prefixes.forget_weights(set(state.roster.groups.values()))
@@ -223,6 +224,7 @@ class Scheduler:
         table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
+        self.state.prefixes.save_states(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):
@@ -254,7 +256,7 @@ class Scheduler:
         self._lifecycle.lose_steps(message)
         self.state.pins.release_all()
         self.state.builder.leave_all()
-        self.state.kv.pool.drop_cached()
+        self.state.kv.drop_cached()
         self.state.kv.settle(self.state.kv.mark())
         return self.state.outputs.drain()
 

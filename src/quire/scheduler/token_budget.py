@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,6 +15,9 @@ from quire.scheduler.table import SequenceTable
 __all__ = ["PrefillLimits", "StepTokens", "TokenBudget"]
 
 Slots = npt.NDArray[np.int64]
+
+StopsAt = Callable[[Slots, Slots], Slots]
+"""Starts and ends of chunks [R] → where they end, at the latest at these ends."""
 
 UNLIMITED = 2**62
 
@@ -48,9 +52,13 @@ class PrefillLimits:
 class TokenBudget:
     """Tokens of one step, `max_num_batched_tokens` at most."""
 
-    def __init__(self, table: SequenceTable, settings: ResolvedScheduler) -> None:
+    def __init__(
+        self, table: SequenceTable, settings: ResolvedScheduler, stops_at: StopsAt | None = None
+    ) -> None:
+        """stops_at: shortens chunks; None leaves them as they are."""
         self._table = table
         self._max_tokens = settings.max_num_batched_tokens
+        self._stops_at = stops_at
         self.limits = PrefillLimits.of(settings)
 
     def choose_running(self) -> tuple[Slots, Slots]:
@@ -58,7 +66,7 @@ class TokenBudget:
         todo = self._table.todo()
         slots = todo.nonzero()[0]
         todo = todo[slots]
-        tokens = np.minimum(todo, self.limits.long_prefill_token_threshold)
+        tokens = self._shortened(slots, np.minimum(todo, self.limits.long_prefill_token_threshold))
         left = self._max_tokens
         if int(tokens.sum()) <= left:
             return slots, tokens
@@ -68,7 +76,20 @@ class TokenBudget:
                 left = self._share_out(left, slots, tokens, part.tolist())
             else:
                 left -= wanted
+        tokens = self._shortened(slots, tokens)
         return slots[tokens > 0], tokens[tokens > 0]
+
+    def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
+        if self._stops_at is None:
+            return tokens
+        starts = self._table.num_computed[slots]
+        return self._stops_at(starts, starts + tokens) - starts
+
+    def first_chunk(self, num_tokens: int) -> int:
+        """What a prompt of which nothing is computed takes of so many tokens."""
+        if self._stops_at is None:
+            return num_tokens
+        return int(self._stops_at(np.zeros(1, np.int64), np.array([num_tokens]))[0])
 
     def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
         """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
@@ -131,7 +152,7 @@ class StepTokens:
         if not limits.bounds_partial or group.was_admitted:
             return True
         num_tokens = len(group.sequences[0].token_ids)
-        given = min(num_tokens, self.offered_to(group))
+        given = self._budget.first_chunk(min(num_tokens, self.offered_to(group)))
         is_partial = given < num_tokens
         is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
         if self._partial is None:

@@ -1,0 +1,194 @@
+"""The laws over a fake hybrid model: layer groups of 16 and 48 tokens per block, and a recurrent
+state. A state that misses a token, sees one twice or is another's becomes a wrong token."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from quire.protocol import FinishReason, StepPlan, StepResult
+from quire.protocol.control import ResetPrefixCache, Sleep, UpdateWeights, Wake
+from quire.protocol.recovery import ALWAYS_SWAP
+from tests.engine.fake_engine import FakeEngine
+from tests.kv_cache.model import make_layout
+from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+BREAKS = pytest.mark.parametrize("breaks", [False, True], ids=["once", "twice"])
+LAYOUT = make_layout(((None, 1), (20, 3)), 16, has_states=True)
+
+
+class Hybrid(FakeEngine):
+    def __init__(self, **changes: object) -> None:
+        self.plans: list[StepPlan] = []
+        settings: dict[str, object] = {
+            "layout": LAYOUT,
+            "num_blocks": 80,
+            "max_num_batched_tokens": 128,
+            "max_model_len": 256,
+            "num_checkpoints": 8,
+        }
+        super().__init__(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
+        execute = self.executor.execute
+
+        def note(plan: StepPlan) -> Future[StepResult]:
+            self.plans.append(plan)
+            return execute(plan)
+
+        self.executor.execute = note
+
+    def check(self, prompts: dict[int, tuple[list[int], int, int]], max_tokens: int = 8) -> None:
+        """prompts: prompt, seed and sample of each handle."""
+        self.run()
+        for handle, (prompt, seed, sample) in prompts.items():
+            expected = self.model.expected_tokens(prompt, max_tokens, seed, sample)
+            assert self.tokens[handle] == expected, f"sequence {handle}"
+
+
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("budget", [7, 50, 128])
+def test_chunked_and_batched_is_alone(depth: int, breaks: bool, budget: int) -> None:
+    engine = Hybrid(depth=depth, breaks=breaks, max_num_batched_tokens=budget)
+    prompts = [[i, *range(i * 13)] for i in range(1, 9)]
+    handles = [engine.add(prompt, seed=i)[0] for i, prompt in enumerate(prompts)]
+    engine.check({h: (p, i, 0) for i, (h, p) in enumerate(zip(handles, prompts, strict=True))})
+
+
+@DEPTHS
+@BREAKS
+def test_a_prefix_hit_starts_from_a_checkpoint(depth: int, breaks: bool) -> None:
+    """Would catch a state that is found before it is saved, and one of another length: hits end
+    where both groups have a whole block."""
+    engine = Hybrid(depth=depth, breaks=breaks)
+    shared = list(range(100))
+    for suffix in ([1], [2, 3], [1, *range(60)]):
+        (handle,) = engine.add([*shared, *suffix])
+        engine.check({handle: ([*shared, *suffix], 0, 0)})
+    assert engine.num_cached == {0: 0, 1: 96, 2: 96}
+
+
+def test_a_prompt_stops_once_where_its_state_can_be_kept() -> None:
+    engine = Hybrid(depth=1)
+    engine.add(list(range(100)), max_tokens=1)
+    engine.run()
+    assert [plan.delta_tokens.tolist() for plan in engine.plans] == [[96], [4]]
+    assert [len(plan.save_slot) for plan in engine.plans] == [1, 0]
+
+
+@pytest.mark.parametrize("changes", [{"num_checkpoints": 0}, {"enable_prefix_caching": False}])
+def test_a_prompt_is_not_cut_when_no_state_is_kept(changes: dict[str, object]) -> None:
+    engine = Hybrid(depth=1, **changes)
+    for _ in range(2):
+        (handle,) = engine.add(list(range(100)), max_tokens=1)
+        engine.check({handle: (list(range(100)), 0, 0)}, max_tokens=1)
+    assert [plan.delta_tokens.tolist() for plan in engine.plans] == [[100], [100]]
+    assert engine.num_cached == {0: 0, 1: 0}
+
+
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("num_checkpoints", [1, 8])
+def test_preempted_is_not(depth: int, breaks: bool, num_checkpoints: int) -> None:
+    engine = Hybrid(depth=depth, breaks=breaks, num_blocks=20, num_checkpoints=num_checkpoints)
+    prompts = [[i] * 50 for i in range(6)]
+    handles = [engine.add(prompt, max_tokens=60, seed=i)[0] for i, prompt in enumerate(prompts)]
+    engine.check(
+        {h: (p, i, 0) for i, (h, p) in enumerate(zip(handles, prompts, strict=True))}, max_tokens=60
+    )
+    assert engine.core.stats().preempted_total > 0
+    if num_checkpoints == 8:
+        resumed = [row for plan in engine.plans for row in plan.enter if row.checkpoint is not None]
+        assert resumed, "nobody that was preempted started from a checkpoint"
+
+
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("prompt_len", [1, 48, 55, 96])
+def test_forked_is_copied(depth: int, breaks: bool, prompt_len: int) -> None:
+    """Also where the step after which samples branch off is one that saves the state."""
+    engine = Hybrid(depth=depth, breaks=breaks)
+    prompt = list(range(prompt_len))
+    handles = engine.add(prompt, n=5, max_tokens=20, seed=5)
+    engine.check({h: (prompt, 5, sample) for sample, h in enumerate(handles)}, max_tokens=20)
+
+
+@DEPTHS
+@BREAKS
+def test_a_plan_may_replace_the_checkpoint_that_it_loads(depth: int, breaks: bool) -> None:
+    """A conversation that grows, with one checkpoint for the state where its last turn ended."""
+    engine = Hybrid(depth=depth, breaks=breaks, num_checkpoints=1, num_blocks=200)
+    for length in (60, 110, 160, 240):
+        (handle,) = engine.add(list(range(length)), max_tokens=1)
+        engine.check({handle: (list(range(length)), 0, 0)}, max_tokens=1)
+    assert engine.num_cached == {0: 0, 1: 48, 2: 96, 3: 144}
+    entering = [plan for plan in engine.plans if plan.enter][1:]
+    assert [plan.enter[0].checkpoint for plan in entering] == [0, 0, 0]
+    assert [plan.save_checkpoint.tolist() for plan in entering] == [[0], [0], [0]]
+
+
+@DEPTHS
+def test_the_state_of_a_failed_row_is_not_kept(depth: int) -> None:
+    engine = Hybrid(depth=depth, poison=999)
+    bad = [*range(40), 999, *range(20)]  # within the first 48 tokens
+    for prompt in (bad, bad):
+        (handle,) = engine.add(prompt)
+        engine.run()
+        assert engine.finished[handle].reason is FinishReason.ERROR
+        assert engine.kv.states is not None
+        assert engine.kv.states.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "ops", [(ResetPrefixCache(False),), (Sleep(1), Wake()), (UpdateWeights({}),)]
+)
+def test_states_go_with_the_cached_blocks(ops: tuple) -> None:
+    engine = Hybrid()
+    prompt = list(range(100))
+    for turn in range(2):
+        (handle,) = engine.add(prompt)
+        engine.check({handle: (prompt, 0, 0)})
+        assert engine.num_cached[handle] == 0, f"turn {turn}"
+        for op in ops:
+            engine.core.control(op, engine.now)
+        assert engine.kv.states is not None
+        assert engine.kv.states.num_used == 0
+
+
+@DEPTHS
+def test_a_state_that_a_lost_step_should_have_kept_is_not_found(depth: int) -> None:
+    simulation = Simulation(Setup(depth=depth, num_checkpoints=4, max_num_batched_tokens=16))
+    prompt = list(range(9))
+    simulation.add(prompt)
+    simulation.plan()
+    simulation.lose_steps()
+    for _ in range(2):
+        simulation.add(prompt)
+        simulation.drain()
+    assert simulation.done["states_loaded"] == 1
+
+
+def test_sequences_with_states_are_computed_again_and_never_swapped() -> None:
+    setup = Setup(num_blocks=14, num_host_blocks=100, max_num_seqs=6, recovery_costs=ALWAYS_SWAP)
+    for num_checkpoints, is_swapped in ((None, True), (4, False)):
+        simulation = Simulation(Setup(**{**vars(setup), "num_checkpoints": num_checkpoints}))
+        for i in range(6):
+            simulation.add([i] * 5, max_tokens=14)
+        simulation.drain()
+        assert simulation.scheduler.stats().preempted_total > 0
+        assert (simulation.done["blocks_swapped_out"] > 0) == is_swapped
+
+
+def test_there_are_no_drafts_beside_states() -> None:
+    for num_checkpoints, has_drafts in ((None, True), (4, False)):
+        simulation = Simulation(Setup(max_drafts=3, num_checkpoints=num_checkpoints))
+        simulation.add([1, 2, 3], max_tokens=20)
+        simulation.drain()
+        assert (simulation.done["drafts"] > 0) == has_drafts
+
+
+def test_a_prefix_with_a_state_is_not_pinned() -> None:
+    """Its blocks would stay, but nobody could start from them when the state is gone."""
+    simulation = Simulation(Setup(num_checkpoints=4, poison=POISON_OUTSIDE))
+    assert simulation.add([1, 2, 3], max_tokens=1, pin_seconds=5.0) == []
