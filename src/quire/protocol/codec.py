@@ -22,9 +22,9 @@ class GarbledMessageError(QuireError):
     """Bytes that are no message of the expected kind."""
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """The bytes of a message. Raises TypeError if it holds something that cannot leave the process,
-    such as a function."""
+def encode(message: object) -> bytes:
+    """The bytes of a message: a struct, or what one may hold. Raises TypeError if it holds
+    something that cannot leave the process, such as a function."""
     return _ENCODER.encode(message)
 
 

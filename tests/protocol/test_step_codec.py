@@ -1,0 +1,158 @@
+"""Plans and results survive the way between two processes, and garbage does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.protocol import SamplingParams
+from quire.protocol.codec import GarbledMessageError
+from quire.protocol.step import (
+    EnterRow,
+    ExtendPrompt,
+    ForkRow,
+    PromptLogprobs,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    TicketFailure,
+    TokenCandidates,
+    TokenLogprobs,
+)
+from quire.protocol.step_codec import decode_plan, decode_result, encode_plan, encode_result
+from tests.profiles import examples
+
+INTS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(
+    lambda items: np.array(items, np.int32)
+)
+SMALL = st.integers(0, 1000)
+LOGPROBS = st.builds(
+    TokenLogprobs,
+    token_id=SMALL,
+    logprob=st.floats(-50, 0),
+    rank=SMALL,
+    top_ids=INTS,
+    top_logprobs=st.lists(st.floats(-9, 0, width=32), max_size=3).map(
+        lambda items: np.array(items, np.float32)
+    ),
+)
+ENTER = st.builds(
+    EnterRow,
+    slot=SMALL,
+    token_ids=INTS,
+    num_prompt_tokens=SMALL,
+    num_computed_tokens=SMALL,
+    block_tables=st.lists(INTS, max_size=2).map(tuple),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        stop=st.lists(st.text(min_size=1, max_size=3), max_size=2),
+        logit_bias=st.none() | st.dictionaries(SMALL, st.floats(-9, 9), max_size=2),
+    ),
+    seed=st.integers(0, 2**64 - 1),
+    sample_index=SMALL,
+    stop_token_ids=st.frozensets(SMALL, max_size=2),
+    num_candidates=SMALL,
+    checkpoint=st.none() | SMALL,
+)
+PLANS = st.builds(
+    StepPlan,
+    step_id=st.integers(0, 2**62),
+    enter=st.lists(ENTER, max_size=2).map(tuple),
+    extend=st.lists(st.builds(ExtendPrompt, SMALL, INTS), max_size=2).map(tuple),
+    forks=st.lists(st.builds(ForkRow, SMALL, SMALL, SMALL), max_size=2).map(tuple),
+    **{
+        each.name: INTS
+        for each in fields(StepPlan)
+        if each.name not in ("step_id", "enter", "extend", "forks")
+    },
+)
+RESULTS = st.builds(
+    StepResult,
+    step_id=st.integers(0, 2**62),
+    slots=INTS,
+    token_ids=INTS,
+    candidates=st.dictionaries(
+        SMALL,
+        st.builds(
+            TokenCandidates,
+            INTS,
+            st.lists(st.floats(-9, 0), max_size=3).map(np.array),
+            st.lists(LOGPROBS, max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ),
+    logprobs=st.dictionaries(SMALL, st.lists(LOGPROBS, max_size=2).map(tuple), max_size=2),
+    prompt_logprobs=st.dictionaries(
+        SMALL,
+        st.builds(PromptLogprobs, SMALL, st.lists(LOGPROBS, max_size=2).map(tuple)),
+        max_size=2,
+    ),
+    failed=st.lists(st.builds(RowFailure, SMALL, st.text(), st.booleans()), max_size=2).map(tuple),
+    seconds=st.floats(0, 10),
+    counts=st.none() | INTS,
+    done=st.lists(SMALL, max_size=2).map(tuple),
+    failed_tickets=st.lists(st.builds(TicketFailure, SMALL, INTS, st.text()), max_size=2).map(
+        tuple
+    ),
+)
+
+
+def plain(value: Any) -> Any:
+    """With arrays as lists and their dtypes, so that messages can be compared."""
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict) or type(value).__name__ == "mappingproxy":
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return [plain(getattr(value, each.name)) for each in fields(value)]
+    return value
+
+
+@examples(100)
+@given(PLANS)
+def test_a_plan_comes_back_as_it_was(plan: StepPlan) -> None:
+    """Fault: a field that was added to plans does not travel."""
+    assert plain(decode_plan(encode_plan(plan))) == plain(plan)
+
+
+@examples(100)
+@given(RESULTS)
+def test_a_result_comes_back_as_it_was(result: StepResult) -> None:
+    assert plain(decode_result(encode_result(result))) == plain(result)
+
+
+def test_a_step_that_changes_nothing_is_short() -> None:
+    assert len(encode_plan(StepPlan(2**60))) < 64
+    one = np.array([3], np.int32)
+    assert len(encode_result(StepResult(7, one, one))) < 64
+
+
+@examples(100)
+@given(st.data(), PLANS)
+def test_garbage_is_refused_as_such(data: st.DataObject, plan: StepPlan) -> None:
+    """Fault: another exception, or memory for a length that the bytes only claim."""
+    good = encode_plan(plan)
+    bad = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 3))):
+        bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
+    for garbled in (bytes(bad), good[: data.draw(st.integers(0, len(good) - 1))], good + b"x"):
+        try:
+            decode_plan(garbled)
+        except GarbledMessageError:
+            continue
+        assert garbled not in (good[:-1], good + b"x")
+
+
+def test_a_function_does_not_leave_the_process() -> None:
+    params = SamplingParams(logits_processors=[lambda ids, logits: logits])
+    none = np.zeros(0, np.int32)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        encode_plan(StepPlan(1, enter=(EnterRow(0, none, 0, 0, (none,), params, 0, 0),)))
