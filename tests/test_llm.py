@@ -79,11 +79,11 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
 def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
     vocab = llm.engine.spec.vocab_size
     outputs = llm.generate(
-        ["import os", [1, vocab], "", [3] * 512, {"text": "x"}, "import os"], GREEDY
+        ["import os", [1, vocab], [], [3] * 512, {"text": "x"}, "import os"], GREEDY
     )
     assert [output.error is None for output in outputs] == [True, False, False, False, False, True]
     assert f"Token id {vocab} at index 1" in outputs[1].error
-    assert "''" in outputs[2].error
+    assert "has no tokens" in outputs[2].error
     assert "512 tokens" in outputs[3].error
     assert "text" in outputs[4].error
     assert outputs[0].outputs[0].text == outputs[5].outputs[0].text
@@ -91,7 +91,7 @@ def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [("", "no tokens"), ({"prompt_token_ids": []}, "no tokens"), ([-1], "-1"), ([True], "True")],
+    [([], "no tokens"), ({"prompt_token_ids": []}, "no tokens"), ([-1], "-1"), ([True], "True")],
 )
 def test_a_single_bad_prompt_raises(llm: LLM, prompt: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
