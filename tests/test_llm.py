@@ -91,7 +91,7 @@ def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([], "no tokens"), ({"prompt_token_ids": []}, "no tokens"), ([-1], "-1"), ([True], "True")],
+    [({"prompt_token_ids": []}, "no tokens"), ([-1], "-1"), ([True], "True")],
 )
 def test_a_single_bad_prompt_raises(llm: LLM, prompt: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
