@@ -30,6 +30,7 @@ from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
+from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
@@ -41,7 +42,7 @@ class LayerFactory:
     """max_positions: positions that a sequence may reach, the length of the rope tables. formats:
     in which matrices are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits,
     without the biases that attention can add. shard: the rank whose layers are made. collectives:
-    by which it reaches the other ranks."""
+    by which it reaches the other ranks. columns: where layers find facts of a token's row."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class LayerFactory:
         quantized_cache: bool = False,
         shard: Shard = ONE_RANK,
         collectives: Collectives = ALONE,
+        columns: TokenColumns | None = None,
     ) -> None:
         """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
         if collectives.size != shard.size:
@@ -68,6 +70,7 @@ class LayerFactory:
         self._formats = formats or QuantizedFormats(None, ops)
         self._quantized_cache = quantized_cache
         self._shard, self._collectives = shard, collectives
+        self._columns = columns or TokenColumns(ops)
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def column(
@@ -272,7 +275,7 @@ class LayerFactory:
         )
 
     def wanted_tokens(self, *, is_last: bool) -> WantedTokens:
-        return WantedTokens(self._ops, is_last=is_last)
+        return WantedTokens(self._ops, self._columns, is_last=is_last)
 
     def gated_mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool = False

@@ -78,6 +78,7 @@ class EnterRow:
     stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
     num_candidates: 0 if the row draws its next token; else it gives so many of the most likely ones
         instead, and waits for the plan side to choose.
+    adapter: index of the adapter that layers apply to the row's tokens.
     """
 
     slot: int
@@ -90,6 +91,7 @@ class EnterRow:
     sample_index: int
     stop_token_ids: frozenset[int] = frozenset()
     num_candidates: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

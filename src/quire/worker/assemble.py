@@ -58,6 +58,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        loaded.columns,
     )
     max_captured = min(size.max_captured_rows, settings.max_num_seqs)
     max_tokens = settings.max_num_batched_tokens if max_captured else 0

@@ -81,6 +81,7 @@ def _assemble(
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        loaded.columns,
     )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)

@@ -12,7 +12,7 @@ from quire.attention import AttentionNeeds, BackendChoice, select_backend
 from quire.attention.splittable import SplittableAttention
 from quire.config import ModelSpec
 from quire.errors import ConfigError
-from quire.layers import LayerFactory
+from quire.layers import LayerFactory, TokenColumns
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
@@ -25,7 +25,8 @@ __all__ = ["LoadedModel", "load", "open_device"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """spec: with the dtype of the computation. team: the threads that compute on a CPU."""
+    """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
+    that the model's layers read."""
 
     spec: ModelSpec
     device: torch.device
@@ -34,6 +35,7 @@ class LoadedModel:
     attention: BackendChoice
     kv_dtype: torch.dtype
     model: CausalLM
+    columns: TokenColumns
 
     @property
     def kernels(self) -> str:
@@ -103,6 +105,7 @@ def load(
     if settings.device_state:
         choice = replace(choice, backend=SplittableAttention(choice.backend))
     formats = QuantizedFormats(settings.quantization, ops)
+    columns = TokenColumns(ops)
     factory = LayerFactory(
         ops,
         choice.backend,
@@ -111,6 +114,7 @@ def load(
         settings.max_model_len,
         formats,
         quantized_cache=kv_dtype == torch.int8,
+        columns=columns,
     )
     with torch.inference_mode():
         model = load_model(
@@ -124,4 +128,4 @@ def load(
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, choice, kv_dtype, model)
+    return LoadedModel(spec, device, team, ops, choice, kv_dtype, model, columns)
