@@ -86,7 +86,7 @@ def test_a_column_that_kernels_read_is_the_rows_own_and_is_forked(name: str) -> 
 def test_the_states_of_rows_change_places_when_their_step_commits() -> None:
     """Each row has two places of its own. A step that is computed again reads what it read before,
     and a fork keeps its places."""
-    rows = RowTable(3, 16, [4])
+    rows = RowTable(3, 16, [4], has_states=True)
     prompt = np.arange(5, dtype=np.int32)
     enter = [
         EnterRow(slot, prompt, 5, 0, (np.zeros(4, np.int32),), None, 0, 0)  # type: ignore[arg-type]

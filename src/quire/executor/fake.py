@@ -222,7 +222,12 @@ class FakeExecutor:
         self._readers_fail = readers_fail
         self._tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._poison = poison
-        self._rows = RowTable(max_num_seqs, max_model_len, self._tokens_per_block)
+        self._rows = RowTable(
+            max_num_seqs,
+            max_model_len,
+            self._tokens_per_block,
+            has_states=bool(layout.state_bytes),
+        )
         self._streams: dict[int, EnterRow] = {}
         self._sample_index: dict[int, int] = {}
         self._rng = np.random.default_rng(0)

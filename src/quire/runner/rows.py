@@ -54,9 +54,15 @@ class RowTable:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, tokens_per_block: Sequence[int]
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        tokens_per_block: Sequence[int],
+        *,
+        has_states: bool = False,
     ) -> None:
-        """tokens_per_block: per layer group."""
+        """tokens_per_block: per layer group. has_states: rows have recurrent states."""
+        self._has_states = has_states
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.tables = [
             np.zeros((max_num_seqs, -(-max_model_len // tokens)), np.int32)
@@ -166,6 +172,8 @@ class RowTable:
         what they wrote is their state."""
         certain = rows.num_tokens - rows.num_drafts
         self.num_computed[rows.slots] += certain + self.num_drafts[rows.slots]
+        if not self._has_states:
+            return
         read = self.read_state[rows.slots]
         self.read_state[rows.slots] = self.write_state[rows.slots]
         self.write_state[rows.slots] = read
