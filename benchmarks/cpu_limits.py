@@ -29,7 +29,7 @@ import torch
 
 from quire.bench.machine import MATMUL_SIZE, READ_BYTES, LimitProbe, Product
 from quire.ops.native.huge_pages import map_huge_pages
-from quire.ops.native.library import native_unavailable
+from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 
 SOURCE = Path(__file__).with_name("cpu_limits.cpp")

@@ -18,7 +18,7 @@ from quire.bench.throughput import exact_params  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.llm import LLM  # noqa: E402
 from quire.ops.compile import ISAS  # noqa: E402
-from quire.ops.native.library import NativeLibrary, native_unavailable  # noqa: E402
+from quire.ops.native.binding import NativeLibrary, native_unavailable  # noqa: E402
 from quire.ops.native.replay import ReplayList  # noqa: E402
 from quire.platform import detect_platform  # noqa: E402
 from quire.protocol.request import EngineRequest  # noqa: E402

@@ -20,7 +20,7 @@ from quire.bench.machine import LimitProbe
 from quire.config import read_model_spec
 from quire.config.memory.plan import weight_bytes
 from quire.llm import LLM
-from quire.ops.native.library import native_unavailable
+from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -18,7 +18,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.ops import REFERENCE, build_op_set
-from quire.ops.native.library import native_unavailable
+from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, write_checkpoint

@@ -19,8 +19,8 @@ from quire.ops.kernel_timing import (
     kernel_families,
     time_kernels,
 )
-from quire.ops.native import library as native
-from quire.ops.native.library import native_unavailable
+from quire.ops.native import binding as native
+from quire.ops.native.binding import native_unavailable
 from quire.ops.native.team import ALONE
 from quire.platform import detect_platform
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.errors import EngineError
 from quire.ops.compile import SOURCE_FOLDER
-from quire.ops.native import library as native
+from quire.ops.native import binding as native
 from quire.platform import detect_platform
 
 PLATFORM = detect_platform()

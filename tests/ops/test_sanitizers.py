@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 import torch
 from quire.ops import ALL_OPS, check_provider
-from quire.ops.native import library as native
+from quire.ops.native import binding as native
 from quire.ops.compile import library_path
 from quire.ops.native.team import Team
 from quire.platform import detect_platform

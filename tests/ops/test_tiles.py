@@ -31,7 +31,7 @@ from quire.ops.compile import build_hash, library_path
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES
 from quire.ops.linear.int8.cases import int8_weight
-from quire.ops.native import library as native
+from quire.ops.native import binding as native
 from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
 

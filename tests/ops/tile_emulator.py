@@ -21,7 +21,7 @@ from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int8 import cpu as linear_int8
 from quire.ops.linear.int8.cases import int8_weight
 from quire.ops.linear.plain import cpu as linear
-from quire.ops.native import library as native
+from quire.ops.native import binding as native
 from quire.ops.native.team import ALONE
 from quire.ops.random_tensors import normal
 from quire.platform import detect_platform

@@ -1,4 +1,4 @@
-"""What a layer group asks of attention, and how it is said that a backend does not have it."""
+"""Needs of a layer group, and the sentence that says which of them a backend lacks."""
 
 from __future__ import annotations
 

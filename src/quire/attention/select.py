@@ -1,4 +1,4 @@
-"""Which attention backend serves a layer group on a machine, and why."""
+"""Choose the attention backend of each layer group, and say why."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from quire.config.settings import EngineSettings
 from quire.engine.kernel_choice import choose_kernels
 from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_gpu_kernels, force_isa
 from quire.ops.compile import ISAS
-from quire.ops.native.library import native_unavailable
+from quire.ops.native.binding import native_unavailable
 from quire.platform import Platform, detect_platform
 
 __all__ = ["Diagnosis", "OpDiagnosis", "ProviderDiagnosis", "diagnose", "render_diagnosis"]

@@ -18,7 +18,7 @@ from quire.config.resolve import Resolved
 __all__ = ["fingerprint"]
 
 SAMPLE_BYTES = 64
-"""Read at the start, in the middle and at the end of each tensor: some milliseconds for a model.
+"""Read at the start, in the middle and at the end of each tensor.
 Training changes nearly all numbers of the tensors that it changes at all."""
 
 
@@ -26,8 +26,8 @@ def fingerprint(resolved: Resolved, checkpoint: Checkpoint | None, kernel_family
     """32 bytes over the model's config, its weights, the layout and format of the KV cache, and the
     kernels.
 
-    Of the weights it covers names, shapes, dtypes and samples (`SAMPLE_BYTES`): who edits single
-    numbers by hand is not found out. checkpoint: None for made-up weights, which the seed decides.
+    Of the weights it covers names, shapes, dtypes and samples (`SAMPLE_BYTES`), so it misses an
+    edit of a few numbers. checkpoint: None for made-up weights, which the seed decides.
     """
     settings = resolved.settings
     spec = replace(resolved.spec, generation=GenerationDefaults(), eos_token_ids=())
@@ -50,8 +50,7 @@ def _add(digest: hashlib.blake2b, part: bytes) -> None:
 
 def _samples(checkpoint: Checkpoint) -> Iterable[bytes]:
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
-    by_file = {tensor.file: tensor for tensor in tensors}
-    files = {path: path.open("rb") for path in by_file}
+    files = {path: path.open("rb") for path in {tensor.file for tensor in tensors}}
     try:
         for tensor in tensors:
             yield f"{tensor.name} {tensor.dtype} {tensor.shape}".encode()

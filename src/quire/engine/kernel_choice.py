@@ -35,7 +35,7 @@ from quire.ops.kernel_timing import (
     kernel_families,
     time_kernels,
 )
-from quire.ops.native.library import native_unavailable
+from quire.ops.native.binding import native_unavailable
 from quire.platform import Platform
 
 __all__ = ["KernelChoices", "Measure", "choose_kernels"]

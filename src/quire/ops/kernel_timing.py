@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from quire.ops.compile import ISAS, maker
-from quire.ops.native.library import NativeLibrary, load_native, native_unavailable
+from quire.ops.native.binding import NativeLibrary, load_native, native_unavailable
 from quire.ops.native.team import Team
 from quire.platform import Platform
 

@@ -111,7 +111,7 @@ class OutputAssembler:
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             tokens.setdefault(handle, []).append(token)
         finished = {finish.handle: finish for finish in output.finished}
-        for handle in (*tokens, *(finished.keys() - tokens.keys())):
+        for handle in dict.fromkeys((*tokens, *finished)):
             sequence = self._sequences.get(handle)
             if sequence is not None:
                 news = _News(

@@ -65,7 +65,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
     }
 )
-"""By `general.architecture`."""
+"""Architectures that can be read, keyed by `general.architecture`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class _Cursor:
             raise self.broken(f"a text at {self.position - length} is not UTF-8") from error
 
     def skip_strings(self, count: int) -> None:
-        """As `skip(string)`, `count` times; vocabularies have hundreds of thousands."""
+        """Skip `count` strings at once; vocabularies have hundreds of thousands."""
         data, position, size = self._data, self.position, self._size
         length = struct.Struct("<Q").unpack_from
         for _ in range(count):
@@ -193,7 +193,7 @@ class _mapped:  # noqa: N801  a context manager reads like a verb
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that claims to be GGUF, by its name."""
+    """Tell by its name if `path` is a file that claims to be GGUF."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 

@@ -39,7 +39,7 @@ GGML_TYPES: Mapping[int, GGMLType] = MappingProxyType(
         39: GGMLType("MXFP4", 32, 17),
     }
 )
-"""By the number that a file gives. They are those of ggml and never change."""
+"""Types keyed by the number in a file. The numbers are those of ggml and never change."""
 
 UNSUPPORTED_TYPES: Mapping[int, str] = MappingProxyType(
     {

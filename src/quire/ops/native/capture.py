@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.ops.native.binding import replay_function
 from quire.ops.native.huge_pages import give_back, map_huge_pages
-from quire.ops.native.library import replay_function
 from quire.ops.native.replay import KernelCall, NotCapturableError, ReplayList
 from quire.ops.native.team import Team
 

@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.compile import ISAS
-from quire.ops.native.library import NativeLibrary, load_native, native_unavailable
+from quire.ops.native.binding import NativeLibrary, load_native, native_unavailable
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, Provider
 from quire.platform import Platform

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, paired_rows, pointer, strided_rows
-from quire.ops.native.library import NativeLibrary
 
 __all__ = ["NormKernel"]
 

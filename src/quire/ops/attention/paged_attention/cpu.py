@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from quire.ops.attention.paged_attention.key_bias import KeyBias
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import (
     CACHE_DTYPE_CODES,
     DTYPE_CODES,
@@ -14,7 +15,6 @@ from quire.ops.native.cpu_provider import (
     pointer,
     token_rows,
 )
-from quire.ops.native.library import NativeLibrary
 
 __all__ = ["bind"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES, page_strides, pointer
-from quire.ops.native.library import NativeLibrary
 
 __all__ = ["bind"]
 

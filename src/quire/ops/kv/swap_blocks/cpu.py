@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.native.library import NativeLibrary
+from quire.ops.native.binding import NativeLibrary
 
 __all__ = ["bind"]
 

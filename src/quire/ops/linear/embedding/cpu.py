@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from quire.errors import EngineError
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import row_ids
-from quire.ops.native.library import NativeLibrary
 
 __all__ = ["bind"]
 

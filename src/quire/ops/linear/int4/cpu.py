@@ -10,8 +10,8 @@ import torch
 from quire.ops.linear.int4.contract import check_arguments, pack_scale
 from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
 from quire.ops.linear.plain import PackedMatrix
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import packed_columns
-from quire.ops.native.library import NativeLibrary
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 

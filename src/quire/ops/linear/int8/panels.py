@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.ops.linear.plain.contract import refuse_rows
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids
-from quire.ops.native.library import NativeLibrary
 from quire.ops.pointwise.activation.cpu import gate_code
 
 __all__ = ["IntegerPanels", "pad_columns"]

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from quire.ops.linear.plain.contract import PackedMatrix, check_arguments, refuse_rows
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, input_rows, packed_columns, row_ids
-from quire.ops.native.library import NativeLibrary
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 

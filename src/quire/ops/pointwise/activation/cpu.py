@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import torch
 
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.native.library import NativeLibrary
 from quire.ops.pointwise.activation.contract import resolve_name
 
 __all__ = ["bind", "bind_with_mul", "gate_code"]

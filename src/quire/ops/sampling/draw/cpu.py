@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.native.library import NativeLibrary
 
 __all__ = ["bind"]
 
