@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.ops.check import CheckReport, check_provider
-    from quire.ops.linear.plain import PackedMatrix
+    from quire.ops.linear.plain import PackedMatrix, PartialMatrix
     from quire.ops.native.team import ALONE, Team
     from quire.ops.operation import Case, Op, Provider, Tolerance
     from quire.ops.registry import (
@@ -28,6 +28,7 @@ __all__ = [
     "Op",
     "OpSet",
     "PackedMatrix",
+    "PartialMatrix",
     "Provider",
     "Team",
     "Tolerance",
@@ -42,7 +43,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("CheckReport", "check_provider"), "quire.ops.check"),
-    "PackedMatrix": "quire.ops.linear.plain",
+    **dict.fromkeys(("PackedMatrix", "PartialMatrix"), "quire.ops.linear.plain"),
     **dict.fromkeys(("Case", "Op", "Provider", "Tolerance"), "quire.ops.operation"),
     **dict.fromkeys(("ALONE", "Team"), "quire.ops.native.team"),
 }

@@ -44,7 +44,7 @@ class Provider:
     load: returns the callable; called only where `unavailable` gave None. It may be given the team
     of threads that computes; without, the calling thread does.
     tolerance: of its own, where it rounds what the reference does not; None for the operation's.
-    lacks: optional arguments of the operation that it does not take.
+    lacks: optional parts of the operation's contract that it does not have, such as an argument.
     """
 
     name: str

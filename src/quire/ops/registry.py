@@ -18,8 +18,9 @@ from quire.ops.kv.swap_blocks import OP as SWAP_BLOCKS
 from quire.ops.linear.embedding import OP as EMBEDDING
 from quire.ops.linear.int4 import OP as LINEAR_INT4
 from quire.ops.linear.int8 import OP as LINEAR_INT8
-from quire.ops.linear.plain import INVARIANT, PackedMatrix
+from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
+from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.plain.gated import GatedMatrix
 from quire.ops.native.cpu_provider import is_cpu_kernel
 from quire.ops.native.team import ALONE, Team
@@ -131,6 +132,15 @@ class OpSet:
         return lambda *args, **kwargs: GatedMatrix(
             pack(*args, **kwargs), self.activation_and_mul, gate
         )
+
+    def partial_linear(self, name: str) -> Callable[..., PartialMatrix]:
+        """`linear_int8` or `linear_int4` for some of a matrix's inputs: by the provider, or by the
+        reference where it lacks that. `PlainPartial` is for `linear`."""
+        op = ALL_OPS[name]
+        provider = op.provider(self.chosen[name])
+        if provider is not None and provider.lacks >= NO_PARTIAL:
+            return op.reference
+        return getattr(self, name)
 
 
 def select(

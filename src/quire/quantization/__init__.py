@@ -4,9 +4,10 @@ from quire.quantization.formats import MatrixFormats, QuantizedFormats
 from quire.quantization.int4 import Int4Format, quantize_int4
 from quire.quantization.int8 import Int8Format, quantize_int8
 from quire.quantization.plain import PlainFormat
-from quire.quantization.weight_format import WeightFormat
+from quire.quantization.weight_format import CuttableFormat, WeightFormat
 
 __all__ = [
+    "CuttableFormat",
     "Int4Format",
     "Int8Format",
     "MatrixFormats",

@@ -11,7 +11,7 @@ from quire.ops import OpSet
 from quire.quantization.int4 import Int4Format
 from quire.quantization.int8 import Int8Format
 from quire.quantization.plain import PlainFormat
-from quire.quantization.weight_format import WeightFormat
+from quire.quantization.weight_format import CuttableFormat
 
 __all__ = ["MatrixFormats", "QuantizedFormats"]
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("quire.quantization")
 class MatrixFormats(Protocol):
     """Decides on the format of each matrix."""
 
-    def choose(self, shape: MatrixShape) -> WeightFormat:
+    def choose(self, shape: MatrixShape) -> CuttableFormat:
         """The format for one matrix of `shape`."""
         ...
 
@@ -34,7 +34,7 @@ class QuantizedFormats:
 
     def __init__(self, quantization: str | None, ops: OpSet) -> None:
         self._quantization = quantization
-        self._formats: dict[str, WeightFormat] = {
+        self._formats: dict[str, CuttableFormat] = {
             "plain": PlainFormat(ops),
             "int8": Int8Format(ops),
             **{
@@ -44,7 +44,7 @@ class QuantizedFormats:
         }
         self._told: set[tuple[int, str]] = set()
 
-    def choose(self, shape: MatrixShape) -> WeightFormat:
+    def choose(self, shape: MatrixShape) -> CuttableFormat:
         choice = choose_format(self._quantization, shape)
         if choice.fallback is not None and (shape.inputs, choice.name) not in self._told:
             self._told.add((shape.inputs, choice.name))

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 
 from quire.config.quantization import INT4_GROUP_SIZE
-from quire.ops import OpSet, PackedMatrix
+from quire.errors import ConfigError
+from quire.ops import OpSet, PackedMatrix, PartialMatrix
+from quire.ops.linear.int4.contract import pack_scale
 from quire.quantization.weight_format import row_blocks
 
 __all__ = ["Int4Format", "Int4Matrix", "quantize_int4"]
@@ -46,6 +48,39 @@ class Int4Format:
         values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
         linear = self._ops.gated_linear("linear_int4", gate)
         return linear(values, scale, zero, bias, dtype=weight.dtype)
+
+    def cut(self, inputs: range) -> _CutInt4:
+        size = self._group_size
+        if inputs.start % size or inputs.stop % size:
+            raise ConfigError(
+                f"inputs {inputs.start} to {inputs.stop - 1} of a matrix begin or end within a "
+                f"group of {size} that shares a scale; use fewer ranks, smaller groups or "
+                "quantization='int8'"
+            )
+        return _CutInt4(self._ops, size, inputs, zero_points=self._zero_points)
+
+
+class _CutInt4:
+    """Scales are rounded as those of whole rows, which keeps them as they are when the part's are
+    rounded again: these have the same bits, or more."""
+
+    def __init__(self, ops: OpSet, group_size: int, inputs: range, *, zero_points: bool) -> None:
+        self._ops = ops
+        self._group_size, self._zero_points = group_size, zero_points
+        self._inputs = slice(inputs.start, inputs.stop)
+        self._groups = slice(inputs.start // group_size, inputs.stop // group_size)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
+        values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
+        half, power = pack_scale(scale)
+        rounded = half.float() * power.unsqueeze(1)
+        return self._ops.partial_linear("linear_int4")(
+            values[:, self._inputs],
+            rounded[:, self._groups],
+            None if zero is None else zero[:, self._groups],
+            bias,
+            dtype=weight.dtype,
+        )
 
 
 Int4Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.ops import OpSet, PackedMatrix
+from quire.ops import OpSet, PackedMatrix, PartialMatrix
 from quire.quantization.weight_format import row_blocks
 
 __all__ = ["Int8Format", "quantize_int8"]
@@ -24,6 +24,22 @@ class Int8Format:
     ) -> PackedMatrix:
         values, scale = quantize_int8(weight)
         return self._ops.gated_linear("linear_int8", gate)(values, scale, bias, dtype=weight.dtype)
+
+    def cut(self, inputs: range) -> _CutInt8:
+        return _CutInt8(self._ops, inputs)
+
+
+class _CutInt8:
+    """Scales are those of whole rows."""
+
+    def __init__(self, ops: OpSet, inputs: range) -> None:
+        self._ops = ops
+        self._inputs = slice(inputs.start, inputs.stop)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
+        values, scale = quantize_int8(weight)
+        linear = self._ops.partial_linear("linear_int8")
+        return linear(values[:, self._inputs], scale, bias, dtype=weight.dtype)
 
 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

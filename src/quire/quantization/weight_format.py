@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from quire.ops import PackedMatrix
+from quire.ops import PackedMatrix, PartialMatrix
 
-__all__ = ["WeightFormat", "row_blocks"]
+__all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "row_blocks"]
 
 BLOCK_ELEMENTS = 1 << 18
 """Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
@@ -27,6 +27,23 @@ class WeightFormat(Protocol):
     ) -> PackedMatrix:
         """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
         `quire.ops.linear.plain`."""
+        ...
+
+
+class CuttableFormat(WeightFormat, Protocol):
+    """One way to keep a matrix whose inputs ranks may share."""
+
+    def cut(self, inputs: range) -> CutFormat | None:
+        """How a rank keeps these inputs of a matrix whose numbers are made of whole rows; None if
+        they can be cut before they are packed. Raises ConfigError where no cut is possible."""
+        ...
+
+
+class CutFormat(Protocol):
+    """One way to keep some inputs of a matrix."""
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
+        """weight [O, I] of all inputs, and bias [O], as in `WeightFormat`."""
         ...
 
 

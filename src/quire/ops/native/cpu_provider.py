@@ -46,13 +46,17 @@ DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType(
 CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, torch.int8: 3})
 
 
-def cpu_providers(bind: Callable[[NativeLibrary], Callable[..., Any]]) -> tuple[Provider, ...]:
-    """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library."""
+def cpu_providers(
+    bind: Callable[[NativeLibrary], Callable[..., Any]], lacks: frozenset[str] = frozenset()
+) -> tuple[Provider, ...]:
+    """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library.
+    lacks: as in `Provider`."""
     return tuple(
         Provider(
             name=_PREFIX + isa.name,
             unavailable=partial(_unavailable, isa.name),
             load=partial(_load, isa.name, bind),
+            lacks=lacks,
         )
         for isa in ISAS
     )

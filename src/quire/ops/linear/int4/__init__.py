@@ -12,7 +12,9 @@ in 32 bits; then in float32: the sums times their scales added in the order of t
 scale of the row, times the power of two of the output, plus bias. A row with NaN or infinity gives
 NaN, and no other row notices. A provider gives a row the same bits whatever rows share the call and
 whatever the number of threads. `rows(ids)` gives scale · (weight - zero), rounded once from float32
-to `dtype`.
+to `dtype`. As a `PartialMatrix`, which a provider may lack, its partial sums are the float32 sums
+of its groups times the power of two of the output; those of a cut matrix are added in another order
+than the whole adds them.
 
 Raises EngineError when the shapes break this contract or a value needs more than 4 bits.
 Groups along the inputs: ZeroQuant (Yao et al., 2022), section 4.1; 4-bit weights with zero points:
@@ -29,7 +31,7 @@ from quire.ops.linear.int4.cases import make_inputs
 from quire.ops.linear.int4.cpu import bind
 from quire.ops.linear.int4.reference import PlainInt4Matrix
 from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_GATE
+from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.triton_provider import triton_provider
@@ -59,8 +61,8 @@ OP = Op(
     make_inputs=make_inputs,
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
     providers=(
-        *cpu_providers(bind),
-        triton_provider("quire.ops.linear.int4.triton:linear_int4", lacks=NO_GATE),
+        *cpu_providers(bind, lacks=NO_PARTIAL),
+        triton_provider("quire.ops.linear.int4.triton:linear_int4", lacks=NO_GATE | NO_PARTIAL),
     ),
     apply=_apply,
 )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, check_arguments, pack_scale
-from quire.ops.linear.int8.activations import quantize_rows
+from quire.ops.linear.int8.activations import (
+    largest_magnitudes,
+    quantize_rows,
+    scales_of_rows,
+)
 from quire.ops.linear.plain.reference import gated
 
 __all__ = ["PlainInt4Matrix"]
 
 
 class PlainInt4Matrix:
-    """`PackedMatrix` with a byte per value. Sums within a group are integers below 2**24, which
-    float32 holds exactly."""
+    """`PackedMatrix` and `PartialMatrix` with a byte per value. Sums within a group are integers
+    below 2**24, which float32 holds exactly."""
 
     def __init__(
         self,
@@ -34,7 +38,16 @@ class PlainInt4Matrix:
         self.dtype, self.gate = dtype, gate
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
+        rows = x.reshape(-1, self.weight.shape[1])
+        largest = self.largest(rows)
+        y = self.complete(self.partial(rows, largest), largest, out_dtype or x.dtype)
+        return gated(y.view(*x.shape[:-1], len(self.weight)), self.gate)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return largest_magnitudes(x)
+
+    def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+        quantized, _ = quantize_rows(x, largest)
         sums = quantized.new_zeros(len(quantized), len(self.weight))
         for part, weight, scale in zip(
             quantized.split(self.group_size, dim=1),
@@ -43,11 +56,14 @@ class PlainInt4Matrix:
             strict=True,
         ):
             sums += (part @ weight.float().t()) * scale
-        y = sums * x_scale * self.power
-        if self.bias is not None:
-            y = y + self.bias
-        y = y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
-        return gated(y, self.gate)
+        return sums * self.power  # a power of two: nothing is rounded
+
+    def complete(
+        self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        assert largest is not None, "rows became integers by it"
+        y = sums * scales_of_rows(largest)
+        return (y if self.bias is None else y + self.bias).to(out_dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()

@@ -9,7 +9,8 @@ Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Ea
 float32, in this order, (integer · scale of the row) · scale + bias. A row with NaN or infinity
 gives NaN, and no other row notices. A provider gives a row the same bits whatever rows share the
 call and whatever the number of threads. `rows(ids)` gives scale · weight, rounded once from float32
-to `dtype`.
+to `dtype`. As a `PartialMatrix`, which a provider may lack, its partial sums are the exact int32
+products, so that those of a cut matrix add up to those of the whole.
 
 Raises EngineError when the shapes break this contract.
 Per-token activations: ZeroQuant (Yao et al., 2022), section 4.1; why only scales of rows and of
@@ -26,7 +27,7 @@ from quire.ops.linear.int8.cases import make_inputs
 from quire.ops.linear.int8.cpu import bind
 from quire.ops.linear.int8.reference import PlainInt8Matrix
 from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_GATE
+from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.triton_provider import triton_provider
@@ -57,8 +58,8 @@ OP = Op(
         "the same integers, scaled in the same order; of a gate a polynomial exp", float32=4e-6
     ),
     providers=(
-        *cpu_providers(bind),
-        triton_provider("quire.ops.linear.int8.triton:linear_int8", lacks=NO_GATE),
+        *cpu_providers(bind, lacks=NO_PARTIAL),
+        triton_provider("quire.ops.linear.int8.triton:linear_int8", lacks=NO_GATE | NO_PARTIAL),
     ),
     apply=_apply,
 )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quire.ops.linear.int8.activations import quantize_rows
+from quire.ops.linear.int8.activations import (
+    largest_magnitudes,
+    quantize_rows,
+    scales_of_rows,
+)
 from quire.ops.linear.int8.contract import check_arguments
 from quire.ops.linear.plain.reference import gated
 
@@ -15,8 +19,8 @@ EXACT_DEPTH = 1024
 
 
 class PlainInt8Matrix:
-    """`PackedMatrix` as it came. Products of integers are exact: in float32 piece by piece, and in
-    float64 over the pieces."""
+    """`PackedMatrix` and `PartialMatrix` as it came. Products of integers are exact: in float32
+    piece by piece, and in float64 over the pieces."""
 
     def __init__(
         self,
@@ -32,17 +36,29 @@ class PlainInt8Matrix:
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        quantized, x_scale = quantize_rows(x.reshape(-1, self.weight.shape[1]))
+        rows = x.reshape(-1, self.weight.shape[1])
+        largest = self.largest(rows)
+        y = self.complete(self.partial(rows, largest), largest, out_dtype or x.dtype)
+        return gated(y.view(*x.shape[:-1], len(self.weight)), self.gate)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return largest_magnitudes(x)
+
+    def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+        quantized, _ = quantize_rows(x, largest)
         products = quantized.new_zeros(len(quantized), len(self.weight), dtype=torch.float64)
         for part, weight in zip(
             quantized.split(EXACT_DEPTH, dim=1), self.weight.split(EXACT_DEPTH, dim=1), strict=True
         ):
             products += part @ weight.float().t()
-        y = products.float() * x_scale * self.scale
-        if self.bias is not None:
-            y = y + self.bias
-        y = y.to(out_dtype or x.dtype).view(*x.shape[:-1], len(self.weight))
-        return gated(y, self.gate)
+        return products.to(torch.int32)
+
+    def complete(
+        self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        assert largest is not None, "rows became integers by it"
+        y = sums.float() * scales_of_rows(largest) * self.scale
+        return (y if self.bias is None else y + self.bias).to(out_dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()

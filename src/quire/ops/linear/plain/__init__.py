@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from quire.ops.linear.plain.cases import make_inputs
-from quire.ops.linear.plain.contract import NO_GATE, PackedMatrix
+from quire.ops.linear.plain.contract import NO_GATE, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.cpu import bind
 from quire.ops.linear.plain.gpu_measured import MEASURED
 from quire.ops.linear.plain.reference import PlainMatrix
@@ -27,7 +27,7 @@ from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.triton_provider import triton_provider
 
-__all__ = ["INVARIANT", "OP", "PackedMatrix"]
+__all__ = ["INVARIANT", "OP", "PackedMatrix", "PartialMatrix"]
 
 INVARIANT = replace(
     triton_provider("quire.ops.linear.plain.triton:invariant_linear", lacks=NO_GATE),

@@ -10,10 +10,21 @@ import torch
 from quire.errors import EngineError
 from quire.ops.pointwise.activation.contract import resolve_name
 
-__all__ = ["NO_GATE", "PackedMatrix", "check_arguments", "check_gate", "refuse_rows"]
+__all__ = [
+    "NO_GATE",
+    "NO_PARTIAL",
+    "PackedMatrix",
+    "PartialMatrix",
+    "check_arguments",
+    "check_gate",
+    "refuse_rows",
+]
 
 NO_GATE = frozenset({"gate"})
 """`lacks` of a provider that does not take it."""
+
+NO_PARTIAL = frozenset({"partial"})
+"""`lacks` of a provider whose matrices are no `PartialMatrix`."""
 
 
 class PackedMatrix(Protocol):
@@ -28,6 +39,27 @@ class PackedMatrix(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] integers → the rows W[ids], [T, I] (a tied embedding): bit for bit, or in the
         dtype that a matrix of integers was made for. A gated one may refuse (EngineError)."""
+        ...
+
+
+class PartialMatrix(Protocol):
+    """Some inputs of a matrix whose other inputs are elsewhere: what `PackedMatrix` gives in three
+    parts, between which sums are added. Bias and scales are those of the whole matrix."""
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Largest magnitude of each row of x [T, I], float32 [T, 1], where rows become integers of
+        one scale; NaN if a number is. None where they do not."""
+        ...
+
+    def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+        """Sums over the inputs x [T, I], [T, O]: int32 with one scale per output, else float32.
+        largest: of the whole rows; of x if None."""
+        ...
+
+    def complete(
+        self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[T, O] from sums over all inputs. largest: as it was given to `partial`."""
         ...
 
 
