@@ -47,7 +47,7 @@ def test_merged_linear() -> None:
 
 def test_transposed_linear() -> None:
     """Catches GPT-2's weights used the wrong way round where they happen to be square."""
-    layer = make().linear(4, 4, bias=False, transposed=True)
+    layer = make().replicated(4, 4, bias=False, transposed=True)
     weight, x = torch.randn(4, 4), torch.randn(2, 4)
     layer.weights.load("weight", weight)
     layer.weights.finish()
@@ -76,8 +76,8 @@ def test_the_plain_matrix_is_let_go_when_it_is_packed() -> None:
 
     factory = LayerFactory(replace(OPS, linear=pack), {}, torch.float32, torch.device("cpu"), 16)
     layers = [
-        factory.linear(4, 4, bias=False),
-        factory.merged_linear(4, {"gate": 3, "up": 3}, bias=True),
+        factory.replicated(4, 4, bias=False),
+        factory.merged_column(4, {"gate": 3, "up": 3}, bias=True),
         factory.embedding_and_head(4, 4, tied=False)[1],
         factory.embedding_and_head(4, 4, tied=True)[0],
     ]
@@ -90,7 +90,7 @@ def test_the_plain_matrix_is_let_go_when_it_is_packed() -> None:
 
 def test_a_layer_without_weights_is_refused() -> None:
     """Catches a layer that runs on memory that was never written."""
-    layer = make().linear(4, 4, bias=False)
+    layer = make().replicated(4, 4, bias=False)
     with pytest.raises(EngineError, match="before its weights were loaded"):
         layer(torch.zeros(1, 4))
     layer.weights.finish()

@@ -22,6 +22,8 @@ from quire.attention import (
 )
 from quire.config import ModelSpec, read_model_spec
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.shard import ONE_RANK, Shard
+from quire.distributed import ALONE, Collectives
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, build_op_set, force_isa
@@ -43,9 +45,11 @@ class PagedModel:
         max_positions: int = 96,
         quantization: str | None = None,
         kv_dtype: str | None = None,
+        shard: Shard = ONE_RANK,
+        collectives: Collectives = ALONE,
     ) -> None:
         """implementation: "reference" (plain torch only) or "best" (what this machine has).
-        kv_dtype: of the cache; that of the model if None."""
+        kv_dtype: of the cache; that of the model if None. shard: the rank whose layers are made."""
         self.spec = read_model_spec(folder)
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
@@ -57,10 +61,13 @@ class PagedModel:
             max_positions,
             formats,
             quantized_cache=dtype == torch.int8,
+            shard=shard,
+            collectives=collectives,
         )
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
-        self._pool = _new_pool(self.spec, dtype)
-        self._groups = _layout(self.spec, dtype).groups
+        layout = _layout(self.spec, dtype).of_rank(shard)
+        self._pool = _new_pool(layout, dtype)
+        self._groups = layout.groups
         self._free = list(range(NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
         self._tables: dict[int, list[list[int]]] = {}
@@ -147,6 +154,8 @@ def new_factory(
     formats: MatrixFormats | None = None,
     *,
     quantized_cache: bool = False,
+    shard: Shard = ONE_RANK,
+    collectives: Collectives = ALONE,
 ) -> LayerFactory:
     """What makes the layers of `spec` on this machine's CPU."""
     backend = backend or _new_backend(spec, implementation)
@@ -158,6 +167,8 @@ def new_factory(
         max_positions,
         formats,
         quantized_cache=quantized_cache,
+        shard=shard,
+        collectives=collectives,
     )
 
 
@@ -189,7 +200,7 @@ def _layout(spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
     return KVLayout.of_windows(spec.windows, BLOCK_SIZE, kv_format)
 
 
-def _new_pool(spec: ModelSpec, dtype: torch.dtype) -> KVPool:
-    pool = KVPool.allocate(_layout(spec, dtype), NUM_BLOCKS, dtype, torch.device("cpu"))
+def _new_pool(layout: KVLayout, dtype: torch.dtype) -> KVPool:
+    pool = KVPool.allocate(layout, NUM_BLOCKS, dtype, torch.device("cpu"))
     pool.pages.fill_(EMPTY_BYTE)
     return pool

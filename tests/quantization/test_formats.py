@@ -236,7 +236,7 @@ def test_the_plain_matrix_is_let_go_when_it_is_packed(quantization: str) -> None
     """Catches a quantized model that keeps its 16 bits too."""
     factory = new_factory(bundled_spec(), formats=QuantizedFormats(quantization, OPS))
     layers = [
-        factory.merged_linear(64, {"gate": 3, "up": 3}, bias=True),
+        factory.merged_column(64, {"gate": 3, "up": 3}, bias=True),
         factory.embedding_and_head(4, 64, tied=False)[1],
         factory.embedding_and_head(4, 64, tied=True)[0],
     ]

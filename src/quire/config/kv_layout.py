@@ -9,13 +9,14 @@ has the same size in each; a group with smaller tokens holds more of them in a p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm
 from types import MappingProxyType
 from typing import Literal
 
 from quire.config.model_spec import DTYPE_BYTES
+from quire.config.shard import Shard
 
 __all__ = [
     "KV_DTYPES",
@@ -66,6 +67,10 @@ class KVFormat:
             return elements
         aligned = -(-elements // self.scale_bytes) * self.scale_bytes
         return aligned + self.num_kv_heads * self.scale_bytes
+
+    def of_rank(self, shard: Shard) -> KVFormat:
+        """The format of the kv heads that a rank has. Raises ConfigError as `Shard.kv_heads`."""
+        return replace(self, num_kv_heads=shard.kv_heads(self.num_kv_heads).count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,15 @@ class KVLayout:
         """Layout of layers that differ in their windows alone."""
         layers = [LayerKV.with_window(window, kv_format) for window in windows]
         return cls(group_layers(layers, block_size), block_size)
+
+    def of_rank(self, shard: Shard) -> KVLayout:
+        """The layout of one rank's pool. Blocks have the same tokens as in that of one rank alone,
+        so one plan serves all ranks."""
+        groups = (
+            replace(group, kv=replace(group.kv, format=group.kv.format.of_rank(shard)))
+            for group in self.groups
+        )
+        return replace(self, groups=tuple(groups))
 
     @property
     def num_segments(self) -> int:

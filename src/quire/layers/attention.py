@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from quire.attention import AttentionBackend, StepInputs
+from quire.config.shard import Share
 from quire.layers.cache_bias import CacheBiases
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import OpSet
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "Heads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of attention of which a rank has some. dim: head_dim."""
+
+    query: Share
+    kv: Share
+    dim: int
+
+    @property
+    def own(self) -> tuple[int, int, int]:
+        """Number of query heads of this rank, of its kv heads, and head_dim."""
+        return self.query.count, self.kv.count, self.dim
+
+    @property
+    def projections(self) -> dict[str, Share]:
+        """Outputs of the projections to q, k and v."""
+        query, kv = self.query.times(self.dim), self.kv.times(self.dim)
+        return {"q": query, "k": kv, "v": kv}
 
 
 class Attention:
@@ -26,19 +49,18 @@ class Attention:
         ops: OpSet,
         backend: AttentionBackend,
         layer: int,
-        heads: tuple[int, int, int],
+        heads: Heads,
         scale: float,
         rotary: RotaryEmbedding | None,
         biases: CacheBiases,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
-        """heads: number of query heads, of kv heads, and head_dim."""
         self._rope_and_write_kv = ops.rope_and_write_kv
         self._backend = backend
         self._layer = layer
         self.heads = heads
-        self._num_heads, _, self._head_dim = heads
+        self._num_heads, _, self._head_dim = heads.own
         self._scale, self.biases = scale, biases
         self._cos, self._sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
         self.q_norm, self.k_norm = q_norm, k_norm

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from quire.config.shard import Shard
+from quire.distributed import Collectives
 from quire.layers.linear import Linear
-from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
-from quire.ops import OpSet
+from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
+from quire.ops import OpSet, PackedMatrix
 from quire.quantization import WeightFormat
 
-__all__ = ["Embedding", "LMHead", "TiedEmbedding"]
+__all__ = ["Embedding", "LMHead", "TiedEmbedding", "TokenEmbedding", "Vocabulary"]
+
+
+class Vocabulary:
+    """Tokens of a model, of which a rank has some.
+
+    share: those of this rank. most: rows that each rank has memory for.
+    """
+
+    def __init__(self, size: int, shard: Shard, collectives: Collectives) -> None:
+        """Raises ConfigError as `Shard.vocabulary`."""
+        self.share = shard.vocabulary(size)
+        self.most = shard.most_rows(size)
+        (self._own,) = self.share.ranges
+        self._size = size
+        self._collectives = collectives
+
+    def look_up(
+        self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Rows [T, E] of ids [T] out of all ranks' tables. rows: gives those of this rank's."""
+        if self.share.is_whole:
+            return rows(ids)
+        local = ids - self._own.start
+        is_own = (local >= 0) & (local < len(self._own))
+        found = rows(torch.where(is_own, local, 0))
+        return self._collectives.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] from those of this rank, [N, most]."""
+        everyone = self._collectives.all_gather(logits)
+        return everyone if everyone.shape[1] == self._size else everyone[:, : self._size]
 
 
 class Embedding:
@@ -34,6 +69,26 @@ class Embedding:
         return self._embedding(ids, self.weight, self._offset)
 
 
+class TokenEmbedding:
+    """The embedding of a vocabulary [V, E]; ids [T] → [T, E]."""
+
+    def __init__(
+        self,
+        ops: OpSet,
+        vocabulary: Vocabulary,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._embedding = ops.embedding
+        self._vocabulary = vocabulary
+        self.weight = torch.empty((vocabulary.share.count, size), dtype=dtype, device=device)
+        self.weights = DenseWeights({"weight": self.weight}, cuts=_cuts(vocabulary))
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._vocabulary.look_up(ids, lambda own: self._embedding(own, self.weight))
+
+
 class TiedEmbedding:
     """An embedding whose table is also the projection to logits.
 
@@ -44,16 +99,21 @@ class TiedEmbedding:
     def __init__(
         self,
         weight_format: WeightFormat,
-        num_rows: int,
+        vocabulary: Vocabulary,
         size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        weight = torch.empty((num_rows, size), dtype=dtype, device=device)
-        self.weights = PackedWeights(weight_format.pack, weight, None, {"weight": weight})
+        weight = torch.empty((vocabulary.most, size), dtype=dtype, device=device)
+        num_rows = vocabulary.share.count
+        weight[num_rows:].zero_()
+        self._vocabulary = vocabulary
+        self.weights: PackedWeights[PackedMatrix] = PackedWeights(
+            weight_format.pack, weight, None, {"weight": weight[:num_rows]}, _cuts(vocabulary)
+        )
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.weights.matrix.rows(ids)
+        return self._vocabulary.look_up(ids, self.weights.matrix.rows)
 
 
 class LMHead:
@@ -62,10 +122,15 @@ class LMHead:
     projection: a matrix of its own, or the embedding's; then there is nothing to load.
     """
 
-    def __init__(self, projection: Linear | TiedEmbedding) -> None:
+    def __init__(self, projection: Linear | TiedEmbedding, vocabulary: Vocabulary) -> None:
         self._table = projection.weights
+        self._vocabulary = vocabulary
         tied = isinstance(projection, TiedEmbedding)
         self.weights: LayerWeights = DenseWeights({}) if tied else projection.weights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._table.matrix(hidden, torch.float32)
+        return self._vocabulary.gather(self._table.matrix(hidden, torch.float32))
+
+
+def _cuts(vocabulary: Vocabulary) -> dict[str, Cut]:
+    return {} if vocabulary.share.is_whole else {"weight": Cut(0, vocabulary.share)}

@@ -1,7 +1,8 @@
 """Makes layers, so that a model file names only what a layer is, never how it is computed.
 
-Operations, dtype, device and the formats of matrices are fixed here for the whole model; the share
-of a tensor-parallel rank will be decided here too, with no change to any model file.
+Operations, dtype, device and the formats of matrices are fixed here for the whole model, and what
+of each layer a tensor-parallel rank has. Sizes in model files are those of the whole model; of a
+projection they say whether ranks share its outputs (column), its inputs (row) or nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
 from quire.config.model_spec import MatrixShape, RopeSpec
-from quire.layers.attention import Attention
+from quire.config.shard import ONE_RANK, Shard, Share
+from quire.distributed import ALONE, Collectives
+from quire.errors import EngineError
+from quire.layers.attention import Attention, Heads
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
-from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
-from quire.layers.linear import Linear, MergedLinear
+from quire.layers.embedding import (
+    Embedding,
+    LMHead,
+    TiedEmbedding,
+    TokenEmbedding,
+    Vocabulary,
+)
+from quire.layers.linear import Linear, MergedLinear, RowLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
@@ -31,7 +41,8 @@ class LayerFactory:
     """attention: the backend of each layer, which is that of its layer group. max_positions:
     positions that a sequence may reach, the length of the rope tables. formats: in which matrices
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
-    that attention can add."""
+    that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
+    other ranks."""
 
     def __init__(
         self,
@@ -43,36 +54,76 @@ class LayerFactory:
         formats: MatrixFormats | None = None,
         *,
         quantized_cache: bool = False,
+        shard: Shard = ONE_RANK,
+        collectives: Collectives = ALONE,
     ) -> None:
+        """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
+        if collectives.size != shard.size:
+            raise EngineError(
+                f"a rank of {shard.size} was given collectives of {collectives.size}; this is a bug"
+            )
         self._ops = ops
         self._backends = attention
         self._dtype, self._device = dtype, device
         self._max_positions = max_positions
         self._formats = formats or QuantizedFormats(None, ops)
         self._quantized_cache = quantized_cache
+        self._shard, self._collectives = shard, collectives
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
-    def linear(
-        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
+    def column(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
     ) -> Linear:
-        return Linear(
+        """Each rank has an equal part of the outputs."""
+        outputs = self._shard.equal(out_features, "outputs of a projection")
+        return self._linear(in_features, outputs, bias=bias, transposed=transposed)
+
+    def row(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> Linear | RowLinear:
+        """Each rank has an equal part of the inputs, as a column projection before it gives them,
+        and all outputs."""
+        if self._shard.size == 1:
+            return self.replicated(in_features, out_features, bias=bias, transposed=transposed)
+        return RowLinear(
             self._formats.choose(MatrixShape(out_features, in_features)),
-            in_features,
+            self._shard.equal(in_features, "inputs of a projection"),
             out_features,
             self._dtype,
             self._device,
+            self._collectives,
             bias=bias,
             transposed=transposed,
         )
 
-    def merged_linear(
+    def replicated(
+        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
+    ) -> Linear:
+        """Each rank has all of it."""
+        return self._linear(
+            in_features, Share.whole(out_features), bias=bias, transposed=transposed
+        )
+
+    def merged_column(
         self, in_features: int, parts: Mapping[str, int], *, bias: bool, gate: str | None = None
     ) -> MergedLinear:
+        """Each rank has an equal part of the outputs of each part."""
+        shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
         return MergedLinear(
             self._formats.choose(shape),
             in_features,
-            parts,
+            shares,
             self._dtype,
             self._device,
             bias=bias,
@@ -82,53 +133,80 @@ class LayerFactory:
     def qkv_linear(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm, *, bias: bool
     ) -> MergedLinear:
-        """Parts "q", "k", "v", for `attention`; norm: of the input."""
-        num_heads, num_kv_heads, head_dim = attention.heads
-        kv_size = num_kv_heads * head_dim
-        parts = {"q": num_heads * head_dim, "k": kv_size, "v": kv_size}
+        """Parts "q", "k", "v", for `attention`; norm: of the input. Each rank has the outputs of
+        its heads."""
         return MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            parts,
+            attention.heads.projections,
             self._dtype,
             self._device,
             bias=bias,
         )
 
-    def fused_qkv_linear(self, in_features: int, attention: Attention, norm: LayerNorm) -> Linear:
-        """The same as one tensor on disk, stored transposed, and with a bias (GPT-2's c_attn)."""
-        num_heads, num_kv_heads, head_dim = attention.heads
+    def fused_qkv_linear(
+        self,
+        in_features: int,
+        attention: Attention,
+        norm: LayerNorm,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> Linear:
+        """The same as one tensor on disk: q, k and v of all heads side by side."""
         return Linear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            (num_heads + 2 * num_kv_heads) * head_dim,
+            Share.joined(list(attention.heads.projections.values())),
             self._dtype,
             self._device,
-            bias=True,
-            transposed=True,
+            bias=bias,
+            transposed=transposed,
+        )
+
+    def _linear(self, in_features: int, outputs: Share, *, bias: bool, transposed: bool) -> Linear:
+        return Linear(
+            self._formats.choose(MatrixShape(outputs.total, in_features)),
+            in_features,
+            outputs,
+            self._dtype,
+            self._device,
+            bias=bias,
+            transposed=transposed,
         )
 
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm
     ) -> WeightFormat:
-        num_heads, num_kv_heads, head_dim = attention.heads
-        outputs = (num_heads + 2 * num_kv_heads) * head_dim
+        outputs = sum(share.total for share in attention.heads.projections.values())
         chosen = self._formats.choose(MatrixShape(outputs, in_features))
         return WithoutBiases(chosen, attention.biases, norm) if self._quantized_cache else chosen
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
+        """A table that each rank has, such as that of positions."""
         return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
 
     def embedding_and_head(
         self, vocab_size: int, size: int, *, tied: bool
-    ) -> tuple[Embedding | TiedEmbedding, LMHead]:
-        """The table of tokens and the projection to logits; one matrix for both if tied."""
+    ) -> tuple[TokenEmbedding | TiedEmbedding, LMHead]:
+        """The table of tokens and the projection to logits; one matrix for both if tied. Each rank
+        has some tokens in both."""
+        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives)
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
-            shared = TiedEmbedding(head, vocab_size, size, self._dtype, self._device)
-            return shared, LMHead(shared)
-        own = Linear(head, size, vocab_size, self._dtype, self._device, bias=False)
-        return self.embedding(vocab_size, size), LMHead(own)
+            shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
+            return shared, LMHead(shared, vocabulary)
+        own = Linear(
+            head,
+            size,
+            vocabulary.share,
+            self._dtype,
+            self._device,
+            bias=False,
+            num_outputs=vocabulary.most,
+        )
+        table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
+        return table, LMHead(own, vocabulary)
 
     def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)
@@ -148,8 +226,9 @@ class LayerFactory:
         return SoftCap(cap)
 
     def alibi(self, slopes: Sequence[float]) -> ScoreOptions:
-        """One slope for each query head."""
-        tensor = torch.tensor(slopes, dtype=torch.float32, device=self._device)
+        """One slope for each query head of the model."""
+        (own,) = self._query_heads(len(slopes)).ranges
+        tensor = torch.tensor(slopes[own.start : own.stop], device=self._device)
         return ScoreOptions(alibi_slopes=tensor)
 
     def attention(
@@ -163,12 +242,15 @@ class LayerFactory:
         qk_norm_offset: float = 0.0,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> Attention:
-        """scale: default head_dim^-1/2. qk_norm_eps: set if q and k heads have norms;
-        qk_norm_offset: by how much their weights are larger than on disk."""
-        head_dim, backend = heads[2], self._backends[layer]
+        """heads: number of query heads of the model, of kv heads, and head_dim. scale: default
+        head_dim^-1/2. qk_norm_eps: set if q and k heads have norms; qk_norm_offset: by how much
+        their weights are larger than on disk."""
+        num_heads, num_kv_heads, head_dim = heads
+        shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
+        backend = self._backends[layer]
         rotary = None if rope is None else self._rotary(rope)
         biases = CacheBiases(
-            heads,
+            shared.own,
             rotary,
             scores,
             keys_normed=qk_norm_eps is not None,
@@ -186,7 +268,7 @@ class LayerFactory:
             self._ops,
             backend,
             layer,
-            heads,
+            shared,
             head_dim**-0.5 if scale is None else scale,
             rotary,
             biases,
@@ -200,8 +282,8 @@ class LayerFactory:
         self, size: int, inner_size: int, activation: str, *, bias: bool = False
     ) -> GatedMLP:
         parts = {"gate": inner_size, "up": inner_size}
-        gate_up = self.merged_linear(size, parts, bias=bias, gate=activation)
-        return GatedMLP(gate_up, self.linear(inner_size, size, bias=bias))
+        gate_up = self.merged_column(size, parts, bias=bias, gate=activation)
+        return GatedMLP(gate_up, self.row(inner_size, size, bias=bias))
 
     def mlp(
         self,
@@ -212,9 +294,12 @@ class LayerFactory:
         bias: bool,
         transposed: bool = False,
     ) -> MLP:
-        up = self.linear(size, inner_size, bias=bias, transposed=transposed)
-        down = self.linear(inner_size, size, bias=bias, transposed=transposed)
+        up = self.column(size, inner_size, bias=bias, transposed=transposed)
+        down = self.row(inner_size, size, bias=bias, transposed=transposed)
         return MLP(self._ops, up, down, activation)
+
+    def _query_heads(self, total: int) -> Share:
+        return self._shard.equal(total, "query heads")
 
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
         """Layers of one kind share one pair of tables."""

@@ -41,9 +41,11 @@ class GPT2Block:
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention_norm = make.layer_norm(size, eps)
         self.attention = make.attention(layer, heads, scale=scale)
-        self.qkv = make.fused_qkv_linear(size, self.attention, self.attention_norm)
+        self.qkv = make.fused_qkv_linear(
+            size, self.attention, self.attention_norm, bias=True, transposed=True
+        )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.linear(size, size, bias=True, transposed=True)
+        self.output = make.row(size, size, bias=True, transposed=True)
         self.mlp_norm = make.layer_norm(size, eps)
         self.mlp = make.mlp(
             size, spec.intermediate_size, spec.activation, bias=True, transposed=True

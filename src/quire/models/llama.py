@@ -53,7 +53,7 @@ class LlamaBlock:
         )
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.qkv_bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.linear(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
+        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
         self.mlp_norm = make.rms_norm(size, eps)
         self.mlp = make.gated_mlp(
             size, spec.intermediate_size, spec.activation, bias=traits.mlp_bias

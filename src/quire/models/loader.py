@@ -19,6 +19,7 @@ from safetensors import safe_open
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
+from quire.layers.weights import Cut
 from quire.models.causal_lm import CausalLM
 from quire.models.dummy import dummy_weights
 from quire.models.progress import track
@@ -61,7 +62,9 @@ def load_model(
         targets = model.weight_map.targets(model)
         drawn = dummy_weights(targets, getattr(torch, spec.dtype), seed)
         named = zip(targets, drawn, strict=True)
-        weights = ((target, others.get(name, tensor)) for name, (target, tensor) in named)
+        weights = (
+            (target, target.part_of(others.get(name, tensor))) for name, (target, tensor) in named
+        )
         _fill(targets.values(), weights)
         return model
     checkpoint = read_checkpoint(folder)
@@ -183,7 +186,8 @@ def _read(
     progress: bool,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
+    """The tensors of each file in the order of its bytes, one at a time, mapped and not copied; of
+    those that are cut, the part that is loaded."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
@@ -193,10 +197,15 @@ def _read(
             continue
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
-                weight = replaced.get(tensor.name)
-                if weight is None:
+                whole, cut = replaced.get(tensor.name), target.cut
+                if whole is not None:
+                    weight = target.part_of(whole)
+                elif cut is None:
                     weight = opened.get_tensor(tensor.name)
                     _refuse_not_finite(weight, tensor, dtype)
+                else:
+                    weight = cut.of(opened.get_slice(tensor.name))
+                    _refuse_not_finite(weight, tensor, dtype, cut)
                 yield target, weight
 
 
@@ -206,7 +215,8 @@ def _read_gguf(
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """As `_read`, dequantized; only some rows of a tensor exist in float32 at a time."""
+    """As `_read`, dequantized; only some rows of a tensor exist in float32 at a time. A tensor that
+    is cut is read whole first, since its blocks may not end where the part does."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)
@@ -217,23 +227,28 @@ def _read_gguf(
                 _refuse_not_finite(numbers, tensor, dtype)
                 rows[first : first + len(numbers)] = numbers
         assert weight is not None
-        yield target, weight
+        yield target, target.part_of(weight)
 
 
-def _refuse_not_finite(weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dtype) -> None:
+def _refuse_not_finite(
+    weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dtype, cut: Cut | None = None
+) -> None:
     """Raises ConfigError unless every number of `weight` is finite on disk and in `dtype`. One pass
-    over memory, as fast as the copy that follows."""
+    over memory, as fast as the copy that follows. cut: by which `weight` is part of `tensor`."""
     extremes = torch.stack(weight.aminmax())  # NaN if any number is
     if extremes.to(dtype).isfinite().all():
         return
     broken = ~weight.isfinite()
     if broken.any():
         place = [int(i) for i in broken.nonzero()[0]]
+        number = weight[tuple(place)].item()
+        if cut is not None:
+            place[cut.dim] = cut.index_on_disk(place[cut.dim])
         raise ConfigError(
-            f"{tensor.file}: tensor {tensor.name!r} holds {weight[tuple(place)].item()} at "
-            f"{place}, and {int(broken.sum())} of its {weight.numel()} numbers are not finite; the "
-            "file is damaged, or the model was saved broken: fetch the checkpoint again, or use "
-            "another one"
+            f"{tensor.file}: tensor {tensor.name!r} holds {number} at {place}, and "
+            f"{int(broken.sum())} of its {weight.numel()} numbers are not finite; "
+            "the file is damaged, or the model was saved broken: fetch the checkpoint again, or "
+            "use another one"
         )
     largest = extremes[extremes.abs().argmax()]
     wider = [

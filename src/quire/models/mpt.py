@@ -50,10 +50,10 @@ class MPTBlock:
         size, eps = spec.hidden_size, spec.norm_eps
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention_norm = make.layer_norm(size, eps, bias=False)
-        self.qkv = make.linear(size, 3 * size, bias=False)
         self.attention = make.attention(layer, heads, scale=scale, scores=scores)
+        self.qkv = make.fused_qkv_linear(size, self.attention, self.attention_norm, bias=False)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.linear(size, size, bias=False)
+        self.output = make.row(size, size, bias=False)
         self.mlp_norm = make.layer_norm(size, eps, bias=False)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=False)
 

@@ -55,7 +55,7 @@ class OPTBlock:
         self.attention = make.attention(layer, heads)
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.linear(size, size, bias=bias)
+        self.output = make.row(size, size, bias=bias)
         self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=bias)
 
@@ -99,14 +99,14 @@ class OPTModel:
             spec.max_context + POSITION_OFFSET, size, offset=POSITION_OFFSET
         )
         self.add = make.residual_add()
-        self.project_in = make.linear(embed_size, size, bias=False) if narrow else None
+        self.project_in = make.replicated(embed_size, size, bias=False) if narrow else None
         self.blocks = [OPTBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = (
             make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
             if traits.final_norm
             else None
         )
-        self.project_out = make.linear(size, embed_size, bias=False) if narrow else None
+        self.project_out = make.replicated(size, embed_size, bias=False) if narrow else None
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

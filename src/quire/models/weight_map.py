@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+import torch
+
 from quire.layers import LayerWeights, WeightedLayer
+from quire.layers.weights import Cut
 
 __all__ = ["WeightMap", "WeightTarget"]
 
@@ -17,11 +20,21 @@ COMPILED = "_orig_mod."
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Part of a layer's weights that takes one checkpoint tensor. shape: expected on disk."""
+    """Part of a layer's weights that takes one checkpoint tensor. shape: expected on disk, of the
+    whole tensor."""
 
     weights: LayerWeights
     part: str
     shape: tuple[int, ...]
+
+    @property
+    def cut(self) -> Cut | None:
+        """What is taken of the tensor; None for all of it."""
+        return self.weights.cut(self.part)
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is taken of a tensor in memory."""
+        return whole if self.cut is None else self.cut.of(whole)
 
 
 @dataclass(frozen=True, slots=True)
