@@ -74,7 +74,8 @@ def test_a_column_that_kernels_read_is_the_rows_own_and_is_forked(name: str) -> 
     rows = RowTable(3, 16, [4])
     column = getattr(KernelRows.of_host(rows), name)
     enter = EnterRow(
-        1, np.arange(5, dtype=np.int32), 4, 3, (np.zeros(4, np.int32),), None, 0, 0  # type: ignore[arg-type]
+        1, np.arange(5, dtype=np.int32), 4, 3, (np.zeros(4, np.int32),), None, 0, 0,  # type: ignore[arg-type]
+        adapter=7,
     )  # fmt: skip
     rows.apply(StepPlan(0, enter=(enter,)))
     assert column[1] == getattr(rows, name)[1] > 0

@@ -7,6 +7,7 @@ from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.layers.weights import LayerWeights, WeightedLayer
 
@@ -25,6 +26,8 @@ __all__ = [
     "ResidualAdd",
     "RotaryEmbedding",
     "TiedEmbedding",
+    "TokenColumn",
+    "TokenColumns",
     "WantedTokens",
     "WeightedLayer",
 ]

@@ -30,6 +30,7 @@ from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
+from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
@@ -42,7 +43,7 @@ class LayerFactory:
     positions that a sequence may reach, the length of the rope tables. formats: in which matrices
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
     that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
-    other ranks."""
+    other ranks. columns: where layers find facts of a token's row."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class LayerFactory:
         quantized_cache: bool = False,
         shard: Shard = ONE_RANK,
         collectives: Collectives = ALONE,
+        columns: TokenColumns | None = None,
     ) -> None:
         """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
         if collectives.size != shard.size:
@@ -69,6 +71,7 @@ class LayerFactory:
         self._formats = formats or QuantizedFormats(None, ops)
         self._quantized_cache = quantized_cache
         self._shard, self._collectives = shard, collectives
+        self._columns = columns or TokenColumns(ops)
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def column(
@@ -276,7 +279,7 @@ class LayerFactory:
         )
 
     def wanted_tokens(self, *, is_last: bool) -> WantedTokens:
-        return WantedTokens(self._ops, is_last=is_last)
+        return WantedTokens(self._ops, self._columns, is_last=is_last)
 
     def gated_mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool = False

@@ -80,6 +80,7 @@ class EnterRow:
         instead, and waits for the plan side to choose.
     checkpoint: from which the row takes its recurrent state, that after `num_computed_tokens`; None
         if it starts from the initial one, or the model has none.
+    adapter: index of the adapter that layers apply to the row's tokens.
     """
 
     slot: int
@@ -93,6 +94,7 @@ class EnterRow:
     stop_token_ids: frozenset[int] = frozenset()
     num_candidates: int = 0
     checkpoint: int | None = None
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
 from quire.config.kv_layout import KVGroup
+from quire.layers import TokenColumns
 from quire.runner.kernel_rows import KernelRows, RowList
 from quire.runner.rows import ScheduledRows
 
@@ -30,14 +31,16 @@ class ModelInputs:
 @dataclass(frozen=True, slots=True)
 class BatchBuffers:
     """Where a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32 [R]; per
-    layer group slot_mapping int64 [T] and tables int32 [R, M]. last_key int32 [T], as in
-    `StepInputs`; None for causal attention."""
+    layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: by name, what layers read
+    of each token's row, int64 [T]. last_key int32 [T], as in `StepInputs`; None for causal
+    attention."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     seq_lens: torch.Tensor
     slot_mapping: tuple[torch.Tensor, ...]
     tables: tuple[torch.Tensor, ...]
+    columns: Mapping[str, torch.Tensor]
     last_key: torch.Tensor | None = None
 
     def of_size(self, num_tokens: int, num_rows: int) -> BatchBuffers:
@@ -48,6 +51,7 @@ class BatchBuffers:
             self.seq_lens[:num_rows],
             tuple(slots[:num_tokens] for slots in self.slot_mapping),
             tuple(table[:num_rows] for table in self.tables),
+            {name: values[:num_tokens] for name, values in self.columns.items()},
             None if self.last_key is None else self.last_key[:num_tokens],
         )
 
@@ -64,12 +68,14 @@ class InputGatherer:
         groups: Sequence[KVGroup],
         decode_inputs: Callable[..., None],
         step_inputs: Callable[..., None],
+        columns: TokenColumns,
         *,
         whole_prompts: bool = False,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
-        each layer group. decode_inputs, step_inputs: the operations. whole_prompts: tokens of a
-        prompt see all of it, and a step that computes one of them computes all."""
+        each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
+        layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
+        of them computes all."""
         self._rows = rows
         self._send = send
         self._kv = kv
@@ -77,6 +83,7 @@ class InputGatherer:
         self._groups = tuple(groups)
         self._decode_inputs = decode_inputs
         self._step_inputs = step_inputs
+        self._columns = columns
         self._whole_prompts = whole_prompts
         device = rows.slots.device
         self._one_each = torch.arange(len(rows.starts), dtype=torch.int32, device=device)
@@ -107,7 +114,8 @@ class InputGatherer:
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
             self._decode_inputs(*columns, blocks, group.tokens_per_block, *written)
-        step = self.step_of(batch, starts, 1, self.longest)
+        gathered = self._columns.gather(lambda name: getattr(rows, name), rows.slots[:num_rows])
+        step = self.step_of(replace(batch, columns=gathered), starts, 1, self.longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
     def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
@@ -132,6 +140,10 @@ class InputGatherer:
                 make((num_rows, table.shape[1]), dtype=torch.int32, device=device)
                 for table in tables
             ),
+            {
+                name: make(num_tokens, dtype=torch.int64, device=device)
+                for name in self._columns.names
+            },
         )
 
     def fill(self, rows: ScheduledRows, batch: BatchBuffers) -> ModelInputs:
@@ -148,6 +160,10 @@ class InputGatherer:
             self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
         if batch.last_key is not None:
             self._fill_last_key(columns[0], starts, batch.positions, batch.last_key)
+        for name, values in batch.columns.items():
+            of_rows, counts = getattr(source, name)[source.slots[:num_rows]], starts.diff().long()
+            num_tokens = int(rows.num_tokens.sum())
+            values[:num_tokens] = of_rows.repeat_interleave(counts, output_size=num_tokens)
         longest = int((rows.num_computed + rows.num_tokens).max())
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)
@@ -174,7 +190,9 @@ class InputGatherer:
         max_seq_len: int,
         wanted: torch.Tensor | None = None,
     ) -> StepInputs:
-        """What attention reads of a batch. starts, wanted: as in `StepInputs`."""
+        """What attention reads of a batch, whose forward comes next: layers read its columns.
+        starts, wanted: as in `StepInputs`."""
+        self._columns.set(batch.columns)
         windows = [group.window for group in self._groups]
         groups = tuple(
             GroupInputs(table, slots, window, backend.plan(starts, batch.seq_lens, table, window))

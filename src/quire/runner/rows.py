@@ -16,7 +16,7 @@ __all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots"]
 
 Slots = npt.NDArray[np.int64]
 
-KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt")
+KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt", "adapter")
 """Columns of a `RowTable` that kernels read (`KernelRows`), and that are copied to a device."""
 
 _FORKED = (*KERNEL_COLUMNS, "standing", "failed")
@@ -47,8 +47,8 @@ class RowTable:
     that draws itself, so a step can be run again.
 
     token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
-    num_tokens, num_computed, num_prompt, standing (tokens per step), num_drafts: int64 [slots]. The
-    drafts of a step lie behind the row's tokens.
+    num_tokens, num_computed, num_prompt, adapter, standing (tokens per step), num_drafts: int64
+    [slots]. The drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
     """
@@ -71,6 +71,7 @@ class RowTable:
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
+        self.adapter = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
@@ -119,6 +120,7 @@ class RowTable:
         self.num_tokens[slot] = length
         self.num_computed[slot] = row.num_computed_tokens
         self.num_prompt[slot] = row.num_prompt_tokens
+        self.adapter[slot] = row.adapter
         self.standing[slot] = 0
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):

@@ -68,6 +68,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        loaded.columns,
         whole_prompts=loaded.whole_prompts,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)

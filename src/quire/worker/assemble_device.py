@@ -92,6 +92,7 @@ def _assemble(
         layout.groups,
         ops.decode_inputs,
         ops.step_inputs,
+        loaded.columns,
         whole_prompts=loaded.whole_prompts,
     )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)

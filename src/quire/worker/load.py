@@ -11,7 +11,7 @@ import torch
 from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec
 from quire.errors import ConfigError
-from quire.layers import LayerFactory
+from quire.layers import LayerFactory, TokenColumns
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
@@ -24,7 +24,8 @@ __all__ = ["LoadedModel", "load", "open_device"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """spec: with the dtype of the computation. team: the threads that compute on a CPU."""
+    """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
+    that the model's layers read."""
 
     spec: ModelSpec
     device: torch.device
@@ -33,6 +34,7 @@ class LoadedModel:
     attention: GroupBackends
     kv_dtype: torch.dtype
     model: CausalLM
+    columns: TokenColumns
 
     @property
     def whole_prompts(self) -> bool:
@@ -96,6 +98,7 @@ def load(
         ops = with_compiled(ops, device)
     attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
+    columns = TokenColumns(ops)
     factory = LayerFactory(
         ops,
         attention.by_layer(settings.layout),
@@ -104,6 +107,7 @@ def load(
         settings.chosen.max_model_len,
         formats,
         quantized_cache=kv_dtype == torch.int8,
+        columns=columns,
     )
     with torch.inference_mode():
         model = load_model(
@@ -117,7 +121,7 @@ def load(
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model)
+    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, columns)
 
 
 def _attention(

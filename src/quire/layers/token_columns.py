@@ -1,0 +1,68 @@
+"""Facts of rows, such as the index of an adapter, where layers find those of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from quire.errors import EngineError
+from quire.ops import OpSet
+
+__all__ = ["TokenColumn", "TokenColumns"]
+
+
+class TokenColumn:
+    """One fact for each token that a forward computes; a layer that needs it is built with it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._values: torch.Tensor | None = None
+
+    @property
+    def values(self) -> torch.Tensor:
+        """int64 [T] of the forward that is running, [N] behind its last attention. Raises
+        EngineError before the first one."""
+        if self._values is None:
+            raise EngineError(f"a layer read {self._name!r} before any step; this is a bug")
+        return self._values
+
+    def set(self, values: torch.Tensor) -> None:
+        """values: as above."""
+        self._values = values
+
+
+class TokenColumns:
+    """The columns that layers of a model asked for; others cost nothing.
+
+    The input gatherer of the runner sets them for each forward, so no model file passes them on.
+    """
+
+    def __init__(self, ops: OpSet) -> None:
+        self._take = ops.embedding
+        self._asked: dict[str, TokenColumn] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was asked for: names of `KERNEL_COLUMNS`."""
+        return tuple(self._asked)
+
+    def column(self, name: str) -> TokenColumn:
+        """Ask for a column, when a layer is built."""
+        return self._asked.setdefault(name, TokenColumn(name))
+
+    def gather(
+        self, column: Callable[[str], torch.Tensor], ids: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Values [T] of ids [T] out of columns, by an operation that graphs can hold. column: the
+        whole of it by name, int64 [S]."""
+        return {name: self._take(ids, column(name).view(-1, 1)).view(-1) for name in self._asked}
+
+    def set(self, values: Mapping[str, torch.Tensor]) -> None:
+        """values: int64 [T] by name, of the tokens of the next forward."""
+        for name, column in self._asked.items():
+            column.set(values[name])
+
+    def select(self, wanted: torch.Tensor) -> None:
+        """From here on the forward goes on with tokens wanted [N] alone."""
+        self.set(self.gather(lambda name: self._asked[name].values, wanted))
