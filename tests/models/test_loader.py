@@ -14,6 +14,7 @@ from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
 from quire.config import ModelSpec, read_checkpoint, read_model_spec
+from quire.config.families import SUPPORTED_ARCHITECTURES
 from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
 from quire.models import ARCHITECTURES, CausalLM, find_model, load_model
@@ -285,7 +286,9 @@ def test_unknown_architecture_and_format(originals: Callable[[str], Path]) -> No
 
 
 def test_every_architecture_has_a_model() -> None:
-    """Catches a registry entry whose module or class was renamed."""
+    """Catches a registry entry whose module or class was renamed, and a model that lacks its reader
+    or is not registered."""
+    assert set(ARCHITECTURES) == set(SUPPORTED_ARCHITECTURES)
     for architecture in ARCHITECTURES:
         assert callable(find_model(architecture))
 
