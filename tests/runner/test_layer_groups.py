@@ -82,7 +82,7 @@ class PlainBlock:
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention = make.attention(layer, heads)
         self.qkv = make.qkv_linear(spec.hidden_size, self.attention, self.norm, bias=False)
-        self.output = make.linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
+        self.output = make.row(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
         self._heads = heads
 
     def attend(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
@@ -103,9 +103,9 @@ class LatentBlock:
 
     def __init__(self, spec: ModelSpec, layer: int, make: LayerFactory) -> None:
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
-        self.query = make.linear(spec.hidden_size, spec.num_heads * LATENT.key_dim, bias=False)
-        self.latent = make.linear(spec.hidden_size, LATENT.key_dim, bias=False)
-        self.output = make.linear(spec.num_heads * LATENT.value_dim, spec.hidden_size, bias=False)
+        self.query = make.column(spec.hidden_size, spec.num_heads * LATENT.key_dim, bias=False)
+        self.latent = make.replicated(spec.hidden_size, LATENT.key_dim, bias=False)
+        self.output = make.row(spec.num_heads * LATENT.value_dim, spec.hidden_size, bias=False)
         self._layer = layer
         self._backend: AttentionBackend = make._backends[layer]
 
