@@ -24,7 +24,7 @@ from simulation import DEPTH, Served, SimulatedDevice, serve
 from quire.bench.record import Spread, new_record, percentile, spread_of
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
-from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.config.settings import SCHEDULING_POLICIES
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
 from quire.scheduler import Feasibility, PrefillLimits, Scheduler, make_policy

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 
-from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.config.settings import SCHEDULING_POLICIES
 from quire.protocol import BeamRules, SchedulingParams
 from quire.scheduler import PrefillLimits
 from quire.scheduler.token_budget import UNLIMITED

@@ -7,7 +7,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from quire.config.resolved import ResolvedScheduler
-from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.config.settings import SCHEDULING_POLICIES
 from quire.errors import ConfigError, RequestError
 from quire.protocol import SchedulingParams
 from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy

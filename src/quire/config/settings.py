@@ -18,7 +18,6 @@ from typing import Any, cast
 from quire.config.env import KERNEL_ISAS
 from quire.config.kv_layout import KV_DTYPES
 from quire.config.quantization import QUANTIZATIONS
-from quire.config.scheduling import SCHEDULING_POLICIES, is_policy_name
 from quire.errors import ConfigError
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "COMPUTE_DTYPES",
     "FOREIGN",
     "MISSING",
+    "SCHEDULING_POLICIES",
     "SECTIONS",
     "CacheSettings",
     "EngineSettings",
@@ -39,6 +39,12 @@ __all__ = [
 ]
 
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
+
+SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "two_level", "fair")
+"""Names of the policies in `quire.scheduler.policies`."""
+
+_POLICY_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""A class of the user's: package.module:Class."""
 
 ALIASES: Mapping[str, str] = {
     "gpu_memory_utilization": "memory_utilization",
@@ -297,7 +303,8 @@ class EngineSettings(
             raise _invalid("memory_utilization", share, "a share above 0 and at most 1")
         if not self.priority_ageing_s > 0.0:
             raise _invalid("priority_ageing_s", self.priority_ageing_s, "seconds above 0")
-        if not is_policy_name(self.scheduling_policy):
+        policy = self.scheduling_policy
+        if policy not in SCHEDULING_POLICIES and not _POLICY_CLASS.fullmatch(policy):
             allowed = f"one of: {', '.join(SCHEDULING_POLICIES)}, or package.module:Class"
             raise _invalid("scheduling_policy", self.scheduling_policy, allowed)
         if self.preemption_mode == "swap" and not self.swap_space:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 
 from quire.config.resolved import ResolvedScheduler
-from quire.config.scheduling import SCHEDULING_POLICIES
+from quire.config.settings import SCHEDULING_POLICIES
 from quire.errors import ConfigError
 from quire.scheduler.policies.fair import Fair
 from quire.scheduler.policies.fcfs import Fcfs
