@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear
 from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
 from quire.ops import OpSet
@@ -13,7 +14,8 @@ __all__ = ["Embedding", "LMHead", "TiedEmbedding"]
 
 
 class Embedding:
-    """Rows of a table [V, E]; ids [T] → [T, E]. offset: added to every id (OPT's positions)."""
+    """Rows of a table [V, E]; ids [T] → [T, E]. offset: added to every id (OPT's positions).
+    given: of a table of tokens, what a request may bring in place of its rows."""
 
     def __init__(
         self,
@@ -24,13 +26,20 @@ class Embedding:
         device: torch.device,
         *,
         offset: int = 0,
+        given: GivenEmbeddings | None = None,
     ) -> None:
         self._embedding = ops.embedding
+        self._given = given
         self._offset = offset
         self.weight = torch.empty((num_rows, size), dtype=dtype, device=device)
         self.weights = DenseWeights({"weight": self.weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return (
+            self._look_up(ids) if self._given is None else self._given.look_up(self._look_up, ids)
+        )
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         return self._embedding(ids, self.weight, self._offset)
 
 
@@ -48,12 +57,15 @@ class TiedEmbedding:
         size: int,
         dtype: torch.dtype,
         device: torch.device,
+        given: GivenEmbeddings,
     ) -> None:
+        """given: what a request may bring in place of rows."""
+        self._given = given
         weight = torch.empty((num_rows, size), dtype=dtype, device=device)
         self.weights = PackedWeights(weight_format.pack, weight, None, {"weight": weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.weights.matrix.rows(ids)
+        return self._given.look_up(self.weights.matrix.rows, ids)
 
 
 class LMHead:

@@ -15,6 +15,7 @@ from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.layers.attention import Attention
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
+from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
@@ -31,7 +32,10 @@ class LayerFactory:
     """attention: the backend of each layer, which is that of its layer group. max_positions:
     positions that a sequence may reach, the length of the rope tables. formats: in which matrices
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
-    that attention can add."""
+    that attention can add.
+
+    given: embeddings that requests bring; the table of tokens reads them there.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class LayerFactory:
         self._max_positions = max_positions
         self._formats = formats or QuantizedFormats(None, ops)
         self._quantized_cache = quantized_cache
+        self.given = GivenEmbeddings()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def linear(
@@ -123,12 +128,14 @@ class LayerFactory:
         self, vocab_size: int, size: int, *, tied: bool
     ) -> tuple[Embedding | TiedEmbedding, LMHead]:
         """The table of tokens and the projection to logits; one matrix for both if tied."""
+        self.given.width = size
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
-            shared = TiedEmbedding(head, vocab_size, size, self._dtype, self._device)
+            shared = TiedEmbedding(head, vocab_size, size, self._dtype, self._device, self.given)
             return shared, LMHead(shared)
         own = Linear(head, size, vocab_size, self._dtype, self._device, bias=False)
-        return self.embedding(vocab_size, size), LMHead(own)
+        table = Embedding(self._ops, vocab_size, size, self._dtype, self._device, given=self.given)
+        return table, LMHead(own)
 
     def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)

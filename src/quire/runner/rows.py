@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, StepPlan
+from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, MediaSpan, StepPlan
 
 __all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots"]
 
@@ -51,6 +51,7 @@ class RowTable:
     drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
+    media: of rows that have embeddings in their prompts, where.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RowTable:
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
+        self.media: dict[int, tuple[MediaSpan, ...]] = {}
         self.read_state = np.arange(max_num_seqs)
         self.write_state = self.read_state + max_num_seqs
 
@@ -123,6 +125,19 @@ class RowTable:
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):
             table[slot, : len(blocks)] = blocks
+        self._set_media(slot, row.media)
+
+    def _set_media(self, slot: int, media: tuple[MediaSpan, ...]) -> None:
+        self.media.pop(slot, None)
+        if media:
+            self.media[slot] = media
+
+    def reads_media(self, rows: ScheduledRows) -> bool:
+        """Whether some of these rows have embeddings at or after their first token."""
+        return bool(self.media) and any(
+            slot in self.media and start < self.media[slot][-1].end
+            for slot, start in zip(rows.slots.tolist(), rows.num_computed.tolist(), strict=True)
+        )
 
     def _extend(self, piece: ExtendPrompt) -> None:
         start = int(self.num_tokens[piece.slot])
@@ -166,6 +181,7 @@ class RowTable:
         for name in _FORKED:
             column = getattr(self, name)
             column[dst] = column[src]
+        self._set_media(dst, self.media.get(src, ()))
 
     def commit_computed(self, rows: ScheduledRows) -> None:
         """The K/V of these rows' tokens are in the cache, those of drafts as if all were right, and
