@@ -178,7 +178,8 @@ class LayerFactory:
             heads,
             rotary,
             scores,
-            keys_normed=qk_norm_eps is not None,
+            # On three axes a key is not rotated by its index, by which attention adds a bias.
+            keys_normed=qk_norm_eps is not None or (rotary is not None and rotary.has_axes),
             added=backend.adds_biases,
         )
         norms = (

@@ -48,4 +48,10 @@ def check_media(media: tuple[Media, ...], num_prompt_tokens: int) -> None:
                 f"media of {span.length} tokens have {len(span.positions)} positions: give none, "
                 f"or {3 * span.length}"
             )
+        known = range(span.length)
+        if any(position not in known for position in span.positions.tolist()):
+            raise RequestError(
+                f"media of {span.length} tokens have positions from {span.positions.min()} to "
+                f"{span.positions.max()}: give some from 0 to {span.length - 1}"
+            )
         end = span.end

@@ -117,7 +117,7 @@ class ForwardPass:
         return result
 
     def _compute(self, rows: ScheduledRows) -> Forward:
-        inputs = self._build(rows)
+        inputs = self._on_axes(self._build(rows), rows)
         asking = self._asking_for_prompt_logprobs(rows)
         counts = 1 + rows.num_drafts  # of tokens whose hidden states are read
         wanted = self._upload(_last_tokens(rows)) if rows.num_drafts.any() else inputs.last_token
@@ -145,6 +145,15 @@ class ForwardPass:
             found = self._prompt_logprobs_of(hidden, each)
             result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
         return result
+
+    def _on_axes(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
+        """The inputs with positions on three axes, if some rows compute tokens that have such."""
+        found = self._rows.positions_on_axes(rows)
+        if found is None:
+            return inputs
+        padding = len(inputs.token_ids) - found.shape[1]
+        positions = self._upload(np.pad(found, ((0, 0), (0, padding))))
+        return replace(inputs, positions=positions)
 
     def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
         """What rows compute of prompts whose tokens' log-probabilities are asked for."""

@@ -18,8 +18,8 @@ __all__ = ["BatchBuffers", "InputGatherer", "ModelInputs"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """token_ids int32 [T], positions int64 [T], last_token int64 [R]: index in the batch of each
-    row's last token."""
+    """token_ids int32 [T], positions int64 [T] or [3, T], last_token int64 [R]: index in the batch
+    of each row's last token."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -66,10 +66,12 @@ class InputGatherer:
         step_inputs: Callable[..., None],
         *,
         whole_prompts: bool = False,
+        position_axes: int = 1,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
         each layer group. decode_inputs, step_inputs: the operations. whole_prompts: tokens of a
-        prompt see all of it, and a step that computes one of them computes all."""
+        prompt see all of it, and a step that computes one of them computes all. position_axes: as
+        in `ModelSpec`; 1 if the position of a token is its index."""
         self._rows = rows
         self._send = send
         self._kv = kv
@@ -78,6 +80,7 @@ class InputGatherer:
         self._decode_inputs = decode_inputs
         self._step_inputs = step_inputs
         self._whole_prompts = whole_prompts
+        self._has_offsets = position_axes > 1
         device = rows.slots.device
         self._one_each = torch.arange(len(rows.starts), dtype=torch.int32, device=device)
         self._host_starts = np.arange(len(rows.starts), dtype=np.int32)
@@ -107,6 +110,8 @@ class InputGatherer:
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
             self._decode_inputs(*columns, blocks, group.tokens_per_block, *written)
+        if self._has_offsets:
+            batch.positions.add_(rows.position_offset[rows.slots[:num_rows]])
         step = self.step_of(batch, starts, 1, self.longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
@@ -148,6 +153,10 @@ class InputGatherer:
             self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
         if batch.last_key is not None:
             self._fill_last_key(columns[0], starts, batch.positions, batch.last_key)
+        if self._has_offsets:
+            offsets, num_tokens = source.position_offset[columns[0]], int(rows.num_tokens.sum())
+            of_tokens = offsets.repeat_interleave(starts.diff().long(), output_size=num_tokens)
+            batch.positions[:num_tokens] += of_tokens
         longest = int((rows.num_computed + rows.num_tokens).max())
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)

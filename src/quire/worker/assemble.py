@@ -52,6 +52,7 @@ def _on_host(
         settings.chosen.max_num_seqs,
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
+        position_axes=loaded.spec.position_axes,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
@@ -74,6 +75,7 @@ def _on_host(
         ops.decode_inputs,
         ops.step_inputs,
         whole_prompts=loaded.whole_prompts,
+        position_axes=loaded.spec.position_axes,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0

@@ -73,6 +73,7 @@ def _assemble(
         settings.chosen.max_num_seqs,
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
+        position_axes=loaded.spec.position_axes,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
     host = HostPages(
@@ -97,6 +98,7 @@ def _assemble(
         ops.decode_inputs,
         ops.step_inputs,
         whole_prompts=loaded.whole_prompts,
+        position_axes=loaded.spec.position_axes,
     )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
