@@ -4,13 +4,17 @@ request."""
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
+from quire.bundled import bundled_model_path
+from quire.config import read_model_spec
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.errors import EngineUnavailableError, RequestError
@@ -132,6 +136,42 @@ def test_media_of_another_client_are_out_of_reach() -> None:
                 await stranger.close()
 
     run(work())
+
+
+def test_a_real_core_reads_files() -> None:
+    """What is wrong with one is told by the worker, and fails nothing else."""
+    path = bundled_model_path()
+    width = read_model_spec(path).hidden_size
+    settings = {
+        "model": str(path),
+        "enable_prompt_embeds": True,
+        "num_kv_blocks": 64,
+        "max_model_len": 64,
+        "quiet": True,
+    }
+
+    async def work() -> None:
+        async with hosted(settings=settings) as host:
+            client = host.client
+            with pytest.raises(RequestError, match="this model takes"):
+                await client.put_media(client.reserve_handles(1), saved(torch.zeros(3, width + 1)))
+            handle = client.reserve_handles(1)
+            info = await client.put_media(handle, saved(torch.zeros(9, width)))
+            assert info.num_tokens == 9
+            media = Media(info.digest, MediaSpan(0, 9, handle))
+            first, second = [await collect(await ask_media(client, media)) for _ in range(2)]
+            assert first.tokens == second.tokens
+            assert len(first.tokens[0]) == 8
+            client.drop_media([handle])
+            await until_idle(client)
+
+    run(work())
+
+
+def saved(tensor: torch.Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return file.getvalue()
 
 
 def test_no_core_takes_no_media() -> None:

@@ -3,6 +3,7 @@ and the laws hold as for ids."""
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import zipfile
@@ -14,6 +15,9 @@ import safetensors.torch
 import torch
 
 from quire import LLM, BeamSearchParams, RequestError, SamplingParams
+from quire.protocol import EngineRequest, FinishReason
+from quire.protocol.media import Media
+from quire.protocol.step import MediaSpan
 from tests.engine.test_captured import captured_steps
 from tests.engine.test_laws import (  # noqa: F401  fixtures
     DEPTHS,
@@ -215,6 +219,7 @@ def test_all_ways_to_give_embeddings_are_one(bundled: LLM) -> None:
     assert [output.num_cached_tokens for output in outputs] == [0, *[16] * (len(ways) - 1)]
 
 
+@functools.cache
 def bad_embeds(width: int) -> dict[str, tuple[Any, str]]:
     good = torch.zeros(3, width)
     nan = good.clone()
@@ -271,6 +276,46 @@ def test_what_cannot_be_asked_of_embeddings(bundled: LLM) -> None:
         with pytest.raises(RequestError):
             attempt()
     assert is_empty(bundled)
+
+
+def test_a_row_whose_embeddings_are_gone_fails_alone(make: Maker) -> None:  # noqa: F811
+    llm = make(enable_prompt_embeds=True, depth=1)
+    client: Any = llm.engine.client
+    prompts = workload(3)
+    expected = run(llm, prompts)
+    handles = [client.put_media(90 + i, rows_of(llm, p)) for i, p in enumerate(prompts)]
+    client.drop_media([91])
+    for i, (prompt, info) in enumerate(zip(prompts, handles, strict=True)):
+        media = (Media(info.digest, MediaSpan(0, info.num_tokens, 90 + i)),)
+        ids = np.full(len(prompt), 10**6, np.int32)
+        client.add(EngineRequest(str(i), i, ids, params(i), i, media=media))
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    finished: dict[int, Any] = {}
+    while client.has_unfinished:
+        output = client.step()
+        finished.update({finish.handle: finish for finish in output.finished})
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            tokens[handle].append(token)
+    assert finished[1].reason is FinishReason.ERROR
+    assert "handle 91" in finished[1].message
+    if has_kernels():
+        assert [tokens[0], tokens[2]] == [expected[i].outputs[0].token_ids for i in (0, 2)]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_stream_that_slept_goes_on(make: Maker, level: int) -> None:  # noqa: F811
+    """Its prompt is computed again, from embeddings that outlive the model."""
+    llm = make(enable_prompt_embeds=True)
+    prompt = {"prompt_embeds": rows_of(llm, workload(1)[0])}
+    whole = llm.generate(prompt, params(0), use_tqdm=False)
+    outputs = []
+    for output in llm.stream(prompt, params(0)):
+        outputs.append(output)
+        if len(outputs) == 3:
+            llm.sleep(level, mode="keep")
+            llm.wake_up()
+    assert_same(outputs[-1:], whole)
+    assert is_empty(llm)
 
 
 def test_they_are_off_unless_asked_for(make: Maker) -> None:  # noqa: F811

@@ -88,6 +88,9 @@ class RowTable:
     def apply(self, plan: StepPlan) -> None:
         """Take over a plan's difference, `forks` excepted: they follow the forward."""
         self.standing[plan.leave] = 0
+        if self.media:
+            for slot in plan.leave.tolist():
+                self.media.pop(slot, None)
         for row in plan.enter:
             self._enter(row)
         for piece in plan.extend:
