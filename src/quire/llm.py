@@ -80,6 +80,7 @@ class LLM:
         self._in_use = threading.Lock()
         self._next_handle = 0
         self._next_request = 0
+        self._media: set[int] = set()  # handles of what the engine was given
 
     # --- generating -----------------------------------------------------------------------------
 
@@ -94,7 +95,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs come in the order of the prompts.
 
-        prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of them.
+        prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, {"prompt_embeds":
+        float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
         priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
         and deadlines, tenants and weights. Each is one for all, or one per prompt.
@@ -176,10 +178,12 @@ class LLM:
         rendered = self._engine.renderer.render_prompt(prompt)
         (params,) = self._params_for([rendered], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
-        handles = range(self._next_handle, self._next_handle + params.n)
+        first = self._next_handle
+        handles = range(first, first)
         shown = (0, False)
         try:
             output = self._add(rendered, params, scheduling)
+            handles = range(first, self._next_handle)
             # Other calls, made while this one pauses, also let its output grow.
             while shown != (now := _extent(output)) or not output.finished:
                 if now == shown:
@@ -390,6 +394,11 @@ class LLM:
             if client.waits_for_input:
                 break
             client.step()
+        self._drop_media([handle for handle in self._media if handle in handles])
+
+    def _drop_media(self, handles: Sequence[int]) -> None:
+        self._media.difference_update(handles)
+        self._engine.client.drop_media(handles)
 
     def _admit(
         self,
@@ -423,18 +432,29 @@ class LLM:
         beams: BeamRules | None = None,
         pin_seconds: float | None = None,
     ) -> RequestOutput:
+        prompt = self._with_media(prompt)
         request_id, handle = self._new_request_id(), self._next_handle
         self._next_handle += params.n
         now = time.monotonic()
-        request = self._requests.render(request_id, handle, prompt, params, now, beams)
-        request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
-        output = self._assembler.add(request_id, handle, prompt, params)
         try:
+            request = self._requests.render(request_id, handle, prompt, params, now, beams)
+            request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
+            output = self._assembler.add(request_id, handle, prompt, params)
             self._engine.client.add(request)
         except RequestError:
             self._assembler.drop(range(handle, handle + params.n))
+            self._drop_media([each.span.handle for each in prompt.media])
             raise
         return output
+
+    def _with_media(self, prompt: RenderedPrompt) -> RenderedPrompt:
+        """The prompt when the engine has been given its embeddings, if it has some."""
+        if prompt.embeds is None:
+            return prompt
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        info = self._engine.client.put_media(handle, prompt.embeds)
+        self._media.add(handle)
+        return RenderedPrompt.of_embeds(info, handle)
 
     def _new_request_id(self) -> str:
         self._next_request += 1

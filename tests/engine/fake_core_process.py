@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from quire.engine.supervision.core_process import StartedCore, run_core_process 
 from quire.errors import ConfigError  # noqa: E402
 from quire.protocol import StepPlan, StepResult  # noqa: E402
 from quire.protocol.control import ControlOp, Report  # noqa: E402
+from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
@@ -85,6 +87,12 @@ class FaultyExecutor:
 
     def control(self, op: ControlOp) -> Report:
         return self._executor.control(op)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        return self._executor.put_media(handle, data)
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        self._executor.drop_media(handles)
 
     def shutdown(self) -> None:
         self._executor.shutdown()

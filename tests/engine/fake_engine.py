@@ -12,6 +12,8 @@ from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
+from quire.protocol.media import Media
+from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 
@@ -86,12 +88,20 @@ class FakeEngine:
         stop: frozenset[int] = frozenset(),
         output: Sequence[int] = (),
         salt: str = "",
+        given: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
+        """prompt: token ids, or words of media. given: first token and end of each part of it that
+        comes as media."""
+        tokens, media = list(prompt), []
+        for start, end in given:
+            media.append(self.put(prompt[start:end], start))
+            tokens[start:end] = [self.model.vocab_size] * (end - start)
         handles = list(range(self._next_handle, self._next_handle + n))
         request = EngineRequest(
             request_id=str(handles[0]),
             first_handle=handles[0],
-            prompt_token_ids=np.array(prompt, np.int32),
+            prompt_token_ids=np.array(tokens, np.int32),
+            media=tuple(media),
             params=SamplingParams(max_tokens=max_tokens, n=n),
             seed=seed,
             stop_token_ids=stop,
@@ -104,6 +114,13 @@ class FakeEngine:
         for handle in handles:
             self.tokens[handle] = list(output)
         return handles
+
+    def put(self, words: Sequence[int], position: int) -> Media:
+        """Media of these words, from `position` of a prompt on."""
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        info = self.core.put_media(handle, np.array(words, np.uint64).tobytes())
+        assert info.num_tokens == len(words)
+        return Media(info.digest, MediaSpan(position, len(words), handle))
 
     def step(self) -> None:
         self.now += 1

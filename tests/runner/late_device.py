@@ -55,10 +55,10 @@ def keep_rows_on_device(
 ) -> None:
     """Engines that start from now on, while `on_device` says so."""
 
-    def choose(loaded: Any, settings: Any, size: Any) -> Any:
+    def choose(loaded: Any, settings: Any, size: Any, media: Any) -> Any:
         if on_device():
-            return assemble_on_device(loaded, settings, size, LateQueue(), make_recorder)
-        return assemble(loaded, settings, size)
+            return assemble_on_device(loaded, settings, size, media, LateQueue(), make_recorder)
+        return assemble(loaded, settings, size, media)
 
     def load_for(settings: Any, device: torch.device) -> Any:
         return load(replace(settings, device_state=on_device()), device)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.protocol.step import EnterRow, StepPlan
+from quire.protocol.step import EnterRow, MediaSpan, StepPlan
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.rows import KERNEL_COLUMNS, RowTable
 
@@ -71,14 +71,15 @@ def test_no_class_is_a_variant_of_another() -> None:
 
 @pytest.mark.parametrize("name", KERNEL_COLUMNS)
 def test_a_column_that_kernels_read_is_the_rows_own_and_is_forked(name: str) -> None:
-    rows = RowTable(3, 16, [4])
+    rows = RowTable(3, 16, [4], position_axes=3)
     column = getattr(KernelRows.of_host(rows), name)
     enter = EnterRow(
         1, np.arange(5, dtype=np.int32), 4, 3, (np.zeros(4, np.int32),), None, 0, 0,  # type: ignore[arg-type]
         adapter=7,
+        media=(MediaSpan(0, 3, 0, np.zeros(9, np.int32)),),
     )  # fmt: skip
     rows.apply(StepPlan(0, enter=(enter,)))
-    assert column[1] == getattr(rows, name)[1] > 0
+    assert column[1] == getattr(rows, name)[1] != 0
     rows.fork(1, 2)
     assert column[2] == column[1]
     assert column.dtype == torch.int64

@@ -18,6 +18,7 @@ from quire.engine.clients.open_requests import OpenRequests
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
+from quire.protocol.media import MediaInfo
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
@@ -88,6 +89,13 @@ class InMemoryClient:
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
         return stream
+
+    async def put_media(self, handle: int, data: bytes) -> MediaInfo:
+        await asyncio.sleep(0)
+        return self.engine.core.put_media(handle, data)
+
+    def drop_media(self, handles: Iterable[int]) -> None:
+        self.engine.core.drop_media(list(handles))
 
     def abort(self, handles: Iterable[int]) -> None:
         self._open.abort(handles)

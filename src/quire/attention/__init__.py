@@ -13,13 +13,14 @@ from quire.attention.select import (
     select_backend,
     select_backends,
 )
-from quire.attention.step_inputs import GroupInputs, StepInputs
+from quire.attention.step_inputs import GivenRows, GroupInputs, StepInputs
 
 __all__ = [
     "AttentionBackend",
     "AttentionNeeds",
     "BackendChoice",
     "KernelAttention",
+    "GivenRows",
     "GroupBackends",
     "GroupInputs",
     "KVPool",

@@ -9,7 +9,7 @@ import torch
 
 from quire.attention.kv_pool import KVPool
 
-__all__ = ["GroupInputs", "StepInputs"]
+__all__ = ["GivenRows", "GroupInputs", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ class GroupInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Embeddings that requests brought. index: int64 [G], the tokens of the batch that they stand
+    for; rows: [G, E], in place of the table's."""
+
+    index: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step of a flat batch: row r owns tokens query_start_loc[r] … query_start_loc[r+1] - 1.
 
@@ -36,6 +45,8 @@ class StepInputs:
     writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
     int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
     last_key: int32 [T], position of the last key that each token sees; None: its own.
+    given: what the table of tokens is not asked for; None: nothing. Only steps that are computed
+    call by call have some.
     """
 
     query_start_loc: torch.Tensor
@@ -46,3 +57,4 @@ class StepInputs:
     kv: KVPool
     wanted_tokens: torch.Tensor | None = None
     last_key: torch.Tensor | None = None
+    given: GivenRows | None = None

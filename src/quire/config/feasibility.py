@@ -7,6 +7,7 @@ from typing import Protocol
 
 from quire.config.kv_layout import most_blocks
 from quire.errors import RequestError
+from quire.protocol.media import check_media
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity
 
@@ -80,6 +81,12 @@ class Feasibility:
                 f"with at least one output token: shorten the prompt to "
                 f"{self._max_model_len - 1} tokens or raise max_model_len"
             )
+        check_media(request.media, num_prompt)
+        if request.media and request.params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is given, but tokens of a prompt that come as embeddings have no "
+                "log-probabilities: leave it out"
+            )
         if request.is_open:
             self._check_open(request)
             num_prompt = self._longest_prompt(request)
@@ -121,9 +128,12 @@ class Feasibility:
 
     def _check_open(self, request: EngineRequest) -> None:
         limit, known = request.max_prompt_tokens, len(request.prompt_token_ids)
-        is_simple = request.params.n == 1 and request.beams is None
+        is_simple = request.params.n == 1 and request.beams is None and not request.media
         if not is_simple or len(request.output_token_ids):
-            raise RequestError("a request whose prompt arrives in pieces has one new sequence, n=1")
+            raise RequestError(
+                "a request whose prompt arrives in pieces has one new sequence, n=1, and no "
+                "embeddings"
+            )
         if limit is not None and not known <= limit < self._max_model_len:
             raise RequestError(
                 f"max_prompt_tokens is {limit}: give at least the {known} that are there and less "

@@ -95,12 +95,14 @@ class RopeSpec:
     """Rotary position embedding of one layer (Su et al. 2021, "RoFormer", section 3.2).
 
     rotary_dim: leading elements of a head that are rotated, even, at most head_dim.
-    scaling: None for plain rope.
+    scaling: None for plain rope. axes: by pair of elements, which of a token's three positions
+    turns it (Wang et al. 2024, "Qwen2-VL", section 2.1, M-RoPE); empty: tokens have one position.
     """
 
     rotary_dim: int
     theta: float
     scaling: RopeScaling | None = None
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,11 @@ class ModelSpec:
     def num_parameters(self) -> int:
         counts = self.parameters
         return counts.embedding + self.num_layers * counts.layer + counts.head
+
+    @property
+    def position_axes(self) -> int:
+        """How many positions a token has: 1, or 3 (M-RoPE)."""
+        return 3 if any(rope is not None and rope.axes for rope in self.ropes) else 1
 
     @property
     def has_learned_positions(self) -> bool:

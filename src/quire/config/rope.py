@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 
 __all__ = ["extended_context", "read_ropes"]
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 DEFAULT_THETA = 10000.0
 
 
@@ -87,7 +87,23 @@ def _read_rope(
         raise ConfigError(f"{here.source}: rope_theta={theta} must be positive")
     if section is None:
         return RopeSpec(rotary_dim, theta)
-    return RopeSpec(rotary_dim, theta, _read_scaling(raw, section, rotary_dim, max_positions))
+    scaling = _read_scaling(raw, section, rotary_dim, max_positions)
+    return RopeSpec(rotary_dim, theta, scaling, _read_axes(section, rotary_dim))
+
+
+def _read_axes(section: RawConfig, rotary_dim: int) -> tuple[int, ...]:
+    """The axis of each pair, by the number of pairs of each of three axes."""
+    if not section.has("mrope_section"):
+        return ()
+    counts = section.read_list(int, "mrope_section")
+    if counts is None or len(counts) != 3 or min(counts) < 0 or sum(counts) != rotary_dim // 2:
+        raise ConfigError(
+            f"{section.source}: mrope_section={counts} must be three numbers of pairs, "
+            f"{rotary_dim // 2} in all"
+        )
+    if section.has("mrope_interleaved") and section.read(bool, "mrope_interleaved"):
+        raise ConfigError(f"{section.source}: mrope_interleaved is not supported")
+    return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
 
 
 def _read_scaling(

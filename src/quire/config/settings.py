@@ -135,6 +135,11 @@ class ModelSettings:
     skip_tokenizer_init: bool = _setting(
         False, "load no tokenizer: prompts and outputs are token ids"
     )
+    enable_prompt_embeds: bool = _setting(
+        False,
+        "take prompts as embeddings too (prompt_embeds): whoever may send requests may then feed "
+        "the model any numbers",
+    )
     generation_config: str = _setting(
         "auto",
         "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",

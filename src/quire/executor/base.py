@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from quire.protocol.control import ControlOp, Report
+from quire.protocol.media import MediaInfo
 from quire.protocol.step import StepPlan, StepResult
 
 __all__ = ["Executor", "StepFuture"]
@@ -42,6 +44,17 @@ class Executor(Protocol):
         """Start a step and return at once. The future raises on a fault of the device or the
         engine; then no step given so far counts, and the next plan takes all rows out. A fault of
         one row is in the result."""
+        ...
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        """Take media of requests that will name `handle`, also while steps are in flight. data:
+        bytes, whatever is in them; within one process also a tensor or an array. RequestError if
+        they cannot be read, or are not what this model takes; nothing is kept then."""
+        ...
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        """Forget media once the steps that were given so far have started. Unknown handles are
+        ignored."""
         ...
 
     def shutdown(self) -> None:

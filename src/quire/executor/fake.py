@@ -2,21 +2,25 @@
 
 Whatever goes wrong with blocks (a wrong table entry, a lost copy, a block given to two owners)
 changes what is read, and so the tokens. The same holds for recurrent states that miss a token, see
-one twice, or are those of others. `expected_tokens` computes the tokens without any cache.
+one twice, or are those of others. `expected_tokens` computes the tokens without any cache. Media
+are words of 64 bits, one for each token; a word below 2**31 stands for what the token id does.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
-from quire.errors import EngineError
+from quire.errors import EngineError, RequestError
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
+from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
@@ -64,10 +68,10 @@ class FakeModel:
         self.has_state = has_state
 
     def first_layer(
-        self, token_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
+        self, inputs: npt.NDArray[np.integer[Any]], positions: npt.NDArray[np.int64]
     ) -> Words:
-        """K/V of layer 1: [T]."""
-        return _mix(_mix(token_ids.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
+        """K/V of layer 1: [T]. inputs: token ids, or words in their place."""
+        return _mix(_mix(inputs.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
 
     def read(self, contents: Sequence[Words], position: int) -> int:
         """What attention at `position` sees: contents[g][p] is position p of group g."""
@@ -121,7 +125,7 @@ class FakeModel:
 
     def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
         """What the model sees at the last token. second: the K/V of layer 2 so far, to be grown."""
-        first = self.first_layer(np.array(tokens, np.int32), np.arange(len(tokens)))
+        first = self.first_layer(np.array(tokens, np.uint64), np.arange(len(tokens)))
         groups = [first] * len(self.windows)
         while len(second) < len(tokens):
             second.append(self.read(groups, len(second)))
@@ -183,6 +187,13 @@ class _Copies:
     steps_left: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    """Media to be forgotten after the steps before."""
+
+    handles: tuple[int, ...]
+
+
 class FakeExecutor:
     """Runs plans over a fake paged cache; late: nothing is computed until a result is asked for,
     and then everything given so far is.
@@ -238,7 +249,8 @@ class FakeExecutor:
         host_shape = (2, num_host_blocks, largest)
         self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
-        self._queue: list[tuple[StepPlan, Future[StepResult]]] = []
+        self._queue: list[tuple[StepPlan, Future[StepResult]] | _Drop] = []
+        self.media: dict[int, Words] = {}
 
     def start(self) -> Report:
         return self._report()
@@ -279,13 +291,29 @@ class FakeExecutor:
         self._queue.append((plan, future))
         return future
 
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        if not isinstance(data, bytes) or not data or len(data) % 8:
+            raise RequestError("media of the fake model are whole words of 8 bytes: give some")
+        self.media[handle] = np.frombuffer(data, np.uint64)
+        return MediaInfo(len(data) // 8, hashlib.blake2b(data, digest_size=16).digest())
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        self._queue.append(_Drop(tuple(handles)))
+        if len(self._queue) == 1:
+            self.run_queued()
+
     def shutdown(self) -> None:
         self.run_queued()
 
     def run_queued(self) -> None:
         """Compute everything that was given."""
         queue, self._queue = self._queue, []
-        for plan, future in queue:
+        for work in queue:
+            if isinstance(work, _Drop):
+                for handle in work.handles:
+                    self.media.pop(handle, None)
+                continue
+            plan, future = work
             try:
                 with np.errstate(over="ignore"):
                     future.set_result(self._step(plan))
@@ -389,8 +417,8 @@ class FakeExecutor:
             )
         ]
         for slot, start, end in spans:
-            tokens = self._rows.token_ids[slot, start:end]
-            self._write(0, slot, start, self._model.first_layer(tokens, np.arange(start, end)))
+            inputs = self._inputs(slot, start, end)
+            self._write(0, slot, start, self._model.first_layer(inputs, np.arange(start, end)))
         reads = {
             slot: [self._model.read(self._contents(0, slot, end), p) for p in range(start, end)]
             for slot, start, end in spans
@@ -428,10 +456,22 @@ class FakeExecutor:
             raise EngineError("the plan has drafts, but no state can be taken back to before them")
         states: dict[int, int] = {}
         for slot, start, end in spans:
-            tokens = self._rows.token_ids[slot, start:end].tolist()
-            states[slot] = self._model.advance(self._states.read(slot), tokens)[-1]
+            inputs = self._inputs(slot, start, end).tolist()
+            states[slot] = self._model.advance(self._states.read(slot), inputs)[-1]
             self._states.write(slot, states[slot])
         return states
+
+    def _inputs(self, slot: int, start: int, end: int) -> Words:
+        """What the model computes these tokens of a row from."""
+        inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
+        for span in self._rows.media.get(slot, ()):
+            first, last = max(span.position, start), min(span.end, end)
+            if first < last:
+                words = self.media[span.handle]
+                inputs[first - start : last - start] = words[
+                    first - span.position : last - span.position
+                ]
+        return inputs
 
     def _is_poisoned(self, slot: int, start: int, end: int) -> bool:
         return self._poison is not None and self._poison in self._rows.token_ids[slot, start:end]

@@ -6,17 +6,26 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
 from quire.protocol.control import ControlOp, Report
+from quire.protocol.media import MediaInfo
 from quire.protocol.step import StepPlan
 from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
 
 __all__ = ["InProcessExecutor"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    """Media to be forgotten after the steps before."""
+
+    handles: tuple[int, ...]
 
 
 class InProcessExecutor:
@@ -31,7 +40,7 @@ class InProcessExecutor:
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
         self._lock = threading.Lock()
-        self._to_launch: deque[tuple[StepPlan, LaunchedStep]] = deque()
+        self._to_do: deque[tuple[StepPlan, LaunchedStep] | _Drop] = deque()
         self._is_launching = False
         self._last_end = 0.0
         self._make_worker = make_worker
@@ -64,24 +73,38 @@ class InProcessExecutor:
         return self._worker
 
     def execute(self, plan: StepPlan) -> LaunchedStep:
-        worker = self._require_worker()
         launched = LaunchedStep()
-        with self._lock:
-            if not self._is_launching:
-                self._launcher.submit(self._launch_all, worker)
-                self._is_launching = True
-            self._to_launch.append((plan, launched))
+        self._do(self._require_worker(), (plan, launched))
         return launched
 
-    def _launch_all(self, worker: Worker) -> None:
+    def _do(self, worker: Worker, work: tuple[StepPlan, LaunchedStep] | _Drop) -> None:
+        """In the launching thread, in the order of the calls."""
+        with self._lock:
+            if not self._is_launching:
+                self._launcher.submit(self._do_all, worker)
+                self._is_launching = True
+            self._to_do.append(work)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        """In the caller's thread, beside a step."""
+        return self._require_worker().put_media(handle, data)
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        if self._worker is not None:
+            self._do(self._worker, _Drop(tuple(handles)))
+
+    def _do_all(self, worker: Worker) -> None:
         """Until none is left, so that a step that was planned meanwhile begins at once."""
         while True:
             with self._lock:
-                if not self._to_launch:
+                if not self._to_do:
                     self._is_launching = False
                     return
-                plan, launched = self._to_launch.popleft()
-            self._launch(worker, plan, launched)
+                work = self._to_do.popleft()
+            if isinstance(work, _Drop):
+                worker.drop_media(work.handles)
+            else:
+                self._launch(worker, *work)
 
     def _launch(self, worker: Worker, plan: StepPlan, launched: LaunchedStep) -> None:
         started = time.perf_counter()
@@ -114,9 +137,11 @@ class InProcessExecutor:
     def shutdown(self) -> None:
         """What was not launched yet is dropped, and whoever waits for it is told so."""
         with self._lock:
-            while self._to_launch:
-                _, launched = self._to_launch.popleft()
-                launched.fail(EngineError("the engine was shut down before it launched this step"))
+            while self._to_do:
+                work = self._to_do.popleft()
+                if not isinstance(work, _Drop):
+                    error = EngineError("the engine was shut down before it launched this step")
+                    work[1].fail(error)
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:

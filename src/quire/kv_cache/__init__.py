@@ -1,6 +1,6 @@
 """Block bookkeeping of the paged KV cache: integers only (PagedAttention paper, 4.2-4.5)."""
 
-from quire.kv_cache.hashing import BlockHasher
+from quire.kv_cache.hashing import NO_EXTRAS, BlockExtras, BlockHasher
 from quire.kv_cache.manager import KVManager
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit
@@ -8,6 +8,8 @@ from quire.kv_cache.saved_tables import SavedTables
 from quire.kv_cache.table_updates import TableUpdates
 
 __all__ = [
+    "NO_EXTRAS",
+    "BlockExtras",
     "BlockHasher",
     "BlockPool",
     "KVManager",

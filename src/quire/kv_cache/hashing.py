@@ -3,15 +3,61 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from quire.protocol.media import Media
 from quire.protocol.step import IntArray
 
-__all__ = ["BlockHasher"]
+__all__ = ["NO_EXTRAS", "BlockExtras", "BlockHasher"]
 
 DIGEST_BYTES = 16
+
+EXTRAS_DOMAIN = b"block extras"
+"""Separates the names of blocks that have extras from those of all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExtras:
+    """What changes the K/V of a sequence beside its tokens.
+
+    adapter: name of what is added to the model's weights, for all blocks. media: in their order;
+    they change the block that they stand in, and by its name all blocks after it.
+    """
+
+    adapter: str = ""
+    media: Sequence[Media] = ()
+
+    def of(self, start: int, end: int) -> bytes:
+        """Extras of the block of tokens start … end - 1; empty if it has none."""
+        if not (self.adapter or self.media):
+            return b""
+        parts = [_field(b"adapter", self.adapter.encode())] if self.adapter else []
+        for each in self.media:
+            span = each.span
+            first, last = max(start, span.position), min(end, span.end)
+            if first >= last:
+                continue
+            taken = slice(first - span.position, last - span.position)
+            where = struct.pack("<III", first - start, taken.start, last - first)
+            positions = b""
+            if len(span.positions):
+                of_axes = span.positions.astype("<i4").reshape(3, span.length)
+                positions = of_axes[:, taken].tobytes()
+            parts.append(_field(b"media", where + _field(b"positions", positions) + each.digest))
+        return b"".join(parts)
+
+
+NO_EXTRAS = BlockExtras()
+
+
+def _field(kind: bytes, value: bytes) -> bytes:
+    """A value that can't be taken for one of another kind, nor for a part of the next."""
+    return struct.pack("<BI", len(kind), len(value)) + kind + value
 
 
 class BlockHasher:
@@ -30,6 +76,7 @@ class BlockHasher:
     ) -> None:
         self._block_size = block_size
         self._digest = partial(hashlib.blake2b, digest_size=DIGEST_BYTES, key=key)
+        self._digest_of_extras = partial(self._digest, person=EXTRAS_DOMAIN)
         self._fingerprint = fingerprint
         self._weights_version = weights_version
 
@@ -42,11 +89,20 @@ class BlockHasher:
         seed = self._fingerprint + f"{self._weights_version}\0{salt}".encode()
         return self._digest(seed).digest()
 
-    def name(self, parent: bytes, block: bytes) -> bytes:
-        """The name of one block. block: its token ids as int32, in memory order."""
+    def name(self, parent: bytes, block: bytes, extras: bytes = b"") -> bytes:
+        """The name of one block. block: its token ids as int32, in memory order. extras: as in
+        `BlockExtras.of`."""
+        if extras:
+            return self._digest_of_extras(parent + block + extras).digest()
         return self._digest(parent + block).digest()
 
-    def extend(self, chain: list[bytes], token_ids: IntArray, root: bytes) -> None:
+    def extend(
+        self,
+        chain: list[bytes],
+        token_ids: IntArray,
+        root: bytes,
+        extras: BlockExtras = NO_EXTRAS,
+    ) -> None:
         """Append to `chain` the names of the full blocks of `token_ids` that it does not have."""
         size = self._block_size
         start = len(chain)
@@ -58,6 +114,7 @@ class BlockHasher:
         data = token_ids[start * size : end * size].tobytes()
         parent = chain[-1] if chain else root
         stride = 4 * size
-        for offset in range(0, len(data), stride):
-            parent = self.name(parent, data[offset : offset + stride])
+        for index, offset in enumerate(range(0, len(data), stride), start=start):
+            block = data[offset : offset + stride]
+            parent = self.name(parent, block, extras.of(index * size, (index + 1) * size))
             chain.append(parent)

@@ -3,6 +3,7 @@
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.factory import LayerFactory
+from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
@@ -16,6 +17,7 @@ __all__ = [
     "Attention",
     "Embedding",
     "GatedMLP",
+    "GivenEmbeddings",
     "LMHead",
     "LayerFactory",
     "LayerNorm",

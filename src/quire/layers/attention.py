@@ -62,21 +62,24 @@ class Attention:
         self.heads = heads
         self._num_heads, _, self._head_dim = heads.own
         self._scale, self.biases = scale, biases
-        self._cos, self._sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+        self._rotary = rotary
         self.q_norm, self.k_norm = q_norm, k_norm
 
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """qkv [T, (H + 2K)·D], changed in place; positions [T] → [T, H·D]."""
+        """qkv [T, (H + 2K)·D], changed in place; positions [T] or [3, T] → [T, H·D]."""
+        cos = sin = None
+        if self._rotary is not None:
+            positions, cos, sin = self._rotary.at(positions)
         cache = step.kv.layers[self._layer]
         group = step.groups[step.kv.groups[self._layer]]
         self._rope_and_write_kv(
             qkv,
             self._num_heads,
             positions,
-            self._cos,
-            self._sin,
+            cos,
+            sin,
             cache.k,
             cache.v,
             group.slot_mapping,

@@ -8,6 +8,7 @@ import torch
 
 from quire.config.shard import Shard
 from quire.distributed import Collectives
+from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear
 from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
 from quire.ops import OpSet, PackedMatrix
@@ -22,18 +23,28 @@ class Vocabulary:
     share: those of this rank. most: rows that each rank has memory for.
     """
 
-    def __init__(self, size: int, shard: Shard, collectives: Collectives) -> None:
-        """Raises ConfigError as `Shard.vocabulary`."""
+    def __init__(
+        self, size: int, shard: Shard, collectives: Collectives, given: GivenEmbeddings
+    ) -> None:
+        """given: what a request may bring in place of rows. Raises ConfigError as
+        `Shard.vocabulary`."""
         self.share = shard.vocabulary(size)
         self.most = shard.most_rows(size)
         (self._own,) = self.share.ranges
         self._size = size
         self._collectives = collectives
+        self._given = given
 
     def look_up(
         self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Rows [T, E] of ids [T] out of all ranks' tables. rows: gives those of this rank's."""
+        """Rows [T, E] of ids [T] out of all ranks' tables, and given ones where there are some.
+        rows: gives those of this rank's table."""
+        return self._given.look_up(lambda found: self._of_all_ranks(found, rows), ids)
+
+    def _of_all_ranks(
+        self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
         if self.share.is_whole:
             return rows(ids)
         local = ids - self._own.start

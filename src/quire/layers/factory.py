@@ -25,6 +25,7 @@ from quire.layers.embedding import (
     TokenEmbedding,
     Vocabulary,
 )
+from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
@@ -43,7 +44,10 @@ class LayerFactory:
     positions that a sequence may reach, the length of the rope tables. formats: in which matrices
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
     that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
-    other ranks. columns: where layers find facts of a token's row."""
+    other ranks. columns: where layers find facts of a token's row.
+
+    given: embeddings that requests bring; the table of tokens reads them there.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class LayerFactory:
         self._quantized_cache = quantized_cache
         self._shard, self._collectives = shard, collectives
         self._columns = columns or TokenColumns(ops)
+        self.given = GivenEmbeddings()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def column(
@@ -194,7 +199,8 @@ class LayerFactory:
     ) -> tuple[TokenEmbedding | TiedEmbedding, LMHead]:
         """The table of tokens and the projection to logits; one matrix for both if tied. Each rank
         has some tokens in both."""
-        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives)
+        self.given.width = size
+        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given)
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
             shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
@@ -256,7 +262,8 @@ class LayerFactory:
             shared.own,
             rotary,
             scores,
-            keys_normed=qk_norm_eps is not None,
+            # On three axes a key is not rotated by its index, by which attention adds a bias.
+            keys_normed=qk_norm_eps is not None or (rotary is not None and rotary.has_axes),
             added=backend.adds_biases,
         )
         norms = (

@@ -29,11 +29,24 @@ class RotaryEmbedding:
     """How q and k are rotated by their positions (Su et al. 2021, section 3.4.2).
 
     cos, sin: float32 [max_positions, rotary_dim / 2]; a position must be below max_positions.
+    has_axes: whether tokens may have three positions.
     """
 
     def __init__(self, rope: RopeSpec, max_positions: int, device: torch.device) -> None:
         cos, sin = rope_tables(rope, max_positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
+        self.has_axes = bool(rope.axes)
+        self._axes = torch.tensor(rope.axes or (0,) * cos.shape[1], device=device)
+        self._pairs = torch.arange(cos.shape[1], device=device)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Positions [T], cos and sin that rotate tokens at these positions: [T], or [3, T] on three
+        axes. Those of text are equal on all of them, which is the same as one."""
+        if positions.dim() == 1:
+            return positions, self.cos, self.sin
+        where = positions[self._axes].t().contiguous()  # of each token and pair; so is the result
+        own = torch.arange(positions.shape[1], device=positions.device)
+        return own, self.cos[where, self._pairs], self.sin[where, self._pairs]
 
     @cached_property
     def by_pair(self) -> tuple[torch.Tensor, torch.Tensor]:

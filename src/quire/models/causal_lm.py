@@ -24,7 +24,7 @@ class CausalLM(Protocol):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """token_ids [T], positions int64 [T] → hidden [N, E], after the final norm, of
+        """token_ids [T], positions int64 [T] or [3, T] → hidden [N, E], after the final norm, of
         `step.wanted_tokens`; of all tokens if these are None."""
         ...
 

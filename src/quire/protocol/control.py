@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray
@@ -179,7 +180,8 @@ class Report:
     numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
     weights_version: how often weights were replaced. sleep_level: 0 while it is awake. was_there:
     whether the operation found what it was about. measured: sizes on the device, where it can be
-    measured. recovery_costs, pins, profile: what the operation asked for.
+    measured. recovery_costs, pins, profile: what the operation asked for. media: what the engine
+    was given.
     """
 
     kernels: str = ""
@@ -193,6 +195,7 @@ class Report:
     recovery_costs: RecoveryCosts | None = None
     pins: tuple[PinnedPrefix, ...] = ()
     profile: str = ""
+    media: MediaInfo | None = None
 
 
 def asleep(level: int) -> str:

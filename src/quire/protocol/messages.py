@@ -24,6 +24,7 @@ __all__ = [
     "ClientMessage",
     "Control",
     "CoreMessage",
+    "DropMedia",
     "Extend",
     "Goodbye",
     "Heartbeat",
@@ -31,6 +32,7 @@ __all__ = [
     "Launch",
     "Output",
     "Probe",
+    "PutMedia",
     "Refused",
     "Rejected",
     "StartFailure",
@@ -38,7 +40,7 @@ __all__ = [
     "client_of",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Both sides must have the same; it grows with every change of a message."""
 
 HANDLES_PER_CLIENT = 2**40
@@ -82,11 +84,26 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
     op: AdminOp
 
 
+class PutMedia(msgspec.Struct, frozen=True, array_like=True, tag="put_media"):
+    """Media of requests that will name `handle`, one of the client's; answered by `Answer`, at
+    once. data: opaque. query: as in `Control`."""
+
+    query: int
+    handle: int
+    data: bytes
+
+
+class DropMedia(msgspec.Struct, frozen=True, array_like=True, tag="drop_media"):
+    """Media that no request names which has not ended. Those of a client that leaves go with it."""
+
+    handles: list[int]
+
+
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     """The client leaves; what it still has in the core is aborted, but what it pinned stays."""
 
 
-ClientMessage = Hello | Add | Abort | Extend | Control | Goodbye
+ClientMessage = Hello | Add | Abort | Extend | Control | PutMedia | DropMedia | Goodbye
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.media import Media
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
@@ -58,6 +59,8 @@ class EngineRequest:
     pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
         that its text is no secret.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
+    media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
+        and lie outside of the vocabulary.
     """
 
     request_id: str
@@ -77,6 +80,7 @@ class EngineRequest:
     pin_seconds: float | None = None
     pin_is_shared: bool = False
     max_tokens_is_default: bool = False
+    media: tuple[Media, ...] = ()
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""

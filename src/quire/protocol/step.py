@@ -32,6 +32,7 @@ __all__ = [
     "ForkRow",
     "NOTHING_DRAWN",
     "IntArray",
+    "MediaSpan",
     "PromptLogprobs",
     "RowFailure",
     "RowTokens",
@@ -65,6 +66,27 @@ def no_ints() -> IntArray:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """`length` tokens of a prompt, from `position` on, that are rows of what the worker has under
+    `handle`; the token ids there mean nothing.
+
+    positions: int32 [3 · length], of these tokens on three axes, one axis after the other, counted
+        from the position at which the span begins. Text goes on after the largest of them. Empty:
+        0, 1, 2, … on each axis, as text has them.
+    """
+
+    position: int
+    length: int
+    handle: int
+    positions: IntArray = field(default_factory=no_ints)
+
+    @property
+    def end(self) -> int:
+        """The token after the last one."""
+        return self.position + self.length
+
+
+@dataclass(frozen=True, slots=True)
 class EnterRow:
     """A sequence takes a slot: everything that the data side must know of it.
 
@@ -81,6 +103,7 @@ class EnterRow:
     checkpoint: from which the row takes its recurrent state, that after `num_computed_tokens`; None
         if it starts from the initial one, or the model has none.
     adapter: index of the adapter that layers apply to the row's tokens.
+    media: parts of the prompt that are embeddings, in order.
     """
 
     slot: int
@@ -95,6 +118,7 @@ class EnterRow:
     num_candidates: int = 0
     checkpoint: int | None = None
     adapter: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

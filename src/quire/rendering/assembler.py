@@ -94,7 +94,7 @@ class OutputAssembler:
         sequence.renderer = self._output_renderer(prompt, request.params)
 
     def _output_renderer(self, prompt: RenderedPrompt, params: SamplingParams) -> OutputRenderer:
-        return self._renderer.output_of(prompt.token_ids, params, self._eos_token_ids)
+        return self._renderer.output_of(prompt.known_token_ids, params, self._eos_token_ids)
 
     def process(self, output: EngineOutput) -> AssemblerUpdate:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
+from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import MediaSpan
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
@@ -16,17 +18,34 @@ from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+"""Text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor}."""
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds"})
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Token ids for the engine, with the text they came from (None when ids were given)."""
+    """Token ids for the engine, with the text they came from (None when ids were given).
+
+    media: parts of the prompt that are embeddings; the token ids there are 0. embeds: what has to
+    be given to the engine before it is known how many tokens the prompt has; there are none then.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    media: tuple[Media, ...] = ()
+    embeds: object = None
+
+    @classmethod
+    def of_embeds(cls, info: MediaInfo, handle: int) -> Self:
+        """A prompt that is embeddings from end to end, which the engine has under `handle`."""
+        span = MediaSpan(0, info.num_tokens, handle)
+        return cls([0] * info.num_tokens, media=(Media(info.digest, span),))
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        """Those after which an output goes on: none if some are not known."""
+        return [] if self.media else self.token_ids
 
 
 class Renderer:
@@ -94,7 +113,7 @@ class Renderer:
         return self._vocab_size
 
     def render_prompt(self, prompt: Prompt, add_special_tokens: bool = True) -> RenderedPrompt:
-        """Token ids of one prompt.
+        """Token ids of one prompt, or embeddings as they were given.
 
         Raises RequestError for an empty prompt, a token id outside the vocabulary, text without a
         tokenizer, or a prompt of another form.
@@ -102,6 +121,8 @@ class Renderer:
         text: Any = None
         token_ids: Any = prompt
         if isinstance(prompt, Mapping):
+            if "prompt_embeds" in prompt:
+                return RenderedPrompt([], embeds=_embeds_of(prompt))
             text, token_ids = _prompt_fields(prompt)
         elif isinstance(prompt, str):
             text, token_ids = prompt, None
@@ -180,8 +201,11 @@ class Renderer:
             raise RequestError(str(error)) from error
 
     def count(self, prompt: Prompt, add_special_tokens: bool = True) -> int:
-        """Number of tokens of a prompt; RequestError as in `render_prompt`."""
-        return len(self.render_prompt(prompt, add_special_tokens).token_ids)
+        """Number of tokens of a prompt; RequestError as in `render_prompt`, and for embeddings."""
+        rendered = self.render_prompt(prompt, add_special_tokens)
+        if rendered.embeds is not None:
+            raise RequestError("The prompt is embeddings. Count its rows.")
+        return len(rendered.token_ids)
 
     def stop_tokens(self, stops: Sequence[str]) -> dict[int, str]:
         """Those stop strings that are one special token, by its id. Such a token ends a sequence
@@ -311,14 +335,27 @@ def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
     unknown = sorted(set(prompt) - _PROMPT_KEYS, key=str)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if unknown or (text is None and token_ids is None):
-        problem = f"the unknown key {unknown[0]!r}" if unknown else "neither of its two keys"
+        problem = "neither text nor token ids nor embeddings"
+        if unknown:
+            problem = f"the unknown key {unknown[0]!r}"
         raise RequestError(
-            f'The prompt object has {problem}. Send {{"prompt": text}} or '
-            '{"prompt_token_ids": [ids]}.'
+            f'The prompt object has {problem}. Send {{"prompt": text}}, '
+            '{"prompt_token_ids": [ids]} or {"prompt_embeds": tensor}.'
         )
     if text is not None and not isinstance(text, str):
         raise RequestError(f'"prompt" is {_short(text)}. It must be a string.')
     return text, token_ids
+
+
+def _embeds_of(prompt: Mapping[str, Any]) -> object:
+    others = sorted(set(prompt) - {"prompt_embeds"}, key=str)
+    if others or prompt["prompt_embeds"] is None:
+        problem = f"beside {others[0]!r}" if others else "without a value"
+        raise RequestError(
+            f'The prompt object has "prompt_embeds" {problem}. Send {{"prompt_embeds": tensor}} '
+            "alone: a tensor [number of tokens, hidden size]."
+        )
+    return prompt["prompt_embeds"]
 
 
 def _as_token_id(value: Any, index: int) -> int:

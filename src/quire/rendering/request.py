@@ -59,19 +59,23 @@ class RequestRenderer:
         check_bans(params, ending, vocab_size)
         if beams is not None:
             check_beam_bans(params, ending, vocab_size)
+        token_ids = np.array(prompt.token_ids, np.int32)
+        for span in (each.span for each in prompt.media):
+            token_ids[span.position : span.end] = vocab_size  # none that penalties could count
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
         return EngineRequest(
             request_id=request_id,
             first_handle=first_handle,
-            prompt_token_ids=np.array(prompt.token_ids, np.int32),
+            prompt_token_ids=token_ids,
             params=params,
             seed=seed & SEED_MASK,
             stop_token_ids=ending,
             arrival_time=arrival_time,
             beams=beams,
             max_tokens_is_default=max_tokens_is_default,
+            media=prompt.media,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

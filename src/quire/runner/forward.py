@@ -16,6 +16,7 @@ from quire.protocol.step import PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
+from quire.runner.media import MediaStore
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import prompt_logprobs
 
@@ -86,13 +87,16 @@ class ForwardPass:
         build: Callable[[ScheduledRows], ModelInputs],
         upload: Upload,
         num_prompt_logprobs: Mapping[int, int],
+        media: MediaStore,
     ) -> None:
-        """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`."""
+        """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
+        name in theirs."""
         self._model = model
         self._rows = rows
         self._build = build
         self._upload = upload
         self._num_prompt_logprobs = num_prompt_logprobs
+        self._media = media
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -113,11 +117,15 @@ class ForwardPass:
         return result
 
     def _compute(self, rows: ScheduledRows) -> Forward:
-        inputs = self._build(rows)
+        inputs = self._on_axes(self._build(rows), rows)
         asking = self._asking_for_prompt_logprobs(rows)
         counts = 1 + rows.num_drafts  # of tokens whose hidden states are read
         wanted = self._upload(_last_tokens(rows)) if rows.num_drafts.any() else inputs.last_token
-        step = inputs.step if asking else replace(inputs.step, wanted_tokens=wanted)
+        step = replace(
+            inputs.step,
+            wanted_tokens=None if asking else wanted,
+            given=self._media.gather(self._rows, rows),
+        )
         hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
         last = hidden[wanted] if asking else hidden
         sampled = counts[rows.samples]
@@ -137,6 +145,15 @@ class ForwardPass:
             found = self._prompt_logprobs_of(hidden, each)
             result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
         return result
+
+    def _on_axes(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
+        """The inputs with positions on three axes, if some rows compute tokens that have such."""
+        found = self._rows.positions_on_axes(rows)
+        if found is None:
+            return inputs
+        padding = len(inputs.token_ids) - found.shape[1]
+        positions = self._upload(np.pad(found, ((0, 0), (0, padding))))
+        return replace(inputs, positions=positions)
 
     def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
         """What rows compute of prompts whose tokens' log-probabilities are asked for."""

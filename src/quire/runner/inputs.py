@@ -19,8 +19,8 @@ __all__ = ["BatchBuffers", "InputGatherer", "ModelInputs"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """token_ids int32 [T], positions int64 [T], last_token int64 [R]: index in the batch of each
-    row's last token."""
+    """token_ids int32 [T], positions int64 [T] or [3, T], last_token int64 [R]: index in the batch
+    of each row's last token."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -71,11 +71,13 @@ class InputGatherer:
         columns: TokenColumns,
         *,
         whole_prompts: bool = False,
+        position_axes: int = 1,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
         each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
         layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
-        of them computes all."""
+        of them computes all. position_axes: as in `ModelSpec`; 1 if the position of a token is its
+        index."""
         self._rows = rows
         self._send = send
         self._kv = kv
@@ -85,6 +87,7 @@ class InputGatherer:
         self._step_inputs = step_inputs
         self._columns = columns
         self._whole_prompts = whole_prompts
+        self._has_offsets = position_axes > 1
         device = rows.slots.device
         self._one_each = torch.arange(len(rows.starts), dtype=torch.int32, device=device)
         self._host_starts = np.arange(len(rows.starts), dtype=np.int32)
@@ -114,6 +117,8 @@ class InputGatherer:
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
             self._decode_inputs(*columns, blocks, group.tokens_per_block, *written)
+        if self._has_offsets:
+            batch.positions.add_(rows.position_offset[rows.slots[:num_rows]])
         gathered = self._columns.gather(lambda name: getattr(rows, name), rows.slots[:num_rows])
         step = self.step_of(replace(batch, columns=gathered), starts, 1, self.longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
@@ -160,10 +165,17 @@ class InputGatherer:
             self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
         if batch.last_key is not None:
             self._fill_last_key(columns[0], starts, batch.positions, batch.last_key)
-        for name, values in batch.columns.items():
-            of_rows, counts = getattr(source, name)[source.slots[:num_rows]], starts.diff().long()
+        if batch.columns or self._has_offsets:
             num_tokens = int(rows.num_tokens.sum())
-            values[:num_tokens] = of_rows.repeat_interleave(counts, output_size=num_tokens)
+            counts = starts.diff().long()
+
+            def of_tokens(column: torch.Tensor) -> torch.Tensor:
+                return column[columns[0]].repeat_interleave(counts, output_size=num_tokens)
+
+            for name, values in batch.columns.items():
+                values[:num_tokens] = of_tokens(getattr(source, name))
+            if self._has_offsets:
+                batch.positions[:num_tokens] += of_tokens(source.position_offset)
         longest = int((rows.num_computed + rows.num_tokens).max())
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)

@@ -86,7 +86,7 @@ class Runner:
             before = self._in_flight[-1] if self._in_flight else None
             step = RunningStep(plan.step_id, before, self._tenancy, self._draws.failures, host)
             decoded = None
-            if replays and len(rows.slots):
+            if replays and len(rows.slots) and not self._rows.reads_media(rows):
                 positions = self._rows.num_tokens[rows.slots]
                 decoded = self._decode.compute(rows, positions, draws=not plan.forks)
             if decoded is None or decoded.token_ids is None:

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, StepPlan
+from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, MediaSpan, StepPlan
 
 __all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots"]
 
 Slots = npt.NDArray[np.int64]
 
-KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt", "adapter")
+KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt", "adapter", "position_offset")
 """Columns of a `RowTable` that kernels read (`KernelRows`), and that are copied to a device."""
 
 _FORKED = (*KERNEL_COLUMNS, "standing", "failed")
@@ -51,6 +51,9 @@ class RowTable:
     [slots]. The drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
+    media: of rows that have embeddings in their prompts, where.
+    position_offset: int64 [slots], what is added to the index of a token after all media for its
+        position.
     """
 
     def __init__(
@@ -60,9 +63,12 @@ class RowTable:
         tokens_per_block: Sequence[int],
         *,
         has_states: bool = False,
+        position_axes: int = 1,
     ) -> None:
-        """tokens_per_block: per layer group. has_states: rows have recurrent states."""
+        """tokens_per_block: per layer group. has_states: rows have recurrent states.
+        position_axes: as in `ModelSpec`."""
         self._has_states = has_states
+        self._has_axes = position_axes > 1
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.tables = [
             np.zeros((max_num_seqs, -(-max_model_len // tokens)), np.int32)
@@ -72,15 +78,20 @@ class RowTable:
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.adapter = np.zeros(max_num_seqs, np.int64)
+        self.position_offset = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
+        self.media: dict[int, tuple[MediaSpan, ...]] = {}
         self.read_state = np.arange(max_num_seqs)
         self.write_state = self.read_state + max_num_seqs
 
     def apply(self, plan: StepPlan) -> None:
         """Take over a plan's difference, `forks` excepted: they follow the forward."""
         self.standing[plan.leave] = 0
+        if self.media:
+            for slot in plan.leave.tolist():
+                self.media.pop(slot, None)
         for row in plan.enter:
             self._enter(row)
         for piece in plan.extend:
@@ -125,6 +136,48 @@ class RowTable:
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):
             table[slot, : len(blocks)] = blocks
+        self._set_media(slot, row.media)
+        self.position_offset[slot] = sum(map(self._offset_after, row.media))
+
+    def _set_media(self, slot: int, media: tuple[MediaSpan, ...]) -> None:
+        self.media.pop(slot, None)
+        if media:
+            self.media[slot] = media
+
+    def _offset_after(self, span: MediaSpan) -> int:
+        """What media add to the offset of the text after them."""
+        if not (self._has_axes and len(span.positions)):
+            return 0
+        return int(span.positions.max()) + 1 - span.length
+
+    def positions_on_axes(self, rows: ScheduledRows) -> npt.NDArray[np.int64] | None:
+        """Positions [3, T] of the tokens of these rows; None if those of each token are equal, and
+        are its index and the offset."""
+        if not (self._has_axes and self.reads_media(rows)):
+            return None
+        ends = rows.num_computed + rows.num_tokens
+        spans = zip(rows.slots.tolist(), rows.num_computed.tolist(), ends.tolist(), strict=True)
+        return np.concatenate([self._positions_of(*span) for span in spans], axis=1)
+
+    def _positions_of(self, slot: int, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Of tokens start … end - 1 of a row: [3, end - start]."""
+        places = np.arange(end)
+        found, offset = np.tile(places, (3, 1)), 0
+        for span in self.media.get(slot, ()):
+            own = found[:, span.position : span.end]  # the last ones may not be computed yet
+            if len(span.positions):
+                own[:] = span.positions.reshape(3, -1)[:, : own.shape[1]] + span.position
+            own += offset
+            offset += self._offset_after(span)
+            found[:, span.end :] = places[span.end :] + offset
+        return found[:, start:]
+
+    def reads_media(self, rows: ScheduledRows) -> bool:
+        """Whether some of these rows have embeddings at or after their first token."""
+        return bool(self.media) and any(
+            slot in self.media and start < self.media[slot][-1].end
+            for slot, start in zip(rows.slots.tolist(), rows.num_computed.tolist(), strict=True)
+        )
 
     def _extend(self, piece: ExtendPrompt) -> None:
         start = int(self.num_tokens[piece.slot])
@@ -168,6 +221,7 @@ class RowTable:
         for name in _FORKED:
             column = getattr(self, name)
             column[dst] = column[src]
+        self._set_media(dst, self.media.get(src, ()))
 
     def commit_computed(self, rows: ScheduledRows) -> None:
         """The K/V of these rows' tokens are in the cache, those of drafts as if all were right, and

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.config.feasibility import Feasibility
+from quire.kv_cache import NO_EXTRAS, BlockExtras
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams.intake import new_beam_group
@@ -36,10 +37,13 @@ class RequestIntake:
             self._state.pins.check(request)
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
-        root, names = self._state.prefixes.name_prompt(request.salt, tokens)
+        extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
+        root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
         for samples in self._feasibility.split(request, max_total):
-            group = SequenceGroup(request, self._num_groups, root, max_total, pins_hit=pins_hit)
+            group = SequenceGroup(
+                request, self._num_groups, root, max_total, pins_hit=pins_hit, extras=extras
+            )
             self._num_groups += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))

@@ -59,6 +59,8 @@ class PinnedPrefixes:
                 "prefixes of a model with recurrent states cannot be pinned, since its checkpoints "
                 "may be replaced: send the request without a pin"
             )
+        if request.media:
+            raise RequestError("a prompt with embeddings cannot be pinned: pin text or token ids")
         is_plain = request.beams is None and not request.is_open
         if request.params.n != 1 or request.params.max_tokens != 1 or not is_plain:
             raise RequestError(
@@ -170,5 +172,6 @@ def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:
     return (
         pin.root in (None, sequence.group.root)
         and len(tokens) >= length
+        and all(each.span.position >= length for each in sequence.group.request.media)
         and np.array_equal(tokens[:length], pin.token_ids)
     )

@@ -137,4 +137,5 @@ class PlanBuilder:
             stop_token_ids=request.stop_token_ids,
             num_candidates=0 if beams is None else beams.num_candidates,
             checkpoint=checkpoint,
+            media=tuple(each.span for each in request.media),
         )

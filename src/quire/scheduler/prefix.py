@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv_cache import BlockHasher, KVManager, PrefixHit
+from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.sequence import Sequence, SequenceGroup
@@ -42,12 +42,14 @@ class PrefixCache:
         self._enabled = enabled
         self.keeps_states = enabled and kv.states is not None and kv.states.num_checkpoints > 0
 
-    def name_prompt(self, salt: str, token_ids: IntArray) -> tuple[bytes, list[bytes]]:
+    def name_prompt(
+        self, salt: str, token_ids: IntArray, extras: BlockExtras
+    ) -> tuple[bytes, list[bytes]]:
         """Root and names of the full blocks of a request that arrives."""
         root = self._hasher.root(salt)
         names: list[bytes] = []
         if self._enabled:
-            self._hasher.extend(names, token_ids, root)
+            self._hasher.extend(names, token_ids, root, extras)
         return root, names
 
     def forget_weights(self, groups: Iterable[SequenceGroup]) -> None:
@@ -64,7 +66,8 @@ class PrefixCache:
         if sequence.group.request.params.prompt_logprobs is not None:
             return self._kv.prefixes.lookup([], 0)
         if self._enabled:
-            self._hasher.extend(sequence.names, sequence.token_ids, sequence.group.root)
+            group = sequence.group
+            self._hasher.extend(sequence.names, sequence.token_ids, group.root, group.extras)
         max_tokens = len(sequence.token_ids) - 1
         return self._kv.prefixes.lookup(sequence.names, max_tokens, self._pins.match(sequence))
 
@@ -120,8 +123,11 @@ class PrefixCache:
             sequence = self._table.at(slot)
             chain = sequence.names
             if len(chain) == place:
-                parent = chain[-1] if chain else sequence.group.root
-                chain.append(self._hasher.name(parent, data[i * stride : (i + 1) * stride]))
+                group = sequence.group
+                parent = chain[-1] if chain else group.root
+                extras = group.extras.of(place * size, (place + 1) * size)
+                block = data[i * stride : (i + 1) * stride]
+                chain.append(self._hasher.name(parent, block, extras))
             names.append(chain[int(place)])
         self._kv.publish_next(slots, names)
 
@@ -134,5 +140,6 @@ class PrefixCache:
         sequence = self._table.at(slot)
         if len(sequence.names) < num_blocks:
             known = self._table.known_tokens(slot)
-            self._hasher.extend(sequence.names, known, sequence.group.root)
+            group = sequence.group
+            self._hasher.extend(sequence.names, known, group.root, group.extras)
         self._kv.publish(slot, sequence.names, num_blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire.kv_cache import SavedTables
+from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
 from quire.scheduler.beams.search import BeamSearch
@@ -68,7 +68,8 @@ class SequenceGroup:
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
-    pinned prefixes that the request has used; its groups share it.
+    pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
+    beside tokens.
     """
 
     request: EngineRequest
@@ -84,6 +85,7 @@ class SequenceGroup:
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
+    extras: BlockExtras = NO_EXTRAS
 
     @property
     def has_slots(self) -> bool:

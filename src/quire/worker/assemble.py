@@ -22,6 +22,7 @@ from quire.runner.graphs.sized import SizedGraph
 from quire.runner.inputs import InputGatherer
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner
+from quire.runner.media import MediaStore
 from quire.runner.swap.block_copies import DirectCopies
 from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
@@ -33,13 +34,17 @@ from quire.worker.settings import WorkerSettings
 __all__ = ["Assembly", "PoolSize", "assemble"]
 
 
-def assemble(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:
-    """Allocate what steps need beside the model."""
+def assemble(
+    loaded: LoadedModel, settings: WorkerSettings, size: PoolSize, media: MediaStore
+) -> Assembly:
+    """Allocate what steps need beside the model. media: where they find that of requests."""
     build = assemble_on_device if settings.device_state else _on_host
-    return build(loaded, settings, size)
+    return build(loaded, settings, size, media)
 
 
-def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> Assembly:
+def _on_host(
+    loaded: LoadedModel, settings: WorkerSettings, size: PoolSize, media: MediaStore
+) -> Assembly:
     """Rows on the host, where the model computes too."""
     ops, layout = loaded.ops, settings.layout
     kv = KVPool.allocate(layout, size.num_blocks, loaded.kv_dtype, loaded.device)
@@ -47,6 +52,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         settings.chosen.max_num_seqs,
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
+        position_axes=loaded.spec.position_axes,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
@@ -70,6 +76,7 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
         ops.step_inputs,
         loaded.columns,
         whole_prompts=loaded.whole_prompts,
+        position_axes=loaded.spec.position_axes,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0
@@ -91,12 +98,14 @@ def _on_host(loaded: LoadedModel, settings: WorkerSettings, size: PoolSize) -> A
     )
     shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.chosen.max_num_seqs)
     graph = SizedGraph.captured(*shared) if max_tokens else None
-    forward = MixedSteps(loaded.model, inputs, graph, arena if max_tokens else None)
+    forward = MixedSteps(loaded.model, inputs, graph, loaded.given, arena if max_tokens else None)
     runner = Runner(
         rows,
         changes,
         decode,
-        ForwardPass(forward, rows, forward.build, torch.from_numpy, changes.num_prompt_logprobs),
+        ForwardPass(
+            forward, rows, forward.build, torch.from_numpy, changes.num_prompt_logprobs, media
+        ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
         HostQueue(),
     )

@@ -21,6 +21,7 @@ from quire.runner.graphs.pieces import MAX_TOKENS, PieceGraphs
 from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
 from quire.runner.inputs import InputGatherer
 from quire.runner.launch import Runner
+from quire.runner.media import MediaStore
 from quire.runner.swap.block_copies import StagedCopies
 from quire.runner.swap.copy_lane import lane_of
 from quire.runner.swap.host_pages import HostPages
@@ -42,21 +43,24 @@ def assemble_on_device(
     loaded: LoadedModel,
     settings: WorkerSettings,
     size: PoolSize,
+    media: MediaStore,
     queue: DeviceQueue | None = None,
     make_recorder: MakeRecorder | None = None,
 ) -> Assembly:
-    """queue: in which order the device works; its own if None. make_recorder: of graphs; where
-    there is none, nor CUDA's, steps are computed call by call. The pool has one block more than
-    the plan side knows, and the sampling parameters one slot more: those of the spare row."""
+    """media: as of `assemble`. queue: in which order the device works; its own if None.
+    make_recorder: of graphs; where there is none, nor CUDA's, steps are computed call by call. The
+    pool has one block more than the plan side knows, and the sampling parameters one slot more:
+    those of the spare row."""
     queue = queue or queue_of(loaded.device)
     with queue.computing():  # what is allocated here is filled in the order of the queue
-        return _assemble(loaded, settings, size, queue, make_recorder)
+        return _assemble(loaded, settings, size, media, queue, make_recorder)
 
 
 def _assemble(
     loaded: LoadedModel,
     settings: WorkerSettings,
     size: PoolSize,
+    media: MediaStore,
     queue: DeviceQueue,
     make_recorder: MakeRecorder | None,
 ) -> Assembly:
@@ -69,6 +73,7 @@ def _assemble(
         settings.chosen.max_num_seqs,
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
+        position_axes=loaded.spec.position_axes,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
     host = HostPages(
@@ -94,6 +99,7 @@ def _assemble(
         ops.step_inputs,
         loaded.columns,
         whole_prompts=loaded.whole_prompts,
+        position_axes=loaded.spec.position_axes,
     )
     sampler = DeviceSampler(sampling, state.sampling, ops.draw)
     extras = DeviceExtras(sampling, sampler, ops.edit_logits, ops.token_logprobs, queue.upload)
@@ -108,7 +114,7 @@ def _assemble(
     pieces = None
     if recorder is not None:
         pieces = PieceGraphs(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
-    mixed = MixedSteps(model, inputs, pieces)
+    mixed = MixedSteps(model, inputs, pieces, loaded.given)
     _, host_draw = select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))
     runner = Runner(
         rows,
@@ -123,7 +129,7 @@ def _assemble(
             recorder,
             has_spare_row=True,
         ),
-        ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs),
+        ForwardPass(mixed, rows, mixed.build, queue.upload, changes.num_prompt_logprobs, media),
         Draws(sampling, rows, host_draw, graph_draws, queue.upload, extras, state),
         queue,
         state,

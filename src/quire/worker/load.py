@@ -11,7 +11,7 @@ import torch
 from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec
 from quire.errors import ConfigError
-from quire.layers import LayerFactory, TokenColumns
+from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
@@ -25,7 +25,7 @@ __all__ = ["LoadedModel", "load", "open_device"]
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
-    that the model's layers read."""
+    that the model's layers read. given: where the model finds embeddings that requests bring."""
 
     spec: ModelSpec
     device: torch.device
@@ -35,6 +35,7 @@ class LoadedModel:
     kv_dtype: torch.dtype
     model: CausalLM
     columns: TokenColumns
+    given: GivenEmbeddings
 
     @property
     def whole_prompts(self) -> bool:
@@ -121,7 +122,7 @@ def load(
         )
     if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, columns)
+    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, columns, factory.given)
 
 
 def _attention(

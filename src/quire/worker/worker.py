@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,18 @@ from quire.protocol.control import (
     UpdateWeights,
     Wake,
 )
+from quire.protocol.media import MediaInfo
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
+from quire.runner.media import MediaStore
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
 from quire.worker.device_memory import CudaMemory, DeviceMemory
 from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.profile import StepProfile
+from quire.worker.prompt_embeds import digest_of, read_prompt_embeds
 from quire.worker.recovery import measure_recovery
 from quire.worker.settings import WorkerSettings
 from quire.worker.tickets import TicketedStep, failures_of
@@ -60,6 +63,8 @@ class Worker:
                 f"The model does not fit into the GPU's memory: {_first_sentence(error)}. Free "
                 "some of it, or use a smaller model."
             ) from error
+        self._media = MediaStore(self._device)
+        self._embed_width = self._loaded.given.width
         self._size = PoolSize(0, settings.chosen.max_model_len)
         self._assembly: Assembly | None = None
         self._stash: WeightStash | None = None
@@ -216,13 +221,30 @@ class Worker:
         if self._loaded is None:
             raise EngineError("the engine has been shut down: start a new one")
         with torch.inference_mode():
-            self._assembly = assemble(self._loaded, self._settings, size)
+            self._assembly = assemble(self._loaded, self._settings, size, self._media)
         self._synchronize()  # what was made lies on another stream than the one that computes
 
     def _synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        """See `Executor.put_media`. Any thread may call it, also while a step is launched."""
+        if not self._settings.chosen.enable_prompt_embeds:
+            raise RequestError(
+                "prompt_embeds is given, but this engine takes no embeddings: start it with "
+                "enable_prompt_embeds (--enable-prompt-embeds)"
+            )
+        chosen = self._settings.chosen
+        dtype: torch.dtype = getattr(torch, chosen.dtype)
+        rows = read_prompt_embeds(data, self._embed_width, self._size.max_model_len - 1, dtype)
+        self._media.put(handle, rows)
+        return MediaInfo(len(rows), digest_of(rows))
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        """See `Executor.drop_media`. In the thread that launches steps."""
+        self._media.drop(handles)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; see `Runner.launch`. After `allocate`. Copies from the host are made in the

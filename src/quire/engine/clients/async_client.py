@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import msgspec
 
 from quire.protocol.control import AdminOp, Report
+from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs
@@ -105,6 +106,20 @@ class AsyncEngineClient(Protocol):
         this capacity could never serve the request, or if it cannot be sent to another process (it
         has logits processors, or is too large).
         """
+        ...
+
+    async def put_media(self, handle: int, data: bytes) -> MediaInfo:
+        """Give the core media that requests will name by `handle`, a reserved number. They are
+        given to the next core too, until `drop_media`.
+
+        Raises RequestError if the core cannot use them or they are too large to be sent, and
+        EngineUnavailableError as `control`; nothing is kept then.
+        """
+        ...
+
+    def drop_media(self, handles: Iterable[int]) -> None:
+        """Take media back when every request that names them has ended; unknown ones are
+        ignored."""
         ...
 
     def abort(self, handles: Iterable[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from quire.engine.core.engine_core import EngineCore
 from quire.protocol.control import ControlOp, Report
+from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.telemetry.engine_stats import SchedulerStats
 
@@ -20,6 +21,15 @@ class EngineClient(Protocol):
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it."""
+        ...
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        """Give the engine media that requests will name by `handle`, a number that no request has.
+        RequestError as of `Executor.put_media`."""
+        ...
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        """Take media back that no request names any more, unless it has ended."""
         ...
 
     def abort(self, handles: Sequence[int]) -> None:
@@ -63,6 +73,12 @@ class InProcessClient:
 
     def add(self, request: EngineRequest) -> None:
         self._core.add(request)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        return self._core.put_media(handle, data)
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        self._core.drop_media(handles)
 
     def abort(self, handles: Sequence[int]) -> None:
         self._core.abort(list(handles))

@@ -22,6 +22,7 @@ from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
 from quire.protocol.control import AdminOp, Report
+from quire.protocol.media import MediaInfo
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     Abort,
@@ -29,9 +30,11 @@ from quire.protocol.messages import (
     Answer,
     Control,
     CoreMessage,
+    DropMedia,
     Extend,
     Output,
     Probe,
+    PutMedia,
     Refused,
     Rejected,
     Welcome,
@@ -49,6 +52,12 @@ CONNECT_AGAIN_S = 0.1
 MAX_FAILED_GREETINGS = 5
 """So many connections in a row that failed before the core's welcome: its messages are of no use
 at all."""
+
+MESSAGE_HEAD_BYTES = 64
+"""What `PutMedia` takes beside its data, at most."""
+
+NO_QUERY = -1
+"""The number of a question whose answer nobody waits for."""
 
 CLOSED = "the server is shutting down"
 
@@ -83,6 +92,8 @@ class ProcessEngineClient:
         self._next_handle = client_id * HANDLES_PER_CLIENT
         self._open = OpenRequests(self.reserve_handles, max_replays)
         self._queries = CoreQueries()
+        self._media: dict[int, bytes] = {}  # by handle
+        self._media_in_core: set[int] = set()
         self._watch = EngineWatch(stalled_step_s)
         self._context = zmq.asyncio.Context()
         self._connection: CoreConnection | None = None
@@ -107,8 +118,32 @@ class ProcessEngineClient:
         data = self._encoded(request)
         check_servable(request, capacity)
         stream = self._open.open(request, self._send_abort)
+        self._send_media(connection, request)
         connection.send_bytes(data)
         return stream
+
+    async def put_media(self, handle: int, data: bytes) -> MediaInfo:
+        connection, _ = self._require_core(EngineState.READY)
+        self._check_size(len(data) + MESSAGE_HEAD_BYTES)
+        self._media[handle] = data
+        self._media_in_core.add(handle)
+        try:
+            answer: Answer = await self._queries.ask(
+                lambda query: connection.send(PutMedia(query, handle, data))
+            )
+            if answer.report is None or answer.report.media is None:
+                raise RequestError(answer.message)
+        except BaseException:  # whoever waited may be gone
+            self.drop_media((handle,))
+            raise
+        return answer.report.media
+
+    def drop_media(self, handles: Iterable[int]) -> None:
+        known = [handle for handle in handles if self._media.pop(handle, None) is not None]
+        in_core = [handle for handle in known if handle in self._media_in_core]
+        self._media_in_core.difference_update(known)
+        if in_core and self._connection is not None and self._watch.instance is not None:
+            self._connection.send(DropMedia(in_core))
 
     def abort(self, handles: Iterable[int]) -> None:
         self._open.abort(handles)
@@ -225,7 +260,7 @@ class ProcessEngineClient:
         else:
             assert isinstance(message, Probe), "it needs no answer"
         for request in self._open.next_trial():
-            self._connection.send(Add(request))
+            self._send_again(self._connection, request)
         self._check_idle()
 
     def _greeted(self, connection: CoreConnection, welcome: Welcome) -> None:
@@ -236,7 +271,19 @@ class ProcessEngineClient:
         if requests:
             logger.info("replaying %d requests to the new engine core", len(requests))
         for request in requests:
-            connection.send(Add(request))
+            self._send_again(connection, request)
+
+    def _send_again(self, connection: CoreConnection, request: EngineRequest) -> None:
+        """A request that another core had."""
+        self._send_media(connection, request)
+        connection.send(Add(request))
+
+    def _send_media(self, connection: CoreConnection, request: EngineRequest) -> None:
+        """What the core lacks of that which a request names: another one may have died with it."""
+        for handle in {each.span.handle for each in request.media} - self._media_in_core:
+            if handle in self._media:
+                connection.send(PutMedia(NO_QUERY, handle, self._media[handle]))
+                self._media_in_core.add(handle)
 
     def _rejected(self, message: Rejected) -> None:
         logger.error("the engine core rejected this process: %s", message.message)
@@ -247,6 +294,7 @@ class ProcessEngineClient:
         if instance is None:
             return  # it went before it had anything of ours
         self._watch.disconnected()
+        self._media_in_core.clear()
         self._queries.fail_all("the engine died before it answered: try again later")
         self._open.core_died(read_in_flight(self._directory, instance))
         logger.warning(
@@ -276,12 +324,15 @@ class ProcessEngineClient:
 
     def _encoded(self, request: EngineRequest) -> bytes:
         data = encode(Add(request))
-        if len(data) > self._max_message_bytes:
+        self._check_size(len(data))
+        return data
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_message_bytes:
             raise RequestError(
-                f"the request takes {len(data)} bytes, but {self._max_message_bytes} may be sent "
+                f"the request takes {num_bytes} bytes, but {self._max_message_bytes} may be sent "
                 "to the engine: shorten the prompt"
             )
-        return data
 
     def _end_all(self, message: str) -> None:
         self._queries.fail_all(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from quire.protocol.control import (
     Wake,
     asleep,
 )
+from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
 from quire.telemetry.engine_stats import SchedulerStats
@@ -64,9 +65,22 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it,
         EngineUnavailableError while it sleeps."""
+        self._check_awake()
+        self._scheduler.add(request)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        """See `Executor.put_media`. EngineUnavailableError while the engine sleeps."""
+        self._check_awake()
+        return self._executor.put_media(handle, data)
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        """Forget media that no request names which has not ended."""
+        if handles:
+            self._executor.drop_media(handles)
+
+    def _check_awake(self) -> None:
         if self._report.sleep_level:
             raise EngineUnavailableError(asleep(self._report.sleep_level))
-        self._scheduler.add(request)
 
     def abort(self, handles: list[int]) -> None:
         """End sequences, whatever their state. Unknown or finished ones are ignored."""

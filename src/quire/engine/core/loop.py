@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 
 from quire.engine.core.client_table import ClientTable, ConnectedClient, split_by_client
 from quire.engine.core.engine_core import EngineCore
@@ -24,14 +26,17 @@ from quire.protocol.messages import (
     ClientMessage,
     Control,
     CoreMessage,
+    DropMedia,
     Extend,
     Goodbye,
     Hello,
     Output,
     Probe,
+    PutMedia,
     Refused,
     Rejected,
     Welcome,
+    client_of,
 )
 from quire.protocol.request import (
     EMPTY_HANDLES,
@@ -220,6 +225,10 @@ class CoreLoop:
             self._extend(client, message)
         elif isinstance(message, Control):
             self._operations.append((client.client_id, message))
+        elif isinstance(message, PutMedia):
+            self._put_media(client, message)
+        elif isinstance(message, DropMedia):
+            self._drop_media(client, message.handles)
         else:
             self._drop(client, "has left")
 
@@ -254,6 +263,8 @@ class CoreLoop:
             self._fail(client, handles, "the engine is shutting down: send the request again")
             return
         try:
+            if not client.media.issuperset(each.span.handle for each in request.media):
+                raise RequestError("the engine has not got the embeddings of the prompt")
             self._core.add(request)
         except EngineUnavailableError as error:
             self._fail(client, handles, str(error))
@@ -265,6 +276,28 @@ class CoreLoop:
             self._fail(client, handles, f"the engine cannot take this request ({error!r})")
         else:
             client.live.update(handles)
+
+    def _put_media(self, client: ConnectedClient, message: PutMedia) -> None:
+        if client_of(message.handle) != client.client_id:
+            raise GarbledMessageError(
+                f"client {client.client_id} does not own handle {message.handle}"
+            )
+        report, reason = None, ""
+        try:
+            info = self._core.put_media(message.handle, message.data)
+            client.media.add(message.handle)
+            report = replace(self._core.report, media=info)
+        except QuireError as error:
+            reason = str(error)
+        except Exception as error:
+            logger.exception("media %d cannot be taken", message.handle)
+            reason = f"the engine cannot take them ({error!r})"
+        self._send(client, Answer(message.query, report, reason, self._version))
+
+    def _drop_media(self, client: ConnectedClient, handles: Iterable[int]) -> None:
+        own = client.media & set(handles)
+        client.media -= own
+        self._core.drop_media(list(own))
 
     def _extend(self, client: ConnectedClient, message: Extend) -> None:
         """An open request that has ended is not live any more."""
@@ -296,5 +329,6 @@ class CoreLoop:
             "client %d %s, with %d sequences unfinished", client.client_id, why, len(client.live)
         )
         self._abort(client, list(client.live))
+        self._drop_media(client, client.media)
         self._clients.leave(client)
         self._socket.forget(client.peer)

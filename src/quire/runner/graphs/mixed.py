@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from quire.attention import StepInputs
+from quire.layers import GivenEmbeddings
 from quire.models import CausalLM
 from quire.ops.native.capture import CaptureArena
 from quire.runner.graphs.failures import ReplayFailures
@@ -39,14 +40,17 @@ class MixedSteps:
         model: CausalLM,
         inputs: InputGatherer,
         graphs: MixedGraphs | None,
+        given: GivenEmbeddings,
         arena: CaptureArena | None = None,
     ) -> None:
-        """arena: of the graphs, if its memory can go to a step that is computed without them: the
-        memory plan counts the one or the other, whichever is more."""
+        """given: of the model; steps that have some are computed call by call. arena: of the
+        graphs, if its memory can go to a step that is computed without them: the memory plan counts
+        the one or the other, whichever is more."""
         self.graphs = graphs
         self.failures = ReplayFailures("steps of prompts")
         self._model = model
         self._inputs = inputs
+        self._given = given
         self._arena = arena
         self.logits = model.logits
 
@@ -62,7 +66,10 @@ class MixedSteps:
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """As `CausalLM.forward`; the result is valid until the next call."""
-        if self.graphs is None:
+        if step.given is not None:
+            with self._given.within(step.given):
+                return self._call_by_call(token_ids, positions, step)
+        if self.graphs is None or positions.dim() > 1:
             return self._call_by_call(token_ids, positions, step)
         try:
             hidden = self.graphs.replay(token_ids, positions, step)

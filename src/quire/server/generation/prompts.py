@@ -6,22 +6,25 @@ pool of threads: `tokenizers` works outside of the interpreter lock.
 
 from __future__ import annotations
 
+import base64
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, check_messages
 from quire.server.generation.render_pool import RenderPool
-from quire.server.requests.bodies import ChatRequest, TokenizeRequest
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["PromptRenderer", "check_context", "prompt_list"]
+__all__ = ["EmbedsPrompt", "Prompt", "PromptRenderer", "check_context", "prompt_list"]
 
 SHORT_CHARS = 2048
 """Tokenizing so much takes about as long as handing it to a thread and back."""
@@ -33,6 +36,16 @@ SLOW_TEMPLATE_S = 0.02
 """Processor time. What a usual template takes for a short chat is a hundred times less."""
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedsPrompt:
+    """A prompt of embeddings. base64: of their file."""
+
+    base64: str
+
+
+Prompt = str | list[int] | EmbedsPrompt
 
 
 class PromptRenderer:
@@ -63,6 +76,22 @@ class PromptRenderer:
             return await self._run(work, len(prompt))
         except RequestError as error:
             raise RefusedError(str(error), param="prompt") from error
+
+    async def render_embeds(
+        self, client: AsyncEngineClient, handle: int, prompt: EmbedsPrompt
+    ) -> RenderedPrompt:
+        """Embeddings, which the engine has under `handle` from now on, whatever becomes of this."""
+        work = functools.partial(base64.b64decode, prompt.base64, validate=True)
+        try:
+            data = await self._run(work, len(prompt.base64))
+        except ValueError as error:
+            raise RefusedError(
+                f"prompt_embeds is no base64: {error}", param="prompt_embeds"
+            ) from None
+        try:
+            return RenderedPrompt.of_embeds(await client.put_media(handle, data), handle)
+        except RequestError as error:
+            raise RefusedError(str(error), param="prompt_embeds") from error
 
     async def render_chat(
         self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
@@ -209,13 +238,45 @@ def _num_chars(value: object) -> int:
     return len(msgspec.json.encode(value)) if value else 0
 
 
-def prompt_list(
-    prompt: str | list[str | int | list[int]], limits: Limits, n: int
-) -> list[str | list[int]]:
-    """The prompts of a completion request, each a text or token ids.
+def prompt_list(body: CompletionRequest, limits: Limits, n: int) -> list[Prompt]:
+    """The prompts of a completion request: first those of embeddings, then texts or token ids. An
+    empty text beside embeddings is none, since some clients must send one.
 
     RefusedError if kinds are mixed, there are none, or prompts × n is over the limit.
     """
+    embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+    prompts: list[Prompt] = [EmbedsPrompt(each) for each in embeds or ()]
+    if prompts:
+        _check_with_embeds(body)
+    if not (prompts and not body.prompt):
+        prompts += _text_prompts(body.prompt)
+    if len(prompts) * n > limits.max_sequences:
+        raise RefusedError(
+            f"The request has {len(prompts)} prompts x n = {n}, but this server takes "
+            f"{limits.max_sequences} sequences at once (max_sequences). Send fewer.",
+            param="prompt",
+        )
+    return prompts
+
+
+def _check_with_embeds(body: CompletionRequest) -> None:
+    """RefusedError for what is not known of embeddings: their tokens."""
+    asked = {
+        "echo": body.echo,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        raise RefusedError(
+            f"{name} is given with prompt_embeds, which have no tokens that it could be about. "
+            "Leave it out.",
+            param=name,
+        )
+
+
+def _text_prompts(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
+    if prompt is None:
+        raise RefusedError("prompt is missing. Send it, or prompt_embeds.", param="prompt")
     prompts: list[str | list[int]]
     if isinstance(prompt, str):
         prompts = [prompt]
@@ -230,12 +291,6 @@ def prompt_list(
                 "such lists.",
                 param="prompt",
             )
-    if len(prompts) * n > limits.max_sequences:
-        raise RefusedError(
-            f"The request has {len(prompts)} prompts x n = {n}, but this server takes "
-            f"{limits.max_sequences} sequences at once (max_sequences). Send fewer.",
-            param="prompt",
-        )
     return prompts
 
 

@@ -90,7 +90,7 @@ class Generation:
         self._metrics = metrics
         self._beams = beams
         self._samples = [
-            _Sample(front.renderer.output_of(prompt.token_ids, params, front.eos_token_ids))
+            _Sample(front.renderer.output_of(prompt.known_token_ids, params, front.eos_token_ids))
             for _ in range(params.n)
         ]
         self._last_token_s: float | None = None

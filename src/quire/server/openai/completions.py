@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import TokenOffsets
+from quire.server.generation.prompts import EmbedsPrompt, Prompt
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
@@ -31,8 +32,6 @@ from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import CompletionRequest
 
 __all__ = ["CompletionAnswer"]
-
-Prompt = str | list[int]
 
 _SHAPE = ChunkShape(
     opening=b'"text":',
@@ -169,7 +168,7 @@ class CompletionAnswer:
             self.body.logprobs, self.body, generation, echo=bool(self.body.echo)
         )
         offsets = renderer.output_offsets(
-            generation.prompt.token_ids, generation.params, len(echo.text)
+            generation.prompt.known_token_ids, generation.params, len(echo.text)
         )
         return _ChoiceLogprobs(writer, offsets, echo)
 
@@ -187,6 +186,8 @@ class CompletionAnswer:
 
     def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
         job = self.job
+        if isinstance(prompt, EmbedsPrompt):
+            return self._open_embeds(prompt)
         render = partial(
             job.prompts.render_prompt,
             job.ready.model.front.renderer,
@@ -195,6 +196,18 @@ class CompletionAnswer:
             add_special_tokens=self.body.add_special_tokens is not False,
         )
         return job.open(render, self.params, self.body)
+
+    @asynccontextmanager
+    async def _open_embeds(self, prompt: EmbedsPrompt) -> AsyncGenerator[Generation]:
+        """The engine has the embeddings until the end of the generation."""
+        job, client = self.job, self.job.ready.client
+        handle = client.reserve_handles(1)
+        try:
+            render = partial(job.prompts.render_embeds, client, handle, prompt)
+            async with job.open(render, self.params, self.body) as generation:
+                yield generation
+        finally:
+            client.drop_media((handle,))
 
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")

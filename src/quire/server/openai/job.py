@@ -63,7 +63,7 @@ class Job:
             num_top,
             self.logprobs_budget,
             as_ids=bool(body.return_tokens_as_token_ids),
-            starts_text=echo or not renderer.continues_text(prompt.token_ids, params),
+            starts_text=echo or not renderer.continues_text(prompt.known_token_ids, params),
             shows_special=not hides_special,
         )
 

@@ -75,9 +75,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. prompt: a text, token ids, or a list of either."""
+    """POST /v1/completions. prompt: a text, token ids, or a list of either. prompt_embeds: base64
+    of the bytes of `torch.save` or safetensors, a tensor [tokens, hidden size]; or a list of them.
+    One of the two is there."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
 

@@ -48,7 +48,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "modalities": (_MEDIA, (["text"],)),
     "parallel_tool_calls": (_TOOLS, (True, False)),
     "prediction": ("predicted outputs are not offered", _NONE),
-    "prompt_embeds": ("prompts are text or token ids", _NONE),
+    "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),
     "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
     "response_format": (_STRUCTURE, ({"type": "text"},)),
     "return_prompt_text": ("send echo to completions", (False,)),

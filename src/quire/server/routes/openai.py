@@ -41,7 +41,7 @@ def openai_router(services: Services) -> APIRouter:
         ready = services.ready()
         body = await completions.decode(await services.bodies.read(request))
         params = completion_params(body, ready.model.front.default_sampling, limits)
-        prompts = prompt_list(body.prompt, limits, max(params.n, body.best_of or 1))
+        prompts = prompt_list(body, limits, max(params.n, body.best_of or 1))
 
         def answer(timeline: Timeline) -> Answer:
             job = services.job(ready, request, body, timeline)

@@ -1,0 +1,57 @@
+"""Parts of a prompt that come as embeddings and not as token ids.
+
+Their bytes go from the front to the worker under a handle (`Executor.put_media`), never through the
+scheduler, which knows where they stand and what they hash to. Prompt embeddings are media too:
+their encoder is the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import RequestError
+from quire.protocol.step import MediaSpan
+
+__all__ = ["Media", "MediaInfo", "check_media"]
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """digest: of the content, as `MediaInfo` has it; what is equal shares cached blocks. Only the
+    client that owns the handle may name it."""
+
+    digest: bytes
+    span: MediaSpan
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInfo:
+    """What a worker says of media that it was given. num_tokens: how many places of a prompt they
+    take."""
+
+    num_tokens: int
+    digest: bytes
+
+
+def check_media(media: tuple[Media, ...], num_prompt_tokens: int) -> None:
+    """RequestError unless the spans stand within the prompt, in order and apart."""
+    end = 0
+    for span in (each.span for each in media):
+        if span.length < 1 or span.position < end or span.end > num_prompt_tokens:
+            raise RequestError(
+                f"media take the tokens {span.position} to {span.end - 1} of a prompt of "
+                f"{num_prompt_tokens}, and those before end at {end}: give spans in order, apart "
+                "and within the prompt"
+            )
+        if len(span.positions) not in (0, 3 * span.length):
+            raise RequestError(
+                f"media of {span.length} tokens have {len(span.positions)} positions: give none, "
+                f"or {3 * span.length}"
+            )
+        known = range(span.length)
+        if any(position not in known for position in span.positions.tolist()):
+            raise RequestError(
+                f"media of {span.length} tokens have positions from {span.positions.min()} to "
+                f"{span.positions.max()}: give some from 0 to {span.length - 1}"
+            )
+        end = span.end

@@ -1,0 +1,65 @@
+"""Embeddings that came with requests, and those that a step computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.attention import GivenRows
+from quire.errors import EngineError
+from quire.runner.rows import RowTable, ScheduledRows
+
+__all__ = ["MediaStore"]
+
+
+class MediaStore:
+    """Rows [N, E] on the host, by the handle under which requests name them. They are put in by
+    the thread that takes requests, and forgotten in the order of the steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        """device: where steps compute."""
+        self._device = device
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def put(self, handle: int, rows: torch.Tensor) -> None:
+        self._rows[handle] = rows
+
+    def drop(self, handles: Sequence[int]) -> None:
+        """Forget these; unknown ones are ignored."""
+        for handle in handles:
+            self._rows.pop(handle, None)
+
+    def gather(self, table: RowTable, rows: ScheduledRows) -> GivenRows | None:
+        """What `rows` compute of given embeddings; None if nothing. EngineError if some of them
+        are not there."""
+        if not table.reads_media(rows):
+            return None
+        places: list[np.ndarray] = []
+        pieces: list[torch.Tensor] = []
+        ends = np.cumsum(rows.num_tokens)
+        for slot, start, count, end in zip(
+            rows.slots.tolist(),
+            rows.num_computed.tolist(),
+            rows.num_tokens.tolist(),
+            ends.tolist(),
+            strict=True,
+        ):
+            for span in table.media.get(slot, ()):
+                first, last = max(span.position, start), min(span.end, start + count)
+                if first >= last:
+                    continue
+                first_in_batch = end - count + first - start
+                places.append(np.arange(first_in_batch, first_in_batch + last - first))
+                pieces.append(self._get(span.handle)[first - span.position : last - span.position])
+        if not pieces:
+            return None
+        index = torch.from_numpy(np.concatenate(places)).to(self._device)
+        return GivenRows(index, torch.cat(pieces).to(self._device))
+
+    def _get(self, handle: int) -> torch.Tensor:
+        rows = self._rows.get(handle)
+        if rows is None:
+            raise EngineError(f"the embeddings of its prompt (handle {handle}) are not here")
+        return rows
