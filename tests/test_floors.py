@@ -12,7 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "quire"
 
-COMMON = ("errors", "telemetry", "protocol", "platform", "config")
+COMMON = ("errors", "foreign", "telemetry", "protocol", "platform", "config")
 PLAN = ("kv_cache", "grammar", "scheduler")
 DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",

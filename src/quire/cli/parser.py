@@ -4,12 +4,12 @@ be set in the environment and in a file."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 from quire.cli.layers import LayerValue, config_layer, environment_layer
+from quire.foreign import nearest
 
 __all__ = ["CommandParser", "print_error", "print_note"]
 
@@ -115,8 +115,8 @@ class CommandParser(argparse.ArgumentParser):
             for flag in self._option_string_actions
             if flag.startswith("--") and self.is_shown(flag)
         ]
-        near = difflib.get_close_matches(name, flags, n=1)
-        self.error(f"{complaint}: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = nearest(name, flags)
+        self.error(f"{complaint}: {name}" + (f"; did you mean {near}?" if near else ""))
 
     def _fill(self, parsed: argparse.Namespace, arguments: Sequence[str]) -> None:
         """Set what the command line leaves out from the environment, then from the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def find_model(settings: EngineSettings) -> FoundModel:
         raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
     folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
     with_sampling = settings.generation_config != "none"
-    return FoundModel(folder, read_model_spec(folder, with_sampling=with_sampling))
+    overrides = None if settings.hf_overrides is None else json.loads(settings.hf_overrides)
+    spec = read_model_spec(folder, with_sampling=with_sampling, overrides=overrides)
+    return FoundModel(folder, spec)
 
 
 def check_early(settings: EngineSettings) -> None:

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.gemma import read_gemma2, read_gemma3
@@ -30,22 +31,25 @@ USUAL_DTYPE = "bfloat16"
 """Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
 
 
-def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
+def read_model_spec(
+    folder: Path, *, with_sampling: bool = True, overrides: Mapping[str, Any] | None = None
+) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
     file.
 
-    with_sampling: whether the latter's sampling defaults count. Raises ConfigError, naming file,
+    with_sampling: whether the latter's sampling defaults count. overrides: values that stand in
+    place of those of config.json. Raises ConfigError, naming file,
     key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
-        return _read_gguf_spec(folder)
+        return _read_gguf_spec(folder, overrides or {})
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
             f"{folder}: has no config.json; give the folder of a Hugging Face style checkpoint, a "
             "GGUF file, or the type of one in a repository, such as organization/name:Q4_K_M"
         )
-    raw = read_json(path)
+    raw = read_json(path).overridden(overrides or {})
     architecture, reader = _find_reader(raw)
     quantization = raw.section("quantization_config")
     if quantization is not None:
@@ -60,9 +64,9 @@ def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
 
 
-def _read_gguf_spec(file: Path) -> ModelSpec:
+def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
     header = read_gguf_parts(file)
-    raw = config_of(header)
+    raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
     return replace(reader(raw, dtype_of(header)), architecture=architecture)
 
