@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
-__all__ = ["ForeignName", "explaining", "nearest", "shown"]
+__all__ = ["ForeignName", "check_foreign", "explaining", "missing_attribute", "nearest", "shown"]
 
 T = TypeVar("T")
 
@@ -62,6 +62,24 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def check_foreign(
+    error: type[Exception], what: str, foreign: Mapping[str, ForeignName], given: Mapping[str, Any]
+) -> None:
+    """Pass over names that ask for nothing, and raise `error` with a sentence on any other. what:
+    takes them ("generate")."""
+    for name, value in given.items():
+        if name not in foreign:
+            raise error(f"{what} takes no {shown(name, value)}. Leave it out; help() lists all.")
+        if not foreign[name].asks_for_nothing(value):
+            raise error(foreign[name].refusal(shown(name, value)))
+
+
+def missing_attribute(owner: str, name: str, reasons: Mapping[str, str]) -> AttributeError:
+    """The error for `name`, which `owner` lacks, with the reason where it is known."""
+    plain = f"{owner} has no attribute {name!r}"
+    return AttributeError(f"{plain}: {reasons[name]}" if name in reasons else plain)
+
+
 def explaining(
     error: type[Exception], what: str, foreign: Mapping[str, ForeignName]
 ) -> Callable[[type[T]], type[T]]:
@@ -85,7 +103,8 @@ def explaining(
         def check(name: str, value: object) -> None:
             if name not in foreign:
                 near = nearest(name, names)
-                advice = f"Did you mean {near}?" if near else f"Use one of: {', '.join(names)}."
+                advice = f"Did you mean {near}? Leave it out" if near else "Leave it out"
+                advice += f"; help({kind.__name__}) lists them."
                 raise error(f"{shown(name, value)} is not {what}. {advice}")
             if not foreign[name].asks_for_nothing(value):
                 raise error(foreign[name].refusal(shown(name, value)))

@@ -66,7 +66,7 @@ def test_prompt_forms(renderer: Renderer) -> None:
         ([1, "2"], "index 1 .* '2'"),
         ([1, None], "index 1"),
         ({"prompt": 3}, "must be a string"),
-        ({"prompt": "x", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "models take text only"),
         ({}, "neither"),
         (None, "Send a string or a list"),
         (3, "list of integers"),

@@ -307,7 +307,7 @@ class EngineSettings(
             if name not in known:
                 _pass_over(given, value, known)
                 continue
-            if name in chosen:
+            if value is not None and name in chosen:
                 raise ConfigError(
                     f"{given}={value!r} and {name}={chosen[name]!r} are one setting; give it once"
                 )

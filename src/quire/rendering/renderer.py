@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
+from quire.foreign import ForeignName, check_foreign
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
@@ -16,17 +17,37 @@ from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt."""
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_TEXT_ONLY = ForeignName("models take text only")
+_FOREIGN_KEYS: Mapping[str, ForeignName] = {
+    "multi_modal_data": _TEXT_ONLY,
+    "multi_modal_uuids": _TEXT_ONLY,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "prompt_embeds": ForeignName("prompts are texts or token ids so far"),
+    "encoder_prompt": ForeignName("no model has an encoder"),
+    "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
+    "token_type_ids": ForeignName("no model reads them"),
+    "priority": ForeignName("generate(…, priority=…) takes it", ("0",)),
+    "type": ForeignName("the other keys tell it", None),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Token ids for the engine, with the text they came from (None when ids were given)."""
+    """Token ids for the engine, with the text they came from (None when ids were given). salt:
+    prompts of other salts share no cached prefix with it."""
 
     token_ids: list[int]
     text: str | None = None
+    salt: str = ""
+
+    def last(self, length: int) -> "RenderedPrompt":
+        """Its last `length` tokens, or itself if it is no longer than that."""
+        if len(self.token_ids) <= length or length < 1:
+            return self
+        return RenderedPrompt(self.token_ids[-length:], None, self.salt)
 
 
 class Renderer:
@@ -101,12 +122,13 @@ class Renderer:
         """
         text: Any = None
         token_ids: Any = prompt
+        salt = ""
         if isinstance(prompt, Mapping):
-            text, token_ids = _prompt_fields(prompt)
+            text, token_ids, salt = _prompt_fields(prompt)
         elif isinstance(prompt, str):
             text, token_ids = prompt, None
         if token_ids is not None:
-            return RenderedPrompt(self._checked_ids(token_ids), text)
+            return RenderedPrompt(self._checked_ids(token_ids), text, salt)
         if not isinstance(text, str):
             raise RequestError(
                 f"The prompt is {_short(text)}. Send a string or a list of token ids."
@@ -116,7 +138,7 @@ class Renderer:
             raise RequestError(
                 f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
             )
-        return RenderedPrompt(self._within_vocabulary(found), text)
+        return RenderedPrompt(self._within_vocabulary(found), text, salt)
 
     def render_chat(
         self,
@@ -307,9 +329,12 @@ def _offsets(
     return TokenOffsets(detokenizer, start)
 
 
-def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
-    unknown = sorted(set(prompt) - _PROMPT_KEYS, key=str)
+def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """Text, token ids and salt."""
+    unknown = sorted(set(prompt) - _PROMPT_KEYS - _FOREIGN_KEYS.keys(), key=str)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    foreign = {name: value for name, value in prompt.items() if name in _FOREIGN_KEYS}
+    check_foreign(RequestError, "a prompt", _FOREIGN_KEYS, foreign)
     if unknown or (text is None and token_ids is None):
         problem = f"the unknown key {unknown[0]!r}" if unknown else "neither of its two keys"
         raise RequestError(
@@ -318,7 +343,10 @@ def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
         )
     if text is not None and not isinstance(text, str):
         raise RequestError(f'"prompt" is {_short(text)}. It must be a string.')
-    return text, token_ids
+    salt = prompt.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise RequestError(f'"cache_salt" is {_short(salt)}. It must be a string.')
+    return text, token_ids, salt
 
 
 def _as_token_id(value: Any, index: int) -> int:

@@ -12,9 +12,19 @@ from quire.protocol.sampling_params import SamplingParams, check_bans, check_voc
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["RequestRenderer"]
+__all__ = ["RequestRenderer", "truncated"]
 
 SEED_MASK = 2**64 - 1
+
+
+def truncated(prompt: RenderedPrompt, params: SamplingParams, max_model_len: int) -> RenderedPrompt:
+    """The prompt, cut to its last tokens as `params.truncate_prompt_tokens` asks."""
+    length = params.truncate_prompt_tokens
+    if length is None:
+        return prompt
+    if length == -1:
+        length = max_model_len - max(params.max_tokens or 1, params.min_tokens)
+    return prompt.last(length)
 
 
 class RequestRenderer:
@@ -71,6 +81,7 @@ class RequestRenderer:
             stop_token_ids=ending,
             arrival_time=arrival_time,
             beams=beams,
+            salt=prompt.salt,
             max_tokens_is_default=max_tokens_is_default,
         )
 

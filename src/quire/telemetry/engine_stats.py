@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-__all__ = ["STEP_TOKEN_BOUNDS", "EngineStats", "SchedulerStats", "engine_metrics"]
+__all__ = [
+    "STEP_TOKEN_BOUNDS",
+    "EngineStats",
+    "Metric",
+    "SchedulerStats",
+    "engine_metrics",
+    "scheduler_metrics",
+]
 
 STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `EngineStats.step_tokens`; one bucket more is above the last."""
@@ -90,7 +97,24 @@ class EngineStats(SchedulerStats):
         return cls(**found, **own)
 
 
-def engine_metrics(stats: EngineStats) -> Iterator[tuple[str, str, float, bool]]:
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One reading. is_counter: it only grows; others are of the moment."""
+
+    name: str
+    value: float
+    is_counter: bool
+    help: str
+
+
+def scheduler_metrics(stats: SchedulerStats) -> list[Metric]:
+    """All that a reading has, and the share of KV blocks in use."""
+    share = Metric("vllm:kv_cache_usage_perc", stats.kv_cache_usage, False, "Share of KV blocks.")
+    found = engine_metrics(stats)
+    return [*(Metric(name, value, counts, text) for name, text, value, counts in found), share]
+
+
+def engine_metrics(stats: SchedulerStats) -> Iterator[tuple[str, str, float, bool]]:
     """Name, help text and value of each metric that a field declares, and whether it counts."""
     for each in fields(stats):
         for name, text in each.metadata.get("metrics", ()):
