@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
+from quire.bundled import bundled_model_path
 from quire.cli.answer import print_answer
 from quire.cli.flags import source as source_flags
 from quire.cli.main import main
@@ -53,6 +56,43 @@ def test_a_conversation_remembers_and_forgets(
     assert shown.err.count("first token after ") == 3
     assert "3 tokens in " in shown.err
     assert "/reset forgets" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("card", "flags", "sent"),
+    [
+        ({"default_sampling_params": {}}, [], {"temperature": 0.7, "min_p": 0.05}),
+        ({"default_sampling_params": {"max_tokens": 9}}, [], {"temperature": 0.7, "min_p": 0.05}),
+        ({"default_sampling_params": {}}, ["--top-p", "0.9"], {"temperature": 0.7, "top_p": 0.9}),
+        ({"default_sampling_params": {}}, ["--temperature", "0"], {"temperature": 0.0}),
+        (
+            {"default_sampling_params": {}},
+            ["--temperature", "1", "--min-p", "0", "--seed", "3"],
+            {"temperature": 1.0, "min_p": 0.0, "seed": 3},
+        ),
+        ({"default_sampling_params": {"temperature": 0.3}}, [], {}),
+        ({"default_sampling_params": {"top_k": 5}}, ["--seed", "3"], {"seed": 3}),
+        ({}, [], {}),
+    ],
+    ids=str,
+)
+def test_a_model_without_sampling_defaults_does_not_babble(
+    card: dict[str, object],
+    flags: list[str],
+    sent: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fault: a small model samples at temperature 1 over the whole vocabulary."""
+    lines(monkeypatch, "Hi", "And?")
+    script = Script(card=card)
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url, *flags]) == 0
+    names = ("temperature", "min_p", "top_p", "top_k", "seed")
+    for _, body in script.seen:
+        assert {name: body[name] for name in names if name in body} == sent
+    ours = [name for name in sent if f"--{name.replace('_', '-')}" not in flags]
+    assert capsys.readouterr().err.count("states no sampling defaults") == bool(ours)
 
 
 def test_complete_one_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +180,20 @@ def test_the_engine_of_this_process_answers_and_remembers(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) >= 2
     assert "8 tokens in " in shown.err
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_model_in_this_process_tells_its_defaults(
+    stated: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(bundled_model_path(), model)
+    if not stated:
+        (model / "generation_config.json").unlink()
+    assert main(["chat", str(model), *ENGINE, "-q", "Hi", "--max-tokens", "2"]) == 0
+    assert ("so the chat uses --temperature 0.7 and --min-p 0.05" in capsys.readouterr().err) != (
+        stated
+    )
 
 
 def test_without_a_server_the_bundled_model_answers(capsys: pytest.CaptureFixture[str]) -> None:

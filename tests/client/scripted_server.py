@@ -18,13 +18,15 @@ __all__ = ["Script", "serve_script"]
 class Script:
     """words: an answer's pieces, each a chunk and a token. gap_s: between two. fail: what goes
     wrong with a completion: "refuse" (400), "error" (in the stream), "cut" (no [DONE]), "reset".
-    starting: how often `/v1/models` answers 503 first. seen: bodies that came, by path."""
+    starting: how often `/v1/models` answers 503 first. card: more of what it says of the
+    first model. seen: bodies that came, by path."""
 
     words: Sequence[str] = ("Hello", " there", ".")
     gap_s: float = 0.0
     fail: str | None = None
     starting: int = 0
     api_key: str | None = None
+    card: dict[str, Any] = field(default_factory=dict)
     num_connections: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     closed_early: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +69,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.script.starting -= 1
             self._reply(503, {"error": {"message": "The engine is starting (loading)."}})
         elif self._is_allowed():
-            self._reply(200, {"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
+            self._reply(
+                200,
+                {
+                    "data": [
+                        {"id": "tiny", "max_model_len": 256, **self.script.card},
+                        {"id": "other"},
+                    ]
+                },
+            )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -9,8 +9,9 @@ from typing import Any
 
 from quire.cli.answer import Answer, print_answer
 from quire.cli.ask import ask_lines
+from quire.cli.flags.sampling import chat_sampling
 from quire.cli.flags.source import add_source_flags, open_source
-from quire.cli.parser import CommandParser, print_error
+from quire.cli.parser import CommandParser, print_error, print_note
 from quire.cli.text_source import TextSource
 from quire.errors import QuireError
 
@@ -28,7 +29,10 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Status 0 when the conversation has ended; an error of the only message is raised, and
     KeyboardInterrupt if its answer was cut."""
-    with open_source(options) as (source, sampling):
+    with open_source(options) as (source, given):
+        sampling, note = chat_sampling(given, source.default_sampling)
+        if note:
+            print_note(note)
         conversation = Conversation(source, sampling, options.system_prompt)
         if options.quick is not None:
             if conversation.say(options.quick).is_cut:

@@ -36,6 +36,11 @@ class TextSource(Protocol):
         """The name of the model."""
         ...
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        """What the model's authors or its server recommend; None where that is not said."""
+        ...
+
     def chat(
         self, messages: Sequence[Message], sampling: Mapping[str, Any]
     ) -> Generator[Piece]: ...
@@ -44,15 +49,21 @@ class TextSource(Protocol):
 
 
 class ServerSource:
-    """model: the name that requests give."""
+    """card: of the model, as `/v1/models` lists it."""
 
-    def __init__(self, server: RemoteServer, model: str) -> None:
+    def __init__(self, server: RemoteServer, card: Mapping[str, Any]) -> None:
         self._server = server
-        self._model = model
+        self._model = str(card["id"])
+        self._card = card
 
     @property
     def model(self) -> str:
         return f"{self._model} at {self._server.address}"
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        found = self._card.get("default_sampling_params")
+        return found if isinstance(found, dict) else None
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         body = {"messages": [dict(message) for message in messages], **sampling}
@@ -84,6 +95,10 @@ class EngineSource:
     @property
     def model(self) -> str:
         return f"{self._model} in this process"
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        return self._llm.engine.default_sampling
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         rendered = self._llm.engine.renderer.render_chat(messages)

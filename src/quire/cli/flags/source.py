@@ -73,7 +73,7 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
         finally:
             engine.shutdown()
     else:
-        yield ServerSource(server, _model_name(server, options.model_name)), sampling
+        yield ServerSource(server, _model_card(server, options.model_name)), sampling
 
 
 def _check(settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
@@ -90,10 +90,10 @@ def _refuse_text(model: str | None) -> None:
         raise ConfigError(f"{model!r} is no model; give a text behind -q: -q {shlex.quote(model)}.")
 
 
-def _model_name(server: RemoteServer, wanted: str | None) -> str:
-    names = [str(model["id"]) for model in server.wait_for_models(print_note)]
-    if wanted is not None and wanted not in names:
+def _model_card(server: RemoteServer, wanted: str | None) -> Mapping[str, Any]:
+    cards = {str(card["id"]): card for card in server.wait_for_models(print_note)}
+    if wanted is not None and wanted not in cards:
         raise RequestError(
-            f"The server at {server.address} has no model {wanted!r}. It has: {', '.join(names)}."
+            f"The server at {server.address} has no model {wanted!r}. It has: {', '.join(cards)}."
         )
-    return wanted or names[0]
+    return cards[wanted or next(iter(cards))]
