@@ -32,7 +32,7 @@ from quire.protocol.control import (
     Wake,
 )
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
-from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
@@ -266,8 +266,9 @@ class LLM:
         """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
         block too, for `ttl_s` seconds or until `unpin_prefix`.
 
-        prompt: as in `generate`, or the first messages of conversations. Raises RequestError if it
-        cannot be served, or takes more of the cache than may be pinned.
+        prompt: as in `generate`, or the first messages of conversations. An equal prefix is pinned
+        once, for as long as either call asked. Raises RequestError if it cannot be served, or takes
+        more of the cache than may be pinned.
         """
         renderer = self._engine.renderer
         if holds_messages(prompt):
@@ -288,7 +289,8 @@ class LLM:
         finally:
             engine.abort(range(handle, handle + 1))
         _raise_error(output)
-        found = next((pin for pin in self.pinned_prefixes() if pin.handle == handle), None)
+        key = prefix_key(output.prompt_token_ids, rendered.salt, is_shared=False)
+        found = next((pin for pin in self.pinned_prefixes() if pin.key == key), None)
         if found is None:
             raise RequestError("the prefix was let go again already: give a longer ttl_s")
         return found
