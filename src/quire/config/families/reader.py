@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from quire.errors import ConfigError
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]
 
+_log = logging.getLogger("quire.config")
+
 SpecReader = Callable[[RawConfig, str], ModelSpec]
 
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -32,13 +35,18 @@ USUAL_DTYPE = "bfloat16"
 
 
 def read_model_spec(
-    folder: Path, *, with_sampling: bool = True, overrides: Mapping[str, Any] | None = None
+    folder: Path,
+    *,
+    with_sampling: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+    dtype_is_chosen: bool = False,
 ) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
     file.
 
     with_sampling: whether the latter's sampling defaults count. overrides: values that stand in
-    place of those of config.json. Raises ConfigError, naming file,
+    place of those of config.json. dtype_is_chosen: the user has given one, so that of the
+    checkpoint need not be one that quire knows. Raises ConfigError, naming file,
     key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
@@ -58,7 +66,7 @@ def read_model_spec(
             f"{path}: quantization_config.quant_method={method!r} is not supported; "
             "use the checkpoint of the same model without quantization"
         )
-    spec = reader(raw, _read_dtype(raw, folder))
+    spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
@@ -72,8 +80,7 @@ def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
 
 
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
-    architectures = raw.read_list(str, "architectures") or ("not stated",)
-    name = architectures[0]
+    name = _architecture(raw)
     if name in _READERS:
         return name, _READERS[name]
     from importlib.metadata import entry_points  # 50 ms that known models need not spend
@@ -85,19 +92,43 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     raise ConfigError(f"{raw.source}: architecture {name} is not supported; quire serves {known}")
 
 
-def _read_dtype(raw: RawConfig, folder: Path) -> str:
+def _architecture(raw: RawConfig) -> str:
+    """As stated, or that of the model's type: trainers and converters leave the first out."""
+    stated = raw.read_list(str, "architectures")
+    if stated:
+        return stated[0]
+    kind = raw.read_optional(str, "model_type")
+    if kind not in _ARCHITECTURES:
+        return "not stated"
+    _log.warning(
+        "%s: architectures is not stated; %s is taken, for model_type=%r",
+        raw.source,
+        _ARCHITECTURES[kind],
+        kind,
+    )
+    return _ARCHITECTURES[kind]
+
+
+def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
     stated = raw.read_optional(str, "dtype", "torch_dtype")
     if stated is not None:
         stated = stated.removeprefix("torch.")
         if stated in DTYPE_BYTES:
             return stated
-        raise raw.unsupported("dtype", stated, DTYPE_BYTES)
+        if is_chosen:
+            _log.warning("%s: dtype=%r does not count, since another was given", raw.source, stated)
+            return USUAL_DTYPE
+        raise ConfigError(
+            f"{raw.unsupported('dtype', stated, DTYPE_BYTES)}, or give the setting dtype"
+        )
     if not any(folder.glob("*.safetensors*")):
         return USUAL_DTYPE
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(folder).tensors.values():
         counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.num_bytes
     most = max(counts, key=lambda dtype: counts[dtype], default="F32")
+    if most not in SAFETENSORS_DTYPES and is_chosen:
+        return USUAL_DTYPE  # and loading refuses what it cannot convert
     if most not in SAFETENSORS_DTYPES:
         raise raw.unsupported("dtype of the weights", most, SAFETENSORS_DTYPES)
     return SAFETENSORS_DTYPES[most]
@@ -116,4 +147,16 @@ _READERS: dict[str, SpecReader] = {
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
 }
+_ARCHITECTURES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mpt": "MptForCausalLM",
+    "opt": "OPTForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By model_type: the one that generates text."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))
