@@ -90,10 +90,11 @@ class SamplingParams:
     logprobs, prompt_logprobs: k most likely tokens beside the one that is there (0: only that one,
     -1: all). stop: strings, matched on text; one that is a special token means this token as well;
     kept as a tuple. logit_bias: in [-100, 100], added to the logit of a token id; ids may be
-    decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words: texts
-    that must not appear. detokenize False: `text` stays empty. truncate_prompt_tokens: of a longer
-    prompt only the last so many tokens count; -1: as many as leave room for max_tokens.
-    output_kind: of the outputs of a stream.
+    decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words:
+    banned as they start a text and as they follow a space, with this case; a longer word is banned
+    only where the tokenizer writes it with the tokens of one of them. detokenize False: `text`
+    stays empty. truncate_prompt_tokens: of a longer prompt only the last so many tokens count; -1:
+    as many as leave room for max_tokens. output_kind: of the outputs of a stream.
 
     They do not change: `clone(temperature=0)` gives others, as `dataclasses.replace` does. Names
     that have no counterpart here are passed over where their value asks for nothing.

@@ -90,10 +90,11 @@ class RequestRenderer:
         return own if params.ignore_eos else own | self._eos_token_ids
 
     def _spell(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it starts a text and as it follows a space."""
+        """Each word as it starts a text and as it follows a space, however it was given."""
         spellings: dict[tuple[int, ...], None] = {}
         for word in words:
-            for text in (word, " " + word.lstrip()):
+            bare = word.lstrip()
+            for text in (bare, " " + bare) if bare else (word,):
                 spelled = tuple(tokenizer.encode(text, add_special_tokens=False))
                 if spelled:
                     spellings[spelled] = None
