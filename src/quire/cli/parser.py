@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 from quire.cli.layers import LayerValue, config_layer, environment_layer
 from quire.foreign import nearest
+from quire.platform.streams import say
 
 __all__ = ["CommandParser", "print_error", "print_note"]
 
@@ -188,9 +189,9 @@ class CommandParser(argparse.ArgumentParser):
 
 def print_error(message: str) -> None:
     """One line on stderr, in the form that all commands use."""
-    print(f"quire: error: {message}", file=sys.stderr)
+    say(f"quire: error: {message}\n")
 
 
 def print_note(message: str) -> None:
     """One line on stderr that changes nothing."""
-    print(f"quire: {message}", file=sys.stderr)
+    say(f"quire: {message}\n")
