@@ -344,6 +344,7 @@ def test_metrics_count(scope: dict[str, Any]) -> None:
     assert after["vllm:prefix_cache_queries"] - before["vllm:prefix_cache_queries"] == len(
         output.prompt_token_ids
     )
+    assert after["quire:prefill_tokens_per_second"] > 0
     times = output.metrics
     assert times.queued_ts <= times.scheduled_ts <= times.first_token_ts <= times.last_token_ts
     assert times.num_generation_tokens == 3

@@ -188,5 +188,6 @@ async def _tick(services: Services) -> None:
             continue
         stats = client.stats
         services.waiting.observe(stats.prompt_tokens_total - stats.cached_tokens_total)
+        services.waiting.observe_speed(stats.prefill_tokens_per_s)
         if not settings.disable_log_stats:
             line.tick(stats, services.metrics)

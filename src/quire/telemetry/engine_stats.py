@@ -36,6 +36,7 @@ class SchedulerStats:
     num_host_blocks, num_used_host_blocks: of the swap space.
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
+    prefill_tokens_per_s: over the last steps that computed prompts; 0.0 before there was one.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
@@ -56,6 +57,10 @@ class SchedulerStats:
         ("vllm:prefix_cache_hits", "Prompt tokens found."),
     )
     steps_total: int = _reading(("quire:engine_steps", "Steps of the engine."))
+    prefill_tokens_per_s: float = _reading(
+        ("quire:prefill_tokens_per_second", "Prompt tokens per second, of the last such steps."),
+        default=0.0,
+    )
 
     @property
     def kv_cache_usage(self) -> float:
