@@ -46,7 +46,8 @@ skip_clone=True  logits_processors=None  flat_logprobs=False  skip_reading_prefi
 thinking_token_budget=None
 """
 SAMPLING_EXPLAINED = """
-best_of=4  structured_outputs=object()  guided_decoding=object()  extra_args={"a":1}
+best_of=4  structured_outputs=object()  structured_outputs=str  guided_decoding=object()
+extra_args={"a":1}
 use_beam_search=True  flat_logprobs=True  thinking_token_budget=5  max_token=4  temprature=1
 """
 
@@ -389,8 +390,11 @@ def test_an_async_engine() -> None:
         assert (await read(llm, "stop", stop))[-1].outputs[0].finish_reason == "stop"
 
         assert (await llm.get_tokenizer()).eos_token_id is not None
+        stream = llm.generate("hello", long, "asleep")
+        await anext(stream)
         await llm.sleep()
-        assert await llm.is_sleeping()
+        ended = [output async for output in stream][-1]
+        assert ended.outputs[0].finish_reason == "abort" and await llm.is_sleeping()
         await llm.wake_up()
         await llm.pause_generation(mode="keep")
         paused = asyncio.ensure_future(read(llm, "paused", params))

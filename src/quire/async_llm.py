@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import queue
 import threading
 import time
@@ -68,6 +69,7 @@ class _EngineThread:
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)  # a step must not meet an interpreter that is gone
 
     def do(self, work: Callable[[EngineClient], T]) -> Future[T]:
         """Have the thread do it; its result, or what it raised."""
@@ -81,6 +83,7 @@ class _EngineThread:
 
     def stop(self) -> None:
         """Compute nothing more, and free the engine. May be called twice."""
+        atexit.unregister(self.stop)
         if self._thread.is_alive():
             self._work.put(None)
             if threading.current_thread() is not self._thread:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 __all__ = ["ForeignName", "check_foreign", "explaining", "missing_attribute", "nearest", "shown"]
 
@@ -40,7 +40,7 @@ class ForeignName:
             return False
         if self.neutral is None or value is False:
             return True
-        if value == "" or (hasattr(value, "__len__") and not len(cast("Any", value))):
+        if isinstance(value, Sized) and not len(value):
             return True
         return str(value).lower() in self.neutral
 

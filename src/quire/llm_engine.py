@@ -158,9 +158,11 @@ class LLMEngine:
         return self._next_handle - count
 
     def new_request_id(self) -> str:
-        """One that no request of `LLM` had."""
+        """One that no request of `LLM` had, and that is not open in `add_request`."""
+        while (found := str(self._next_request)) in self._readers:
+            self._next_request += 1
         self._next_request += 1
-        return str(self._next_request - 1)
+        return found
 
     def run_step(self) -> Mapping[str, RequestOutput]:
         """One engine step; the requests that it changed, by id."""
