@@ -69,7 +69,7 @@ class TokenizerFace:
     they are what requests get."""
 
     is_fast = True
-    padding_side = truncation_side = "left"
+    truncation_side = "right"
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
         self._own = tokenizer
@@ -91,10 +91,10 @@ class TokenizerFace:
         max_length: int | None = None,
         **others: Any,
     ) -> list[int]:
-        """Token ids of one text. truncation: to the first `max_length`."""
+        """Token ids of one text. truncation: to the first `max_length`, or `model_max_length`."""
         _check("encode", {"text_pair": text_pair, **others})
         found = self._own.encode(text, add_special_tokens)
-        return found[:max_length] if truncation and max_length is not None else found
+        return found[: max_length or self.model_max_length] if truncation else found
 
     def __call__(
         self,
@@ -174,8 +174,8 @@ class TokenizerFace:
         if not tokenize:
             return rendered.text
         ids = rendered.token_ids
-        if truncation and max_length is not None:
-            ids = ids[:max_length]
+        if truncation:
+            ids = ids[: max_length or self.model_max_length]
         return (
             Encoding({"input_ids": ids, "attention_mask": [1] * len(ids)}) if return_dict else ids
         )
@@ -228,8 +228,8 @@ class TokenizerFace:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens without added ones."""
-        return sum(not self._own.is_added(each) for each in self.get_vocab().values())
+        """Number of tokens of the model's vocabulary, without those that were added to it."""
+        return self._own.num_model_tokens
 
     def get_vocab(self) -> dict[str, int]:
         """Token → id, added tokens included."""
@@ -243,13 +243,14 @@ class TokenizerFace:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Ids that skip_special_tokens leaves out."""
-        return sorted(self._own.special_ids)
+        """Ids of `all_special_tokens`; skip_special_tokens leaves out more, if more were added."""
+        found = (self._own.token_id(token) for token in self.all_special_tokens)
+        return [token_id for token_id in found if token_id is not None]
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Tokens of `all_special_ids`."""
-        return [self._own.token_string(each) or "" for each in self.all_special_ids]
+        """Special tokens that the model's files name."""
+        return self._own.declared_special_tokens
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
