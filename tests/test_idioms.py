@@ -329,6 +329,13 @@ def test_prompts_are_truncated_to_their_end(scope: dict[str, Any]) -> None:
     assert len(output.prompt_token_ids) == 500
 
 
+def test_a_prompt_in_pieces_has_no_end_to_keep(scope: dict[str, Any]) -> None:
+    """Fault: a parameter that is taken and does nothing."""
+    for more in ({"truncate_prompt_tokens": 3}, {"n": 2}, {"prompt_logprobs": 1}):
+        with pytest.raises(ValueError, match="leave them out, or give the prompt whole"):
+            scope["llm"].open_prompt(SamplingParams(**more))
+
+
 def test_prompts_of_different_salts_share_nothing(scope: dict[str, Any]) -> None:
     llm, params = scope["llm"], SamplingParams(max_tokens=1)
     prompt = {"prompt_token_ids": list(range(5, 105))}
