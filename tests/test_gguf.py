@@ -51,7 +51,7 @@ def _answers(model: str | None, quantization: str | None) -> list[list[int]]:
         max_model_len=256,
         quantization=quantization,
     ) as llm:
-        ids = [llm.get_tokenizer().encode(prompt, False) for prompt in PROMPTS]
+        ids = [llm.get_tokenizer().encode(prompt, add_special_tokens=False) for prompt in PROMPTS]
         found = [output.outputs[0].token_ids for output in llm.generate(ids, GREEDY)]
         chat = llm.chat([{"role": "user", "content": "How do I sort a list?"}], GREEDY)
         return [*ids, *found, chat[0].prompt_token_ids, chat[0].outputs[0].token_ids]

@@ -33,7 +33,8 @@ def test_outputs_have_the_shape_that_users_know(llm: LLM) -> None:
     (output,) = llm.generate("import os\n", params)
     assert output.finished
     assert output.prompt == "import os\n"
-    assert llm.get_tokenizer().decode(output.prompt_token_ids) == "import os\n"
+    own = llm.get_tokenizer()
+    assert own.decode(output.prompt_token_ids, skip_special_tokens=True) == "import os\n"
     assert output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
     for token, position in zip(
@@ -48,7 +49,7 @@ def test_outputs_have_the_shape_that_users_know(llm: LLM) -> None:
         chosen = [p[t] for p, t in zip(sample.logprobs, sample.token_ids, strict=True)]
         assert all(entry.rank == 1 for entry in chosen)
         assert sample.cumulative_logprob == pytest.approx(sum(e.logprob for e in chosen))
-        assert sample.text == llm.get_tokenizer().decode(sample.token_ids)
+        assert sample.text == own.decode(sample.token_ids, skip_special_tokens=True)
 
 
 def test_prompts_of_every_form(llm: LLM) -> None:
@@ -238,7 +239,7 @@ def test_a_second_thread_is_told(llm: LLM) -> None:
         except EngineError as error:
             failures.append(error)
 
-    with llm._in_use:  # as while the first thread is within a step
+    with llm.llm_engine.sole_use():  # as while the first thread is within a step
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

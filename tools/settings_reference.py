@@ -57,7 +57,9 @@ def _values(item: Field[Any]) -> str:
     rules = item.metadata
     if "choices" in rules:
         return ", ".join(f"`{choice}`" for choice in rules["choices"])
-    kind = {"bytes": "size", "count": "count"}.get(rules.get("kind", ""), "")
+    kind = {"bytes": "size", "count": "count", "object": "JSON object"}.get(
+        rules.get("kind", ""), ""
+    )
     kind = kind or str(item.type).removesuffix(" | None").replace("|", "\\|")
     low, high = rules.get("low"), rules.get("high")
     if high is not None:

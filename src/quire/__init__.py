@@ -7,39 +7,64 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM
+    from quire.async_llm import AsyncLLM as AsyncLLMEngine
+    from quire.engine_args import AsyncEngineArgs, EngineArgs
     from quire.errors import ConfigError, EngineError, QuireError, RequestError
+    from quire.inputs import PromptType, TextPrompt, TokensPrompt
     from quire.llm import LLM
+    from quire.llm_engine import LLMEngine
     from quire.protocol.beam_search import BeamSearchParams
     from quire.protocol.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
         CompletionOutput,
         Logprob,
+        RequestMetrics,
         RequestOutput,
     )
-    from quire.protocol.sampling_params import SamplingParams
+    from quire.protocol.sampling_params import RequestOutputKind, SamplingParams
     from quire.protocol.scheduling_params import SchedulingParams
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
     "ConfigError",
+    "EngineArgs",
     "EngineError",
+    "LLMEngine",
     "Logprob",
+    "PromptType",
     "QuireError",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SchedulingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncEngineArgs": "quire.engine_args",
+    "AsyncLLM": "quire.async_llm",
+    "EngineArgs": "quire.engine_args",
+    "LLMEngine": "quire.llm_engine",
+    "PromptType": "quire.inputs",
+    "RequestMetrics": "quire.protocol.outputs",
+    "RequestOutputKind": "quire.protocol.sampling_params",
+    "TextPrompt": "quire.inputs",
+    "TokensPrompt": "quire.inputs",
     "LLM": "quire.llm",
     "BeamSearchOutput": "quire.protocol.outputs",
     "BeamSearchParams": "quire.protocol.beam_search",
@@ -58,8 +83,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Public names are imported on first use, so that `import quire` costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'quire' has no attribute {name!r}")
     import importlib
 
+    if name == "AsyncLLMEngine":  # as vLLM's users also call it
+        name = "AsyncLLM"
+    if name not in _HOMES:
+        raise importlib.import_module("quire.idioms").missing_name("quire", name, __all__)
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,7 +6,8 @@
     │   └── EngineUnavailableError    requests cannot be taken, now or any more (HTTP 503)
     └── ConfigError    the engine cannot start as asked: wrong path, unsupported value, broken file
 
-A message has three parts: what, the value, what to do.
+A message has three parts: what, the value, what to do. RequestError and ConfigError are also
+ValueErrors: scripts that were written for other engines catch those.
 """
 
 __all__ = ["ConfigError", "EngineError", "EngineUnavailableError", "QuireError", "RequestError"]
@@ -16,7 +17,7 @@ class QuireError(Exception):
     """Base of everything that quire raises on purpose."""
 
 
-class RequestError(QuireError):
+class RequestError(QuireError, ValueError):
     """A request cannot be served as it was asked; nothing else is affected."""
 
 
@@ -28,5 +29,5 @@ class EngineUnavailableError(EngineError):
     """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
 
 
-class ConfigError(QuireError):
+class ConfigError(QuireError, ValueError):
     """The engine cannot start with these settings, on this machine, or from these files."""

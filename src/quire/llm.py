@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
-from quire.bundled import bundled_model_path
-from quire.config.settings import EngineSettings
-from quire.engine.build import Engine, build_engine
+from quire.engine.build import Engine
 from quire.engine.clients.prompt_stream import PromptStream
-from quire.errors import EngineError, RequestError
+from quire.engine_args import EngineArgs
+from quire.errors import RequestError
+from quire.foreign import check_foreign, missing_attribute
+from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
+from quire.llm_engine import LLMEngine, built_engine
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
-    ControlOp,
     ListPins,
     Pause,
     PauseMode,
-    Report,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -34,20 +32,20 @@ from quire.protocol.control import (
     Wake,
 )
 from quire.protocol.outputs import BeamSearchOutput, RequestOutput
-from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
-from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
+from quire.protocol.sampling_params import RequestOutputKind, SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
-    OutputAssembler,
+    OutputReader,
     Prompt,
     PromptPieces,
     RenderedPrompt,
-    RequestRenderer,
-    Tokenizer,
+    TokenizerFace,
     beam_search_output,
 )
 from quire.rendering.lists import as_list, holds_lists, holds_messages
 from quire.rendering.progress import GenerationProgress
+from quire.telemetry.engine_stats import Metric, scheduler_metrics
 
 __all__ = ["LLM"]
 
@@ -71,16 +69,14 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        chosen = {"model": str(bundled_model_path()) if model is None else model, **settings}
-        self._engine: Engine = build_engine(EngineSettings.from_options(chosen))
-        eos = self._engine.eos_token_ids
-        seed = self._engine.resolved.settings.seed
-        self._requests = RequestRenderer(self._engine.renderer, eos, seed)
-        self._assembler = OutputAssembler(self._engine.renderer, eos)
-        self._in_use = threading.Lock()
-        self._next_handle = 0
-        self._next_request = 0
-        self._media: set[int] = set()  # handles of what the engine was given
+        self._llm_engine = LLMEngine(built_engine({**settings, "model": model}))
+        self._engine: Engine = self._llm_engine.engine
+        self._enqueued: list[RequestOutput] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An engine with these settings."""
+        return cls(**engine_args.given)
 
     # --- generating -----------------------------------------------------------------------------
 
@@ -88,22 +84,26 @@ class LLM:
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: ParamsArgument = None,
-        *,
         use_tqdm: bool = True,
+        *,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs come in the order of the prompts.
 
         prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, {"prompt_embeds":
-        float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them.
+        float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them. Texts
+        and ids may have a `cache_salt`, and share cached prefixes with their like alone.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
         priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
-        and deadlines, tenants and weights. Each is one for all, or one per prompt.
+        and deadlines, tenants and weights. Each is one for all, or one per prompt. others:
+        arguments that vLLM has and that ask for nothing here, such as lora_request=None.
 
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
         """
+        check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
@@ -113,19 +113,26 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: ParamsArgument = None,
-        *,
         use_tqdm: bool = True,
+        *,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
+        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the model's chat template.
 
-        messages: [{"role": …, "content": …}, …], or a list of such lists. Errors as in `generate`.
+        messages: [{"role": …, "content": …}, …], or a list of such lists. chat_template: the text
+        of another one. continue_final_message: the answer goes on with the last message; then
+        add_generation_prompt is False. Errors, and others, as in `generate`.
         """
+        check_foreign(RequestError, "chat", CALL_ARGUMENTS, others)
+        renderer = self._engine.renderer
+        template = None if chat_template is None else renderer.request_template(chat_template)
         is_single = not holds_lists(messages)
         conversations = [messages] if is_single else messages
         rendered = [
@@ -134,6 +141,7 @@ class LLM:
                 tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                chat_template=template,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations
@@ -149,9 +157,11 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
+        **others: Any,
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations that a beam search finds of each prompt, best
         first. Prompts and errors as in `generate`."""
+        check_foreign(RequestError, "beam_search", CALL_ARGUMENTS, others)
         if not isinstance(params, BeamSearchParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
         items, is_single = as_list(prompts)
@@ -161,7 +171,8 @@ class LLM:
         outputs = self._run(
             rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules
         )
-        return [beam_search_output(output, rules, self.get_tokenizer()) for output in outputs]
+        tokenizer = self._engine.renderer.tokenizer
+        return [beam_search_output(output, rules, tokenizer) for output in outputs]
 
     def stream(
         self,
@@ -172,28 +183,48 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Complete one prompt and yield its growing output after every step that changed it.
 
-        The same object is yielded each time. Leaving the loop early ends the request. Raises
+        The same object is yielded each time, unless the parameters have another output_kind: the
+        news alone, or the end alone. Leaving the loop early ends the request. Raises
         RequestError if the prompt cannot be served.
         """
         rendered = self._engine.renderer.render_prompt(prompt)
         (params,) = self._params_for([rendered], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
-        first = self._next_handle
+        first = self._llm_engine.next_handle
         handles = range(first, first)
-        shown = (0, False)
         try:
-            output = self._add(rendered, params, scheduling)
-            handles = range(first, self._next_handle)
-            # Other calls, made while this one pauses, also let its output grow.
-            while shown != (now := _extent(output)) or not output.finished:
-                if now == shown:
-                    self._step()
-                    continue
-                shown = now
-                yield output
+            output = self._llm_engine.add(rendered, params, scheduling)
+            handles = range(first, self._llm_engine.next_handle)
+            if params.output_kind is RequestOutputKind.CUMULATIVE:
+                yield from self._grow(output)
+            else:
+                yield from self._read(output, params.output_kind)
             _raise_error(output)
         finally:
-            self._abort(handles)
+            self._llm_engine.abort(handles)
+
+    def _grow(self, output: RequestOutput) -> Iterator[RequestOutput]:
+        """It, whenever it has grown."""
+        shown = (0, False)
+        # Other calls, made while this one pauses, also let its output grow.
+        while shown != (now := _extent(output)) or not output.finished:
+            if now == shown:
+                self._llm_engine.run_step()
+                continue
+            shown = now
+            yield output
+
+    def _read(self, output: RequestOutput, kind: RequestOutputKind) -> Iterator[RequestOutput]:
+        """Copies of it, as its `kind` wants them."""
+        reader = OutputReader(output, kind)
+        while True:
+            is_last = output.finished
+            if (found := reader.read()) is not None and output.error is None:
+                yield found
+            if is_last:
+                return
+            if not output.finished:
+                self._llm_engine.run_step()
 
     def open_prompt(
         self,
@@ -210,10 +241,10 @@ class LLM:
         empty = RenderedPrompt([])
         (params,) = self._params_for([empty], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
-        handle = self._next_handle
-        self._next_handle += 2
-        request = self._requests.render(
-            self._new_request_id(),
+        engine = self._llm_engine
+        handle = engine.take_handles(2)
+        request = engine.requests.render(
+            engine.new_request_id(),
             handle,
             empty,
             params,
@@ -225,8 +256,8 @@ class LLM:
             params,
             PromptPieces(self._engine.renderer),
             self._engine.client,
-            self._assembler,
-            self._step,
+            engine.assembler,
+            engine.run_step,
         )
 
     # --- pinned prefixes ------------------------------------------------------------------------
@@ -237,8 +268,9 @@ class LLM:
         """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
         block too, for `ttl_s` seconds or until `unpin_prefix`.
 
-        prompt: as in `generate`, or the first messages of conversations. Raises RequestError if it
-        cannot be served, or takes more of the cache than may be pinned.
+        prompt: as in `generate`, or the first messages of conversations. An equal prefix is pinned
+        once, for as long as either call asked. Raises RequestError if it cannot be served, or takes
+        more of the cache than may be pinned.
         """
         renderer = self._engine.renderer
         if holds_messages(prompt):
@@ -249,16 +281,18 @@ class LLM:
         is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
         if ttl_s is not None and not (is_number and ttl_s > 0):
             raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
-        handle = self._next_handle
+        engine = self._llm_engine
+        handle = engine.next_handle
         try:
             ttl = math.inf if ttl_s is None else ttl_s
-            output = self._add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=ttl)
+            output = engine.add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=ttl)
             while not output.finished:
-                self._step()
+                engine.run_step()
         finally:
-            self._abort(range(handle, handle + 1))
+            engine.abort(range(handle, handle + 1))
         _raise_error(output)
-        found = next((pin for pin in self.pinned_prefixes() if pin.handle == handle), None)
+        key = prefix_key(output.prompt_token_ids, rendered.salt, is_shared=False)
+        found = next((pin for pin in self.pinned_prefixes() if pin.key == key), None)
         if found is None:
             raise RequestError("the prefix was let go again already: give a longer ttl_s")
         return found
@@ -280,12 +314,12 @@ class LLM:
         from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode: of
         open streams, as in `pause`; those that are kept are computed again. Cached and pinned
         prefixes are lost."""
-        self._control(Sleep(level, mode))
+        self._llm_engine.control(Sleep(level, mode))
 
     def wake_up(self) -> None:
         """Take memory again after `sleep`, and go on. ConfigError if it has gone to somebody else
         meanwhile; then the engine sleeps on."""
-        self._control(Wake())
+        self._llm_engine.control(Wake())
 
     @property
     def is_sleeping(self) -> bool:
@@ -294,16 +328,16 @@ class LLM:
     def pause(self, mode: PauseMode = "abort") -> None:
         """Compute nothing until `resume`. mode: "keep" lets open streams stand still, "wait" lets
         those go on to their end that the engine has admitted, "abort" ends them."""
-        self._control(Pause(mode))
+        self._llm_engine.control(Pause(mode))
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._control(Resume())
+        self._llm_engine.control(Resume())
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes but pinned ones. reset_running_requests: requests that are
         under way are computed again too, so that no K/V from before is left. Returns True."""
-        self._control(ResetPrefixCache(reset_running_requests))
+        self._llm_engine.control(ResetPrefixCache(reset_running_requests))
         return True
 
     def update_weights(self, tensors: Mapping[str, Any]) -> int:
@@ -313,21 +347,45 @@ class LLM:
 
         tensors: torch tensors or arrays.
         """
-        return self._control(UpdateWeights(tensors)).weights_version
+        return self._llm_engine.control(UpdateWeights(tensors)).weights_version
 
     def start_profile(self, directory: str = "quire-profile") -> None:
         """Record what steps do; a trace is written to `directory` by `stop_profile`."""
-        self._control(StartProfile(directory))
+        self._llm_engine.control(StartProfile(directory))
 
     def stop_profile(self) -> str:
         """End the recording. The file, in Chrome's trace format."""
-        return self._control(StopProfile()).profile
-
-    def _control(self, op: ControlOp) -> Report:
-        with self._sole_use():
-            return self._engine.client.control(op)
+        return self._llm_engine.control(StopProfile()).profile
 
     # --- running --------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: ParamsArgument = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
+        **others: Any,
+    ) -> list[str]:
+        """Queue prompts without computing them; `wait_for_completion` does. Their ids, in order."""
+        check_foreign(RequestError, "enqueue", CALL_ARGUMENTS, others)
+        items, _ = as_list(prompts)
+        rendered = [self._render_prompt(prompt) for prompt in items]
+        scheduling = scheduling_for(len(rendered), scheduling_params, priority)
+        asked = zip(rendered, self._params_for(rendered, sampling_params), scheduling, strict=True)
+        outputs = [self._admit(*each, None) for each in asked]
+        self._enqueued += outputs
+        return [output.request_id for output in outputs]
+
+    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Complete all that was enqueued; outputs in that order, as `generate` gives those of a
+        list."""
+        outputs, self._enqueued = self._enqueued, []
+        self._complete(outputs, use_tqdm)
+        for output in outputs:
+            _log_error(output)
+        return outputs
 
     def _run(
         self,
@@ -340,65 +398,29 @@ class LLM:
         beams: BeamRules | None = None,
     ) -> list[RequestOutput]:
         params = self._params_for(rendered, sampling_params)
-        first_handle = self._next_handle
-        with GenerationProgress(len(rendered), shown=use_tqdm) as progress:
-            try:
-                asked = zip(rendered, params, scheduling, strict=True)
-                outputs = [self._admit(*each, beams) for each in asked]
-                progress.failed(sum(output.finished for output in outputs))
-                running = {output.request_id for output in outputs if not output.finished}
-                while running:
-                    changed = self._step()
-                    ended = [changed[i] for i in running & changed.keys() if changed[i].finished]
-                    progress.update(ended)
-                    running.difference_update(output.request_id for output in ended)
-            finally:
-                self._abort(range(first_handle, self._next_handle))
+        first_handle = self._llm_engine.next_handle
+        try:
+            asked = zip(rendered, params, scheduling, strict=True)
+            outputs = [self._admit(*each, beams) for each in asked]
+            self._complete(outputs, use_tqdm)
+        finally:
+            self._llm_engine.abort(range(first_handle, self._llm_engine.next_handle))
         for output in outputs:
-            if output.error is not None and is_single:
+            if is_single:
                 _raise_error(output)
-            if output.error is not None:
-                logger.warning("request %s failed: %s", output.request_id, output.error)
+            _log_error(output)
         return outputs
 
-    def _step(self) -> Mapping[str, RequestOutput]:
-        """One engine step; the requests that it changed, by id."""
-        if self._engine.client.report.is_paused and self._engine.client.waits_for_input:
-            raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
-        with self._sole_use():
-            update = self._assembler.process(self._engine.client.step())
-            if update.aborts:
-                self._engine.client.abort(update.aborts)
-            return update.requests
-
-    @contextmanager
-    def _sole_use(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False):
-            raise EngineError(
-                "another thread is using this LLM: use it from one thread at a time, or start one "
-                "LLM per thread"
-            )
-        try:
-            yield
-        finally:
-            self._in_use.release()
-
-    def _abort(self, handles: range) -> None:
-        """Leave nothing of a call behind: after Ctrl-C, an error, or a stream cut short."""
-        live = [handle for handle in self._assembler.handles() if handle in handles]
-        if live:
-            self._assembler.drop(live)
-            self._engine.client.abort(live)
-        client = self._engine.client
-        while client.has_unfinished and not self._assembler.has_unfinished:
-            if client.waits_for_input:
-                break
-            client.step()
-        self._drop_media([handle for handle in self._media if handle in handles])
-
-    def _drop_media(self, handles: Sequence[int]) -> None:
-        self._media.difference_update(handles)
-        self._engine.client.drop_media(handles)
+    def _complete(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
+        """Run steps until these have ended."""
+        with GenerationProgress(len(outputs), shown=use_tqdm) as progress:
+            progress.failed(sum(output.finished for output in outputs))
+            running = {output.request_id for output in outputs if not output.finished}
+            while running:
+                changed = self._llm_engine.run_step()
+                ended = [changed[i] for i in running & changed.keys() if changed[i].finished]
+                progress.update(ended)
+                running.difference_update(output.request_id for output in ended)
 
     def _admit(
         self,
@@ -410,55 +432,19 @@ class LLM:
         """Add a request; one that is refused becomes an output that says why."""
         if isinstance(rendered, RenderedPrompt):
             try:
-                return self._add(rendered, params, scheduling, beams)
+                return self._llm_engine.add(rendered, params, scheduling, beams)
             except RequestError as error:
                 refused, prompt = error, rendered
         else:
             refused, prompt = rendered, RenderedPrompt([], None)
         return RequestOutput(
-            self._new_request_id(),
+            self._llm_engine.new_request_id(),
             prompt.text,
             prompt.token_ids,
             outputs=[],
             finished=True,
             error=str(refused),
         )
-
-    def _add(
-        self,
-        prompt: RenderedPrompt,
-        params: SamplingParams,
-        scheduling: SchedulingParams,
-        beams: BeamRules | None = None,
-        pin_seconds: float | None = None,
-    ) -> RequestOutput:
-        prompt = self._with_media(prompt)
-        request_id, handle = self._new_request_id(), self._next_handle
-        self._next_handle += params.n
-        now = time.monotonic()
-        try:
-            request = self._requests.render(request_id, handle, prompt, params, now, beams)
-            request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
-            output = self._assembler.add(request_id, handle, prompt, params)
-            self._engine.client.add(request)
-        except RequestError:
-            self._assembler.drop(range(handle, handle + params.n))
-            self._drop_media([each.span.handle for each in prompt.media])
-            raise
-        return output
-
-    def _with_media(self, prompt: RenderedPrompt) -> RenderedPrompt:
-        """The prompt when the engine has been given its embeddings, if it has some."""
-        if prompt.embeds is None:
-            return prompt
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
-        info = self._engine.client.put_media(handle, prompt.embeds)
-        self._media.add(handle)
-        return RenderedPrompt.of_embeds(info, handle)
-
-    def _new_request_id(self) -> str:
-        self._next_request += 1
-        return str(self._next_request - 1)
 
     def _render_prompt(self, prompt: Prompt) -> RenderedPrompt | RequestError:
         try:
@@ -500,9 +486,19 @@ class LLM:
         """What the model's generation_config.json recommends, over the defaults of the class."""
         return SamplingParams.from_optional(self._engine.default_sampling)
 
-    def get_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None with skip_tokenizer_init."""
-        return self._engine.renderer.tokenizer
+    def get_tokenizer(self) -> TokenizerFace | None:
+        """The model's tokenizer, with the names that users of `transformers` know; None with
+        skip_tokenizer_init."""
+        return self._llm_engine.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """Readings of the engine, by the names that /metrics of a server has."""
+        return scheduler_metrics(self._engine.client.stats())
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """Requests by their ids, step by step."""
+        return self._llm_engine
 
     @property
     def engine(self) -> Engine:
@@ -514,6 +510,9 @@ class LLM:
     def shutdown(self) -> None:
         """Free the model and the cache. May be called twice."""
         self._engine.client.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute("LLM", name, MISSING_METHODS)
 
     def __enter__(self) -> LLM:
         return self
@@ -530,6 +529,11 @@ class LLM:
 def _extent(output: RequestOutput) -> tuple[int, bool]:
     """Number of tokens so far, and whether the output has ended."""
     return sum(len(completion.token_ids) for completion in output.outputs), output.finished
+
+
+def _log_error(output: RequestOutput) -> None:
+    if output.error is not None:
+        logger.warning("request %s failed: %s", output.request_id, output.error)
 
 
 def _raise_error(output: RequestOutput) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -151,6 +152,25 @@ def test_the_table_and_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {len(body["prompt"]) for body in bodies} == {5}
     assert {token for body in bodies for token in body["prompt"]} == {3, 5, 9}
     assert all(body["max_tokens"] == 3 and body["ignore_eos"] for body in bodies)
+
+
+def test_each_run_draws_new_prompts_unless_a_seed_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fault: a repeated run measures the prefix cache of the server."""
+
+    def run(*flags: str) -> list[list[int]]:
+        script = Script()
+        with serve_script(script) as url:
+            arguments = ["--url", url, "--vocab-size", "30000", "--num-warmups", "0", *flags]
+            assert main(["bench", "serve", *SMALL, *arguments]) == 0
+        return sorted(body["prompt"] for path, body in script.seen if "/completions" in path)
+
+    first, second = run(), run()
+    assert not {tuple(ids) for ids in first} & {tuple(ids) for ids in second}
+    seed = re.findall(r"--bench-seed (\d+) repeats them", capsys.readouterr().err)[-1]
+    assert run("--bench-seed", seed) == second
+    assert "repeats them" not in capsys.readouterr().err
 
 
 def test_chats_are_made_of_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
+from quire.bundled import bundled_model_path
 from quire.cli.answer import print_answer
 from quire.cli.flags import source as source_flags
 from quire.cli.main import main
 from quire.cli.text_source import Piece, ServerSource
+from quire.client import ServerAddress
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 
@@ -53,6 +58,142 @@ def test_a_conversation_remembers_and_forgets(
     assert shown.err.count("first token after ") == 3
     assert "3 tokens in " in shown.err
     assert "/reset forgets" in shown.err
+
+
+def test_a_full_context_forgets_the_oldest_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: every further message is refused, and the conversation is over."""
+    lines(monkeypatch, "1", "2", "3", "4")
+    script = Script(max_messages=4)
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url, "--system-prompt", "Be brief."]) == 0
+    asked = [[message["content"] for message in body["messages"]] for _, body in script.seen]
+    said = "Hello there."
+    assert asked == [
+        ["Be brief.", "1"], ["Be brief.", "1", said, "2"], ["Be brief.", "1", said, "2", said, "3"],
+        ["Be brief.", "2", said, "3"], ["Be brief.", "2", said, "3", said, "4"],
+        ["Be brief.", "3", said, "4"],
+    ]  # fmt: skip
+    shown = capsys.readouterr()
+    assert shown.err.count("so the oldest turn of the conversation will not be seen any more") == 2
+    assert shown.out == f"{said}\n" * 4
+
+
+def test_room_is_made_before_an_answer_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: a prompt that just fits leaves an answer of one token."""
+    lines(monkeypatch, "1", "2", "3")
+    script = Script(num_prompt_tokens=230)
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url]) == 0
+    assert [len(body["messages"]) for _, body in script.seen] == [1, 1, 1]
+    assert capsys.readouterr().err.count("context is full") == 2
+
+
+def test_a_message_that_never_fits_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(monkeypatch, "1", "2")
+    with serve_script(Script(max_messages=0)) as url:
+        assert main(["chat", "--url", url]) == 0
+    assert capsys.readouterr().err.count("maximum context length is 256") == 2
+
+
+def test_the_engines_own_context_is_kept_within(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(monkeypatch, *["Please tell me something about the sea, and the sky above it."] * 6)
+    assert main(["chat", *ENGINE, "--temperature", "0", "--max-tokens", "16"]) == 0
+    shown = capsys.readouterr().err
+    assert "of the conversation will not be seen any more" in shown
+    assert shown.count("first token after") == 6 and "error" not in shown
+    lines(monkeypatch, "word " * 300)
+    assert main(["chat", *ENGINE]) == 0
+    assert "the context length is 128. Send less" in capsys.readouterr().err
+
+
+def test_a_conversation_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, nowhere = tmp_path / "said.json", tmp_path / "none" / "said.json"
+    lines(monkeypatch, "Grüße", f"/save {file}", f"/save {file}", f"/save {nowhere}", "/save")
+    with serve_script(Script()) as url:
+        assert main(["chat", "--url", url, "--system-prompt", "S"]) == 0
+    messages = json.loads(file.read_text(encoding="utf-8"))
+    assert [message["content"] for message in messages] == ["S", "Grüße", "Hello there."]
+    shown = capsys.readouterr().err
+    assert f"3 messages are in {file}." in shown and "is there already" in shown
+    assert "cannot be written (No such file or directory)" in shown and "/save FILE writes" in shown
+
+
+def test_variables_of_openais_clients_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_script(Script(api_key="k" * 16)) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+        assert main(["chat", "-q", "Hi"]) == 2
+        monkeypatch.setenv("OPENAI_API_KEY", "k" * 16)
+        assert main(["chat", "-q", "Hi"]) == 0
+        assert main(["complete", "-q", "Hi"]) == 0
+        assert main(["chat", "-q", "Hi", "--api-key", "other"]) == 2
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9")
+        assert main(["chat", "-q", "Hi", "--url", url]) == 0
+        assert main(["chat", "-q", "Hi"]) == 1, "a server that was named is not passed over"
+    assert capsys.readouterr().out == "Hello there.\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://models.example", "secret"),
+        ("http://localhost:8000", "secret"),
+        ("http://models.example", None),
+    ],
+)
+def test_a_key_of_the_environment_crosses_no_network_in_the_clear(
+    url: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert source_flags.openai_key(ServerAddress.parse(url)) == sent
+
+
+@pytest.mark.parametrize(
+    ("card", "flags", "sent"),
+    [
+        ({"default_sampling_params": {}}, [], {"temperature": 0.7, "min_p": 0.05}),
+        ({"default_sampling_params": {"max_tokens": 9}}, [], {"temperature": 0.7, "min_p": 0.05}),
+        ({"default_sampling_params": {}}, ["--top-p", "0.9"], {"temperature": 0.7, "top_p": 0.9}),
+        ({"default_sampling_params": {}}, ["--temperature", "0"], {"temperature": 0.0}),
+        (
+            {"default_sampling_params": {}},
+            ["--temperature", "1", "--min-p", "0", "--seed", "3"],
+            {"temperature": 1.0, "min_p": 0.0, "seed": 3},
+        ),
+        ({"default_sampling_params": {"temperature": 0.3}}, [], {}),
+        ({"default_sampling_params": {"top_k": 5}}, ["--seed", "3"], {"seed": 3}),
+        ({}, [], {}),
+    ],
+    ids=str,
+)
+def test_a_model_without_sampling_defaults_does_not_babble(
+    card: dict[str, object],
+    flags: list[str],
+    sent: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fault: a small model samples at temperature 1 over the whole vocabulary."""
+    lines(monkeypatch, "Hi", "And?")
+    script = Script(card=card)
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url, *flags]) == 0
+    names = ("temperature", "min_p", "top_p", "top_k", "seed")
+    for _, body in script.seen:
+        assert {name: body[name] for name in names if name in body} == sent
+    ours = [name for name in sent if f"--{name.replace('_', '-')}" not in flags]
+    assert capsys.readouterr().err.count("states no sampling defaults") == bool(ours)
 
 
 def test_complete_one_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +281,20 @@ def test_the_engine_of_this_process_answers_and_remembers(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) >= 2
     assert "8 tokens in " in shown.err
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_model_in_this_process_tells_its_defaults(
+    stated: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(bundled_model_path(), model)
+    if not stated:
+        (model / "generation_config.json").unlink()
+    assert main(["chat", str(model), *ENGINE, "-q", "Hi", "--max-tokens", "2"]) == 0
+    assert ("so the chat uses --temperature 0.7 and --min-p 0.05" in capsys.readouterr().err) != (
+        stated
+    )
 
 
 def test_without_a_server_the_bundled_model_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,7 +234,7 @@ def test_what_is_missing_is_refused_and_not_ignored(arguments: tuple[str, ...]) 
     ("flag", "sentence"),
     [
         ("--no-enable-chunked-prefill", "long prompts are always computed in chunks"),
-        ("--no-async-scheduling", "use --depth 1"),
+        ("--no-async-scheduling", "set depth to 1"),
         ("--no-enable-tokenizer-info-endpoint", "it is always there"),
     ],
 )

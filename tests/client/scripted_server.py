@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,20 +19,25 @@ __all__ = ["Script", "serve_script"]
 class Script:
     """words: an answer's pieces, each a chunk and a token. gap_s: between two. fail: what goes
     wrong with a completion: "refuse" (400), "error" (in the stream), "cut" (no [DONE]), "reset".
-    starting: how often `/v1/models` answers 503 first. seen: bodies that came, by path."""
+    starting: how often `/v1/models` answers 503 first. card: more of what it says of the
+    first model. max_messages: more of them are refused. num_prompt_tokens: what usage says.
+    seen: bodies that came, by path."""
 
     words: Sequence[str] = ("Hello", " there", ".")
     gap_s: float = 0.0
     fail: str | None = None
     starting: int = 0
     api_key: str | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+    max_messages: int = 1000
+    num_prompt_tokens: int = 4
     num_connections: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     closed_early: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
-def serve_script(script: Script) -> Iterator[str]:
+def serve_script(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The server's address, while it runs."""
 
     class Handler(_Handler):
@@ -40,10 +46,13 @@ def serve_script(script: Script) -> Iterator[str]:
     Handler.script = script
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -67,7 +76,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.script.starting -= 1
             self._reply(503, {"error": {"message": "The engine is starting (loading)."}})
         elif self._is_allowed():
-            self._reply(200, {"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
+            self._reply(
+                200,
+                {
+                    "data": [
+                        {"id": "tiny", "max_model_len": 256, **self.script.card},
+                        {"id": "other"},
+                    ]
+                },
+            )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -78,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(200, {"tokens": [3, 5, 9, 3]})
         elif self.path == "/detokenize":
             self._reply(200, {"prompt": " ".join(map(str, body["tokens"]))})
+        elif len(body.get("messages", ())) > self.script.max_messages:
+            said = "This model's maximum context length is 256 tokens."
+            self._reply(400, {"error": {"message": said}})
         elif self.script.fail == "refuse":
             self._reply(400, {"error": {"message": "temperature is 9.0. Give at most 2."}})
         else:
@@ -115,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             choice = {"delta": {"content": word}} if is_chat else {"text": word}
             ends = "stop" if index == len(words) - 1 else None
             self._event({"choices": [{**choice, "finish_reason": ends}]})
-        usage = {"prompt_tokens": 4, "completion_tokens": len(words)}
+        usage = {"prompt_tokens": self.script.num_prompt_tokens, "completion_tokens": len(words)}
         self._event({"choices": [], "usage": usage})
         if self.script.fail != "cut":
             self._chunk(b": a comment\n\ndata: [DONE]\n\n")

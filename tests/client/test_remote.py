@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from quire.client import RemoteServer, ServerAddress
@@ -92,3 +96,48 @@ def test_no_server() -> None:
     assert not server.is_there()
     with pytest.raises(EngineError, match=r"No server answers at .*:9 .*quire serve"):
         server.models()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 with its key, which nobody signed."""
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    made = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(file), "-days", "2", "-subj", "/CN=me"]
+    asked = ["openssl", "req", "-x509", *made, "-addext", "subjectAltName=IP:127.0.0.1"]
+    done = subprocess.run(asked, check=True, capture_output=True, text=True)
+    file.write_text(file.read_text() + done.stdout)
+    return file
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_such(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: "No server answers" sends people to start another one."""
+    with serve_script(Script(), tls) as url:
+        with pytest.raises(EngineError, match=r"certificate of the server.*SSL_CERT_FILE"):
+            remote(url).models()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert remote(url).models()[0]["id"] == "tiny"
+        by_name = url.replace("127.0.0.1", "localhost")
+        with pytest.raises(EngineError, match=r"not trusted \(Hostname mismatch"):
+            remote(by_name).models()
+
+
+def test_a_wrong_scheme_is_named_as_such(tls: ssl.SSLContext) -> None:
+    with (
+        serve_script(Script(), tls) as url,
+        pytest.raises(EngineError, match="speaks TLS: give its address with https://"),
+    ):
+        remote(url.replace("https", "http")).models()
+    with (
+        serve_script(Script()) as url,
+        pytest.raises(EngineError, match=r"speaks no TLS.*give its address with http://"),
+    ):
+        remote(url.replace("http", "https")).models()

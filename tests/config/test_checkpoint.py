@@ -59,6 +59,55 @@ def test_missing_shard(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}},
+        {"weight_map": {"a": "model.safetensors", "c": "model.safetensors"}},
+        {"weight_map": {"a": "../model.safetensors"}},
+        {"weight_map": {}},
+        [],
+    ],
+    ids=str,
+)
+def test_a_stale_index_beside_the_one_file(tmp_path: Path, index: Any) -> None:
+    """Fault: a model that was merged into one file does not load, though all of it is there."""
+    write_file(tmp_path / "model.safetensors", {"a": ("F16", [1], 2), "b": ("F16", [1], 2)})
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    found = read_checkpoint(tmp_path)
+    assert set(found.tensors) == {"a", "b"}
+    (note,) = found.left_out
+    assert "model.safetensors is read" in note and f"{INDEX} is left out: " in note
+
+
+def test_of_two_whole_copies_the_one_file_is_read(tmp_path: Path) -> None:
+    for name in ("m-1", "model"):
+        write_file(tmp_path / f"{name}.safetensors", {"a": ("F16", [1], 2)})
+    write_index(tmp_path, {"a": "m-1.safetensors"})
+    assert find_weight_files(tmp_path) == (tmp_path / "model.safetensors",)
+    write_file(tmp_path / "m-1.safetensors", {"a": ("F16", [1], 2), "b": ("F16", [1], 2)})
+    write_index(tmp_path, {"a": "m-1.safetensors", "b": "m-1.safetensors"})
+    found = read_checkpoint(tmp_path)
+    assert found.files == (tmp_path / "m-1.safetensors",) and not found.left_out
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-1])
+    found = read_checkpoint(tmp_path)
+    assert found.files == (tmp_path / "m-1.safetensors",) and "broken" in found.left_out[0]
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    write_index(tmp_path, {"a": "model.safetensors", "b": "m-1.safetensors"})
+    assert read_checkpoint(tmp_path).tensors["a"].file.name == "model.safetensors"
+
+
+def test_what_trainers_leave_beside_weights_is_none(tmp_path: Path) -> None:
+    """Fault: an adapter that lies beside the shards is read as one."""
+    write_file(tmp_path / "adapter_model.safetensors", {"lora": ("F16", [1], 2)})
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors alone, which is no model"):
+        read_checkpoint(tmp_path)
+    write_file(tmp_path / "m-1.safetensors", {"a": ("F16", [1], 2)})
+    found = read_checkpoint(tmp_path)
+    assert set(found.tensors) == {"a"} and "adapter_model.safetensors" in found.left_out[0]
+
+
 def test_index_that_leaves_the_folder(tmp_path: Path) -> None:
     """Catches an index that makes the engine read files elsewhere on the machine."""
     write_index(tmp_path, {"a": "../secret.safetensors"})

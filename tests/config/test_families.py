@@ -21,6 +21,8 @@ from quire.config.model_spec import (
     RopeSpec,
     YarnScaling,
 )
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
 from quire.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
@@ -284,7 +286,7 @@ def test_opt(tmp_path: Path) -> None:
 
 REFUSED = [
     ({"architectures": ["FooForCausalLM"]}, "FooForCausalLM.*LlamaForCausalLM"),
-    ({"architectures": ...}, "architecture not stated"),
+    ({"architectures": ..., "model_type": ...}, "architecture not stated"),
     ({"hidden_size": ...}, "'hidden_size' is missing"),
     ({"hidden_size": "64"}, "hidden_size='64' must be of type int"),
     ({"hidden_size": True}, "hidden_size=True must be of type int"),
@@ -329,3 +331,30 @@ def test_broken_config(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json: "):
         read_model_spec(tmp_path)
+
+
+@pytest.mark.parametrize("architectures", [None, [], ...])
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [("llama", "LlamaForCausalLM"), ("qwen3", "Qwen3ForCausalLM")]
+)
+def test_an_architecture_by_the_type_of_the_model(
+    kind: str,
+    architecture: str,
+    architectures: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fault: what a trainer saved without `architectures` does not load."""
+    spec = spec_of(tmp_path, architectures=architectures, model_type=kind)
+    assert spec.architecture == architecture
+    assert f"{architecture} is taken, for model_type='{kind}'" in caplog.text
+    with pytest.raises(ConfigError, match="architecture not stated is not supported"):
+        spec_of(tmp_path, architectures=architectures, model_type="unheard_of")
+
+
+@pytest.mark.parametrize("stated", ["float8_e4m3fn", "int4", "auto", "float64"])
+def test_a_dtype_that_the_user_overrides_need_not_be_known(stated: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="or give the setting dtype"):
+        spec_of(tmp_path, dtype=stated)
+    settings = EngineSettings(model=str(tmp_path), dtype="float32")
+    assert find_model(settings).spec.num_layers

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.kv_layout import KVFormat
+from quire.config.model_spec import LongRopeScaling
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -31,7 +32,7 @@ def test_nothing_is_left_open() -> None:
     chosen_later = {"attention_backend", "attention_isa", "linear_isa"}
     asked_only = {
         "model", "tokenizer", "chat_template", "revision", "download_dir", "kv_cache_memory",
-        "memory_utilization", "swap_space",
+        "memory_utilization", "swap_space", "hf_overrides",
     }  # fmt: skip
     assert open_values == unlimited | chosen_later | asked_only | {"quantization"}
     assert all(decision.reason for decision in plan.decisions)
@@ -47,6 +48,28 @@ def test_float16_becomes_bfloat16_where_the_cpu_has_no_float16() -> None:
     assert native.settings.dtype == "float16"
     asked = resolve(EngineSettings(dtype="float16"), spec, None, make_platform())
     assert asked.settings.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("context", "value", "words"),
+    [
+        (2048, "short factors", "no sequence is longer than the 2,048 tokens of the training"),
+        (2049, "long factors", "of short prompts too; max_model_len=2048 gives those"),
+        (None, "long factors", "of short prompts too; max_model_len=2048 gives those"),
+    ],
+)
+def test_the_plan_says_which_factors_of_longrope_count(
+    context: int | None, value: str, words: str
+) -> None:
+    """Fault: short prompts differ from transformers, and nothing tells why."""
+    scaling = LongRopeScaling((1.0,) * 32, (2.0,) * 32, 2048, 1.2)
+    plain = make_spec()
+    spec = replace(plain, ropes=tuple(replace(rope, scaling=scaling) for rope in plain.ropes))
+    plan = resolve(EngineSettings(max_model_len=context), spec, None, make_platform())
+    decision = next(each for each in plan.decisions if each.name == "longrope")
+    assert decision.value == value and words in decision.reason
+    others = resolve(EngineSettings(max_model_len=context), plain, None, make_platform())
+    assert "longrope" not in {each.name for each in others.decisions}
 
 
 def test_cache_follows_the_model_unless_told() -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from tools.settings_reference import REFERENCE, render_reference
 
+from quire.bundled import bundled_model_path
 from quire.cli.flags.fields import add_field_flags
 from quire.config.resolved import ResolvedScheduler, ResolvedSettings
 from quire.config.settings import SECTIONS, EngineSettings, parse_bytes, parse_count, setting_fields
+from quire.config.startup import find_model
 from quire.errors import ConfigError
 
 
@@ -32,10 +34,66 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
     assert settings.memory_utilization == 1.0
     assert settings.kv_cache_memory == 2**30
     assert settings.generation_config == "none"
-    with pytest.raises(ConfigError, match=r"trust_remote_code=True does not exist: .*Remove it"):
-        EngineSettings.from_options({"trust_remote_code": True})
     with pytest.raises(ConfigError, match="size=2 cannot be served: quire runs on one device"):
         EngineSettings.from_options({"tensor_parallel_size": 2})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trust_remote_code": True},
+        {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "enable_lora": False},
+        {"enable_chunked_prefill": True, "tokenizer_mode": "auto", "compilation_config": 0},
+        {"speculative_config": None, "cpu_offload_gb": 0, "hf_overrides": {}, "task": "generate"},
+        {"distributed_executor_backend": "mp", "runner": "generate", "disable_log_stats": True},
+        {"limit_mm_per_prompt": {"image": 0}, "max_seq_len_to_capture": 8192, "swap_space": None},
+        {"rope_scaling": None, "max_logprobs": 20, "reasoning_parser": "", "max_lora_rank": 16},
+    ],
+    ids=str,
+)
+def test_a_value_that_asks_for_what_is_so_anyway_is_taken(given: dict[str, object]) -> None:
+    assert EngineSettings.from_options(given) == EngineSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("enable_chunked_prefill", False, "always computed in chunks; leave it out"),
+        ("async_scheduling", False, "set depth to 1"),
+        ("enable_lora", True, "no LoRA adapters"),
+        ("tokenizer_mode", "mistral", "one kind of tokenizer"),
+        ("cpu_offload_gb", 4, "have one place"),
+        ("rope_scaling", {"factor": 2}, "give it in hf_overrides"),
+        ("hf_overrides", str, "functions can't be"),
+        ("hf_overrides", "[1]", "an object such as"),
+        ("runner", "pooling", "models generate text"),
+    ],
+)
+def test_a_value_that_asks_for_more_is_explained(name: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineSettings.from_options({name: value})
+    assert words in str(caught.value) and name in str(caught.value)
+
+
+def test_only_near_names_are_suggested() -> None:
+    """Fault: `distributed_backend` was answered with attention_backend."""
+    for name in ("distributed_backend", "kernel_backend", "tensor_size"):
+        with pytest.raises(ConfigError, match="Use one of"):
+            EngineSettings.from_options({name: "mp"})
+
+
+def test_overrides_of_a_config_are_read() -> None:
+    settings = EngineSettings.from_options({"hf_overrides": {"b": 1, "a": None}})
+    assert settings.hf_overrides == '{"a": null, "b": 1}'
+    assert EngineSettings.from_options({"hf_overrides": ' {"b":1,"a":null}'}) == settings
+    model = str(bundled_model_path())
+    for length in (512, 2048):
+        changed = {"max_position_embeddings": length}
+        options = {"model": model, "hf_overrides": changed}
+        assert find_model(EngineSettings.from_options(options)).spec.max_context == length
+    options = {"model": model, "hf_overrides": {"hidden_act": "cubic"}}
+    with pytest.raises(ConfigError, match="with hf_overrides: hidden_act='cubic'"):
+        find_model(EngineSettings.from_options(options))
 
 
 def test_torchs_own_dtypes_and_devices_are_understood() -> None:

@@ -48,6 +48,12 @@ def test_messages_are_pinned_as_the_template_writes_them(llm: LLM) -> None:
     assert answer.num_cached_tokens == pin.num_tokens
 
 
+def test_equal_texts_are_one_pin(llm: LLM) -> None:
+    pins = [llm.pin_prefix("The sea is wide and the sky is blue.") for _ in range(3)]
+    assert len({pin.handle for pin in pins}) == len(llm.pinned_prefixes()) == 1
+    assert llm.unpin_prefix(pins[2]) and not llm.unpin_prefix(pins[0])
+
+
 def test_a_pin_ends(llm: LLM) -> None:
     llm.pin_prefix("The quick brown fox", ttl_s=TTL_S)
     wait_for(lambda: llm.pinned_prefixes() == (), "end of the pin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,40 @@ def test_other_spellings_of_names(
     source = originals("llama")
     folder = rewrite(source, tmp_path, lambda tensors: {rename(k): v for k, v in tensors.items()})
     assert torch.equal(logits_of(folder), logits_of(source))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["v_head.summary.weight", "score.weight", "classifier.out_proj.bias", "medusa_head.0.0.weight"],
+)
+def test_heads_of_trainers_are_left_out(
+    extra: str,
+    originals: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fault: a model that was trained with a value head is refused."""
+    source = originals("llama")
+    folder = rewrite(source, tmp_path, lambda tensors: tensors | {extra: torch.ones(4)})
+    assert torch.equal(logits_of(folder), logits_of(source))
+    assert f"1 tensor ('{extra}') is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "lm_head.bias", "model.layers.0.self_attn.q_proj.bias", "model.layers.9.mlp.up_proj.weight",
+        "model.layers.0.self_attn.q_proj.lora_A.weight", "logit_scale", "embedding_norm.weight",
+    ],
+)  # fmt: skip
+def test_what_would_change_results_is_refused(
+    extra: str, originals: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = rewrite(originals("llama"), tmp_path, lambda tensors: tensors | {extra: torch.ones(4)})
+    with pytest.raises(
+        ConfigError, match=re.escape(f"1 tensor ('{extra}') is in the weight files")
+    ):
+        load(folder)
 
 
 def test_gpt2_as_first_published(originals: Callable[[str], Path], tmp_path: Path) -> None:

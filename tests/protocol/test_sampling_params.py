@@ -10,7 +10,8 @@ import pytest
 
 from quire.errors import RequestError
 from quire.protocol import SamplingParams
-from quire.protocol.sampling_params import MAX_SAMPLES, check_vocabulary
+from quire.protocol.beam_search import BeamSearchParams
+from quire.protocol.sampling_params import MAX_SAMPLES, RequestOutputKind, check_vocabulary
 
 NAN, INF = float("nan"), float("inf")
 
@@ -41,6 +42,15 @@ BAD: list[tuple[str, list[object]]] = [
     ("include_stop_str_in_output", [0, None]),
     ("skip_special_tokens", [1, None]),
     ("spaces_between_special_tokens", [1, None]),
+    ("truncate_prompt_tokens", [0, -2, 1.5, True, "5"]),
+    ("output_kind", ["delta", None, 3, "0"]),
+    ("best_of", [2, "x"]),
+    ("structured_outputs", [{"json": {}}, object]),
+    ("guided_decoding", [{"regex": "a"}]),
+    ("extra_args", [{"a": 1}]),
+    ("use_beam_search", [True]),
+    ("max_token", [None, 3]),
+    ("zzz", [None, 3]),
 ]  # fmt: skip
 
 
@@ -72,6 +82,14 @@ GOOD: list[tuple[str, list[object]]] = [
     ("max_tokens", [None, 1]),
     ("logprobs", [None, -1, 0, 20]),
     ("logits_processors", [None, [], [lambda tokens, logits: logits]]),
+    ("truncate_prompt_tokens", [None, -1, 1, 2**31 - 1]),
+    ("output_kind", [*RequestOutputKind, 1]),
+    ("best_of", [None, 1]),
+    ("structured_outputs", [None]),
+    ("extra_args", [None, {}]),
+    ("use_beam_search", [False, None]),
+    ("length_penalty", [1.0, None]),
+    ("skip_clone", [True, False]),
 ]
 
 
@@ -82,6 +100,21 @@ def test_good_values_are_taken(name, value):
     """Catches a bound that is too strict; and `replace` refusing what was normalised."""
     params = SamplingParams(**{name: value})
     assert replace(params) == params
+
+
+def test_others_are_made_and_none_is_changed():
+    params = SamplingParams(temperature=0.5, stop="a")
+    assert params.clone() == params and params.clone() is not params
+    assert params.clone(max_tokens=3) == replace(params, max_tokens=3) != params
+    with pytest.raises(RequestError, match="max_tokens is 0"):
+        params.clone(max_tokens=0)
+    for name in ("max_tokens", "no_such_field"):
+        with pytest.raises(AttributeError, match=rf"use dataclasses.replace\(params, {name}=…\)"):
+            setattr(params, name, 5)
+    beams = BeamSearchParams(beam_width=2, include_stop_str_in_output=False)
+    assert beams.clone(beam_width=3).beam_width == 3
+    with pytest.raises(RequestError, match="n=3 cannot be served: beam_width says"):
+        BeamSearchParams(beam_width=2, n=3)
 
 
 def test_normal_forms():
@@ -148,7 +181,7 @@ def test_from_optional_fills_in_defaults():
     params = SamplingParams.from_optional(defaults, temperature=None, top_k=0, n=2)
     assert (params.temperature, params.top_p, params.top_k, params.n) == (0.6, 0.9, 0, 2)
     assert SamplingParams.from_optional() == SamplingParams()
-    with pytest.raises(RequestError, match="'best_off' is not a sampling parameter"):
+    with pytest.raises(RequestError, match="best_off=3 is not a sampling parameter"):
         SamplingParams.from_optional(best_off=3)
 
 

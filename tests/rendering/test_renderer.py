@@ -1,6 +1,7 @@
 """The front door: prompts, conversations and outputs of one model folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 
 from quire.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Renderer
+from quire.rendering import RenderedPrompt, Renderer, RequestRenderer
 
-from .conftest import gpt2_like, llama3_like, write_folder
+from .conftest import gpt2_like, llama2_like, llama3_like, t5_like, write_folder
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -66,7 +67,7 @@ def test_prompt_forms(renderer: Renderer) -> None:
         ([1, "2"], "index 1 .* '2'"),
         ([1, None], "index 1"),
         ({"prompt": 3}, "must be a string"),
-        ({"prompt": "x", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "models take text only"),
         ({}, "neither"),
         (None, "Send a string or a list"),
         (3, "list of integers"),
@@ -299,3 +300,29 @@ def test_output(renderer: Renderer) -> None:
     stopped = renderer.output_of([], SamplingParams(stop=["two"], include_stop_str_in_output=True))
     assert stopped.append(ids).text == "one two"
     assert renderer.output_of([], SamplingParams(detokenize=False)).append(ids).text == ""
+
+
+@pytest.mark.parametrize("make", [gpt2_like, llama3_like, llama2_like, t5_like])
+def test_what_bad_words_ban(make: Callable[[], Any], tmp_path: Path) -> None:
+    """Fault: a word that is given with its space is not banned at the start of a text."""
+    renderer = Renderer.from_folder(write_folder(tmp_path, make()))
+    tokenizer = renderer.tokenizer
+    assert tokenizer is not None
+    prompt = renderer.render_prompt("hello")
+
+    def banned(*words: str) -> set[tuple[int, ...]]:
+        params = SamplingParams(bad_words=words)
+        rendered = RequestRenderer(renderer, frozenset()).render("0", 0, prompt, params, 0.0)
+        return set(rendered.params.bad_words_token_ids or ())
+
+    def spelled(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    both = {spelled("quick"), spelled(" quick")}
+    for given in ("quick", " quick", "  quick", "\tquick", "\nquick"):
+        assert banned(given) == both
+    assert banned("quick", " quick") == both
+    assert not banned("Quick") & both, "the case counts"
+    for blank in (" ", "\n"):
+        assert banned(blank) == {spelled(blank)} - {()}
+    assert banned("quick brown") == {spelled("quick brown"), spelled(" quick brown")}

@@ -130,6 +130,31 @@ def test_a_pin_ends_by_time_or_by_word() -> None:
     assert simulation.scheduler.stats().num_used_blocks == 0
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_equal_texts_are_one_pin(is_shared: bool) -> None:
+    """Fault: a client that pins at every start fills half of the pool with one text."""
+    simulation, first = pinned(Setup(**{**vars(ROOMY), "num_blocks": 14}), 5.0, is_shared=is_shared)
+    held = simulation.scheduler.stats().num_used_blocks
+    for seconds in (9.0, 1.0):
+        simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared)
+        run(simulation)
+    (pin,) = simulation.scheduler.state.pins.list(simulation.now)
+    assert pin.handle == first
+    assert 5.0 < pin.seconds_left <= 9.0
+    assert simulation.scheduler.stats().num_used_blocks == held
+    assert simulation.scheduler.state.pins.release(first)
+    assert simulation.scheduler.stats().num_used_blocks == 0
+
+
+def test_texts_of_others_are_pins_of_their_own() -> None:
+    simulation, _ = pinned()
+    simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, salt="other")
+    simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, pin_is_shared=True)
+    simulation.add(PREFIX[:-1], max_tokens=1, pin_seconds=5.0)
+    run(simulation)
+    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 4
+
+
 def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
     """Without that the engine would stand still: all blocks together hold the request."""
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48}))

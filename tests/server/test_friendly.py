@@ -16,7 +16,12 @@ from quire.cli.flags.server import add_server_flags, read_server_settings
 from quire.cli.parser import CommandParser
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.step import REPORT_IT
+from quire.sampling.sampler import not_finite
+from quire.server.generation.backend import Backend
 from quire.server.processes.listening import listening
+from quire.server.requests.errors import RefusedError
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.running import RunningServer, running_server
@@ -167,3 +172,55 @@ def test_what_to_do_goes_by_the_error() -> None:
         pass
     with pytest.raises(ConfigError, match="107 bytes"), listening(ServerSettings(uds="/x" * 99)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "has no body. Send a JSON object"),
+        (b" \r\n", "has no body. Send a JSON object"),
+        (codecs.BOM_UTF8, "has no body. Send a JSON object"),
+        (b'{"prompt": "a', "it ends within a value, after 13 bytes"),
+        (b'{"prompt": [1, 2', "it ends within a value, after 16 bytes"),
+        (b'{"prompt": "a"} x', "is not valid JSON: JSON is malformed: trailing characters"),
+    ],
+)
+def test_a_lost_body_is_not_called_truncated(http: httpx.Client, body: bytes, words: str) -> None:
+    """Fault: "Input data was truncated" sends people to look for what cut it."""
+    reply = http.post(TEXT, content=body, headers={"content-type": "application/json"})
+    message = reply.json()["error"]["message"]
+    assert reply.status_code == 400 and words in message and "truncated" not in message
+
+
+def test_an_offer_of_a_websocket_asks_for_no_library(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    assert http.get("/v1/realtime", headers=headers).status_code == 404
+    assert http.get("/v1/models", headers=headers).status_code == 200
+    assert "WebSocket" not in caplog.text and "pip install" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (EngineState.STARTING, "Try again soon"),
+        (EngineState.SLEEPING, "POST /wake_up wakes it"),
+        (EngineState.DRAINING, "when a server is back at this address"),
+        (EngineState.DEAD, "has to be started again; its log says why"),
+    ],
+)
+def test_what_helps_goes_by_the_state(
+    state: EngineState, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: "Try again soon" where nothing will be there soon."""
+    status = EngineStatus(state, message="so it is")
+    monkeypatch.setattr(Backend, "status", property(lambda _: status))
+    with pytest.raises(RefusedError, match=words):
+        Backend().require()
+
+
+def test_a_fault_of_the_model_is_not_to_be_sent_again() -> None:
+    for message in (not_finite(3), REPORT_IT):
+        assert "again" not in message
+    assert "An equal request gives the same" in not_finite(3)

@@ -74,6 +74,17 @@ def test_pin_list_hit_unpin(http: httpx.Client) -> None:
     assert listed(http) == []
 
 
+def test_equal_texts_are_one_pin(http: httpx.Client) -> None:
+    first = pin(http, prompt=IDS, ttl_s=100)
+    again = pin(http, prompt=IDS)
+    assert (again["id"], again["seconds_left"]) == (first["id"], None)
+    other = pin(http, prompt=IDS, cache_salt="mine")
+    assert {each["id"] for each in listed(http)} == {first["id"], other["id"]}
+    for each in (first, other):
+        assert http.delete(f"{PREFIXES}/{each['id']}").status_code == 200
+    assert listed(http) == []
+
+
 def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
     system = {"role": "system", "content": "You are a short-spoken clerk of the harbour."}
     pinned = pin(http, messages=[system], cache_salt="mine", ttl_s=6000)

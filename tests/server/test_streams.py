@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from quire.engine.clients.request_stream import RequestStream
 from quire.engine.model_front import ModelFront
+from quire.protocol.request import EngineRequest
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt
+from quire.server.generation.follow import NeverFull
+from quire.server.generation.service import Generation
+from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.events import EventSink, EventStream
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -178,6 +189,73 @@ class _VirtualTime(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         self.now += timeout or 0.0
         return super().select(0)
+
+
+def given_up(
+    front: ModelFront,
+    limits: Limits,
+    *news: tuple[float, Callable[[WaitingRoom, RequestStream], None]],
+) -> tuple[float, str]:
+    """When a prompt of 8,000 tokens was given up that nothing came of, and in what words. news: by
+    the second at which it comes."""
+    clock, room = _VirtualTime(), WaitingRoom(limits)
+    loop = asyncio.SelectorEventLoop(clock)
+    loop.time = lambda: clock.now
+    prompt, params = RenderedPrompt([5] * 8000), SamplingParams()
+    place = room.enter(Party())
+    place.hold(8000)
+    request = EngineRequest("0", 0, np.array(prompt.token_ids, np.int32), params, seed=0)
+    stream = RequestStream(request, lambda _: None)
+
+    async def wait() -> tuple[float, str]:
+        timeline = Timeline("0", TEXT, clock=lambda: clock.now)
+        generation = Generation(
+            stream, prompt, params, front,
+            limits=limits, place=place, timeline=timeline, metrics=ServerMetrics(),
+        )  # fmt: skip
+        for at, act in news:
+            loop.call_at(at, act, room, stream)
+        with pytest.raises(RefusedError) as refused:
+            await generation.run(lambda _: None, NeverFull())
+        return round(clock.now, 3), str(refused.value)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(wait())
+
+
+def _starts(_: WaitingRoom, stream: RequestStream) -> None:
+    stream.take_num_cached(0)
+    stream.announce()
+
+
+def _is_slow(room: WaitingRoom, _: RequestStream) -> None:
+    room.observe_speed(20.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "news", "at", "words"),
+    [
+        (Limits(), [], 60.0, "waited 60 s for the engine (max_queue_s)"),
+        (Limits(), [(10.0, _starts)], 300.0, "No token came within 300 s (first_token_timeout_s)"),
+        (Limits(), [(10.0, _starts), (40.0, _is_slow)], 800.0, "No token came within 800 s"),
+        (Limits(), [(10.0, _starts), (299.0, _is_slow)], 800.0, "No token came within 800 s"),
+        (Limits(), [(10.0, _starts), (301.0, _is_slow)], 300.0, "No token came within 300 s"),
+        (Limits(max_queue_s=5.0), [(1.0, _is_slow)], 5.0, "waited 5 s"),
+        (
+            Limits(first_token_timeout_s=9.0),
+            [(1.0, _starts), (2.0, _is_slow)],
+            9.0,
+            "No token came within 9 s",
+        ),
+    ],
+)
+def test_a_long_prompt_is_given_the_time_that_it_takes(
+    front: ModelFront, limits: Limits, news: list[Any], at: float, words: str
+) -> None:
+    """Fault: a large model on a CPU never answers a long prompt. The speed is known only when its
+    first chunk has been computed, so a limit that is reached is looked at again."""
+    found = given_up(front, limits, *news)
+    assert found[0] == at and words in found[1]
 
 
 def written_by(produce: Any, keep_alive_s: float) -> list[tuple[float, bytes]]:

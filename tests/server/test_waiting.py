@@ -43,6 +43,38 @@ def test_counts_are_those_of_the_places(moves: list[tuple[int, int, int]]) -> No
         assert room.num_tokens == sum(size for _, size in held)
 
 
+def test_patience_follows_the_speed_and_the_prompts() -> None:
+    """Fault: an 8B model on a CPU computes 20 prompt tokens/s, and no prompt of 8,000 tokens is
+    ever answered: the limit is 300 s."""
+    room = WaitingRoom(Limits())
+    room.set_capacity(max_model_len=32_000, max_num_seqs=4)
+    first, second, third = (room.enter(Party()) for _ in range(3))
+    first.hold(8000)
+    assert (first.queue_s(), first.first_token_s()) == (60.0, 300.0), "the speed is not known yet"
+    room.observe_speed(20.0)
+    assert (first.queue_s(), first.first_token_s()) == (60.0, 800.0)
+    first.start()
+    second.hold(100)
+    assert (second.queue_s(), second.first_token_s()) == (800.0, 810.0)
+    first.leave()
+    third.hold(100)
+    assert (third.queue_s(), third.first_token_s()) == (60.0, 300.0)
+    room.observe_speed(2000.0)
+    assert (second.queue_s(), second.first_token_s()) == (60.0, 300.0)
+    second.start()
+    for place in (second, second, third):
+        place.leave()
+    assert room.num_computing == room.num_tokens == room.num_requests == 0
+
+
+def test_limits_that_were_given_stay() -> None:
+    room = WaitingRoom(Limits(max_queue_s=5.0, first_token_timeout_s=7.0))
+    place = room.enter(Party())
+    place.hold(8000)
+    room.observe_speed(1.0)
+    assert (place.queue_s(), place.first_token_s()) == (5.0, 7.0)
+
+
 def test_the_bound_on_tokens_follows_the_rate() -> None:
     now = [0.0]
     room = WaitingRoom(Limits(), clock=lambda: now[0])

@@ -17,14 +17,16 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """num_tokens: None where the source did not say. first_s: to the first text, None if there was
-    none. total_s: to the end. is_cut: ended by Ctrl-C."""
+    """num_tokens: None where the source did not say; so is num_context_tokens, of the answer and
+    all before it. first_s: to the first text, None if there was none. total_s: to the end.
+    is_cut: ended by Ctrl-C."""
 
     text: str
     num_tokens: int | None
     first_s: float | None
     total_s: float
     is_cut: bool
+    num_context_tokens: int | None = None
 
     def summary(self) -> str:
         """One line. The rate is that of the tokens after the first, over their own time."""
@@ -45,6 +47,7 @@ def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) 
     start, texts = clock(), list[str]()
     first: float | None = None
     num_tokens: int | None = None
+    num_prompt: int | None = None
     is_cut = False
     try:
         for piece in pieces:
@@ -54,11 +57,13 @@ def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) 
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()
             num_tokens = num_tokens if piece.num_tokens is None else piece.num_tokens
+            num_prompt = num_prompt if piece.num_prompt_tokens is None else piece.num_prompt_tokens
     except KeyboardInterrupt:
         is_cut = True
     finally:
         pieces.close()
-    answer = Answer("".join(texts), num_tokens, first, clock() - start, is_cut)
+    context = None if num_tokens is None or num_prompt is None else num_tokens + num_prompt
+    answer = Answer("".join(texts), num_tokens, first, clock() - start, is_cut, context)
     if not answer.text.endswith("\n"):
         print()
     sys.stdout.flush()

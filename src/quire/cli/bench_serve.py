@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def add_arguments(parser: CommandParser) -> None:
     text = "count requests that keep these limits in milliseconds, such as ttft:100 tpot:20"
     table.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help=text)
     table.add_argument("--disable-tqdm", action="store_true", help="show no progress")
-    add_record_flags(parser)
+    add_record_flags(parser, draws_seed=True)
 
 
 def _add_load_flags(parser: CommandParser) -> None:
@@ -88,11 +89,16 @@ def run(options: argparse.Namespace) -> int:
 
     names = _names(options.percentile_metrics, tuple(LATENCIES))
     percentiles = _percentiles(options.metric_percentiles)
+    is_drawn = options.bench_seed is None
+    if is_drawn:  # the server may have cached the prompts of the last run
+        options.bench_seed = secrets.randbelow(2**31)
     wanted = _read_options(options)
     server = RemoteServer(ServerAddress.parse(_url(options)), options.api_key)
     found = run_serving(wanted, server)
     rate, concurrency = wanted.arrivals.rate, wanted.max_concurrency
     print(render_serving(found.figures, names, percentiles, rate, concurrency))
+    if is_drawn:
+        print_note(f"prompts were drawn anew; --bench-seed {options.bench_seed} repeats them")
     share = max(figures.generator_cpu_share for figures in found.figures)
     if share > _BUSY:
         print_note(f"the load generator took {share:.0%} of a processor: it may be the limit")

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quire.cli.answer import Answer, print_answer
 from quire.cli.ask import ask_lines
+from quire.cli.flags.sampling import chat_sampling
 from quire.cli.flags.source import add_source_flags, open_source
-from quire.cli.parser import CommandParser, print_error
-from quire.cli.text_source import TextSource
+from quire.cli.parser import CommandParser, print_error, print_note
+from quire.cli.text_source import ContextFullError, TextSource
 from quire.errors import QuireError
 
 __all__ = ["add_arguments", "run"]
 
-HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /exit or Ctrl-D ends."
+HELP = (
+    "/reset forgets the conversation, /system TEXT sets the system prompt, /save FILE writes the "
+    "messages, /exit or Ctrl-D ends."
+)
+ANSWER_SHARE = 8
+"""At least this part of the context is left to an answer."""
+CHARS_PER_TOKEN = 3
+"""Of what the user types, roughly; where it was too little, the server says so."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -28,7 +39,10 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Status 0 when the conversation has ended; an error of the only message is raised, and
     KeyboardInterrupt if its answer was cut."""
-    with open_source(options) as (source, sampling):
+    with open_source(options) as (source, given):
+        sampling, note = chat_sampling(given, source.default_sampling)
+        if note:
+            print_note(note)
         conversation = Conversation(source, sampling, options.system_prompt)
         if options.quick is not None:
             if conversation.say(options.quick).is_cut:
@@ -49,8 +63,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What was said and answered. num_tokens: of both; None where it is not known."""
+
+    asked: str
+    answered: str
+    num_tokens: int | None
+
+    def messages(self) -> list[dict[str, str]]:
+        return [
+            {"role": "user", "content": self.asked},
+            {"role": "assistant", "content": self.answered},
+        ]
+
+
 class Conversation:
-    """The messages so far. What the user says stays only if it was answered, if only in part."""
+    """The messages so far. What the user says stays only if it was answered, if only in part; where
+    the context is full the oldest turns go."""
 
     def __init__(
         self, source: TextSource, sampling: Mapping[str, Any], system_prompt: str | None
@@ -58,33 +88,92 @@ class Conversation:
         self._source = source
         self._sampling = sampling
         self._system_prompt = system_prompt
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[_Turn] = []
+        self._num_tokens: int | None = 0  # of all messages; None where it is not known
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """As the API takes them."""
-        if self._system_prompt is None:
-            return list(self._turns)
-        return [{"role": "system", "content": self._system_prompt}, *self._turns]
+        system = self._system_prompt
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return first + [message for turn in self._turns for message in turn.messages()]
 
     def say(self, text: str) -> Answer:
-        """Ask, print the answer and remember both. RequestError if it is refused."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        answer = print_answer(self._source.chat(asked, self._sampling))
+        """Ask, print the answer and remember both. RequestError if it is refused, EngineError if
+        the answer breaks off."""
+        num_turns = len(self._turns)
+        while self._turns and self._is_short_of_room(text):
+            self._forget_oldest()
+        while True:
+            if num_turns > len(self._turns):
+                self._tell_forgotten(num_turns - len(self._turns))
+                num_turns = len(self._turns)
+            asked = [*self.messages, {"role": "user", "content": text}]
+            try:
+                answer = print_answer(self._source.chat(asked, self._sampling))
+                break
+            except ContextFullError:
+                if not self._turns:
+                    raise
+                self._forget_oldest()
         if answer.text:
-            self._turns += [asked[-1], {"role": "assistant", "content": answer.text}]
+            self._remember(text, answer)
         return answer
 
     def command(self, line: str) -> str:
         """Obey a line that begins with a slash; what to tell the user."""
         name, _, rest = line.strip().partition(" ")
         if name == "/reset":
-            self._turns.clear()
+            self._begin_anew()
             return "The conversation begins anew."
         if name == "/system":
             self._system_prompt = rest.strip() or None
-            self._turns.clear()
+            self._begin_anew()
             return "The conversation begins anew, " + (
                 "with this system prompt." if rest.strip() else "without a system prompt."
             )
+        if name == "/save":
+            return self._save(rest.strip())
         return HELP
+
+    def _is_short_of_room(self, text: str) -> bool:
+        """Whether `text` and an answer probably do not fit behind what was said."""
+        longest = self._source.max_model_len
+        if longest is None or self._num_tokens is None:
+            return False
+        room = min(self._sampling.get("max_tokens") or longest, longest // ANSWER_SHARE)
+        return self._num_tokens + len(text) // CHARS_PER_TOKEN + room > longest
+
+    def _remember(self, text: str, answer: Answer) -> None:
+        size = _difference(answer.num_context_tokens, self._num_tokens)
+        self._num_tokens = answer.num_context_tokens
+        self._turns.append(_Turn(text, answer.text, size))
+
+    def _forget_oldest(self) -> None:
+        self._num_tokens = _difference(self._num_tokens, self._turns.pop(0).num_tokens)
+
+    def _tell_forgotten(self, count: int) -> None:
+        turns = "the oldest turn" if count == 1 else f"the {count} oldest turns"
+        print_note(f"the context is full, so {turns} of the conversation will not be seen any more")
+
+    def _begin_anew(self) -> None:
+        self._turns.clear()
+        self._num_tokens = 0
+
+    def _save(self, name: str) -> str:
+        """Write the messages to a file that is not there yet."""
+        if not name:
+            return "/save FILE writes the messages to a file, as a JSON list."
+        path = Path(name).expanduser()
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n")
+        except FileExistsError:
+            return f"{path} is there already: give another name."
+        except OSError as error:
+            return f"{path} cannot be written ({error.strerror}): give another name."
+        return f"{len(self.messages)} messages are in {path}."
+
+
+def _difference(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import quire
 from quire.cli.parser import CommandParser, print_error
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.platform.streams import claim_streams
 
 __all__ = ["main"]
 
@@ -43,9 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An error that quire raises on purpose is one line, without a traceback.
     """
+    if arguments is None:  # as a program
+        claim_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        status = _run(given)
+        sys.stdout.flush()
+        return status
     except (ConfigError, RequestError) as error:
         print_error(str(error))
         return EXIT_USAGE

@@ -4,12 +4,13 @@ be set in the environment and in a file."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 from quire.cli.layers import LayerValue, config_layer, environment_layer
+from quire.foreign import nearest
+from quire.platform.streams import say
 
 __all__ = ["CommandParser", "print_error", "print_note"]
 
@@ -115,8 +116,8 @@ class CommandParser(argparse.ArgumentParser):
             for flag in self._option_string_actions
             if flag.startswith("--") and self.is_shown(flag)
         ]
-        near = difflib.get_close_matches(name, flags, n=1)
-        self.error(f"{complaint}: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = nearest(name, flags)
+        self.error(f"{complaint}: {name}" + (f"; did you mean {near}?" if near else ""))
 
     def _fill(self, parsed: argparse.Namespace, arguments: Sequence[str]) -> None:
         """Set what the command line leaves out from the environment, then from the file."""
@@ -188,9 +189,9 @@ class CommandParser(argparse.ArgumentParser):
 
 def print_error(message: str) -> None:
     """One line on stderr, in the form that all commands use."""
-    print(f"quire: error: {message}", file=sys.stderr)
+    say(f"quire: error: {message}\n")
 
 
 def print_note(message: str) -> None:
     """One line on stderr that changes nothing."""
-    print(f"quire: {message}", file=sys.stderr)
+    say(f"quire: {message}\n")

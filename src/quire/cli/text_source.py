@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from quire.client import RemoteServer
+from quire.errors import RequestError
 
 if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.protocol.outputs import RequestOutput
     from quire.rendering import Prompt
 
-__all__ = ["EngineSource", "Piece", "ServerSource", "TextSource"]
+__all__ = ["ContextFullError", "EngineSource", "Piece", "ServerSource", "TextSource"]
 
 Message = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of an answer. num_tokens: of the answer so far; None where it is not said."""
+    """More of an answer. num_tokens: of the answer so far; None where it is not said.
+    num_prompt_tokens: of what it answers, likewise."""
 
     text: str
     num_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+
+
+class ContextFullError(RequestError):
+    """The messages leave no room for an answer."""
 
 
 class TextSource(Protocol):
     """Closing an iterator before its end ends the request. sampling: as in the API. RequestError
-    if the request is refused, EngineError if it breaks off."""
+    if the request is refused, ContextFullError if it is too long; EngineError if it breaks off."""
 
     @property
     def model(self) -> str:
         """The name of the model."""
+        ...
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        """What the model's authors or its server recommend; None where that is not said."""
+        ...
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens that messages and answer may have together; None where it is not said."""
         ...
 
     def chat(
@@ -44,27 +62,43 @@ class TextSource(Protocol):
 
 
 class ServerSource:
-    """model: the name that requests give."""
+    """card: of the model, as `/v1/models` lists it."""
 
-    def __init__(self, server: RemoteServer, model: str) -> None:
+    def __init__(self, server: RemoteServer, card: Mapping[str, Any]) -> None:
         self._server = server
-        self._model = model
+        self._model = str(card["id"])
+        self._card = card
 
     @property
     def model(self) -> str:
         return f"{self._model} at {self._server.address}"
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        found = self._card.get("default_sampling_params")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        found = self._card.get("max_model_len")
+        return found if isinstance(found, int) else None
+
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         body = {"messages": [dict(message) for message in messages], **sampling}
-        for event in self._events("/v1/chat/completions", body):
-            choices = event.get("choices") or [{}]
-            delta = choices[0].get("delta") or {}
-            yield Piece(delta.get("content") or "", _completion_tokens(event))
+        try:
+            for event in self._events("/v1/chat/completions", body):
+                choices = event.get("choices") or [{}]
+                delta = choices[0].get("delta") or {}
+                yield Piece(delta.get("content") or "", *_num_tokens(event))
+        except RequestError as error:
+            if _SAYS_FULL.search(str(error)):
+                raise ContextFullError(str(error)) from error
+            raise
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]:
         for event in self._events("/v1/completions", {"prompt": prompt, **sampling}):
             choices = event.get("choices") or [{}]
-            yield Piece(choices[0].get("text") or "", _completion_tokens(event))
+            yield Piece(choices[0].get("text") or "", *_num_tokens(event))
 
     def _events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         asked = {"model": self._model, "stream_options": {"include_usage": True}, **body}
@@ -85,8 +119,22 @@ class EngineSource:
     def model(self) -> str:
         return f"{self._model} in this process"
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any] | None:
+        return self._llm.engine.default_sampling
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self._llm.engine.resolved.settings.max_model_len
+
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         rendered = self._llm.engine.renderer.render_chat(messages)
+        longest = self._llm.engine.resolved.settings.max_model_len
+        if len(rendered.token_ids) >= longest:
+            raise ContextFullError(
+                f"The messages have {len(rendered.token_ids)} tokens, and the context length is "
+                f"{longest}. Send less, or raise --max-model-len."
+            )
         # An answer is as long as the context allows, as a server has it.
         asked = {"max_tokens": None, **sampling}
         return self._stream({"prompt_token_ids": rendered.token_ids}, asked)
@@ -106,10 +154,16 @@ class EngineSource:
         with closing(outputs):
             for output in outputs:
                 sample = output.outputs[0]
-                yield Piece(sample.text[shown:], len(sample.token_ids))
+                num_prompt = len(output.prompt_token_ids)
+                yield Piece(sample.text[shown:], len(sample.token_ids), num_prompt)
                 shown = len(sample.text)
 
 
-def _completion_tokens(event: Mapping[str, Any]) -> int | None:
-    usage = event.get("usage")
-    return None if usage is None else usage.get("completion_tokens")
+def _num_tokens(event: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Of the answer, and of what it answers."""
+    usage = event.get("usage") or {}
+    return usage.get("completion_tokens"), usage.get("prompt_tokens")
+
+
+_SAYS_FULL = re.compile(r"context.{0,20}(length|window|size)", re.IGNORECASE)
+"""In what servers say of a prompt that is too long; the OpenAI API has no better sign of it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
 from quire.cli.parser import CommandParser, print_note
 from quire.config import env
+from quire.foreign import nearest
 
 __all__ = ["warn_of_unknown_variables"]
 
@@ -15,8 +15,6 @@ _KUBERNETES = re.compile(
     r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_PORT|_PROTO|_ADDR)?$"
 )
 """What it sets in every pod for a service whose name begins with quire."""
-_NEAR = 0.75
-"""Names less alike than this (of 1) are no help."""
 
 
 def warn_of_unknown_variables(
@@ -38,8 +36,8 @@ def warn_of_unknown_variables(
         if known.is_shown(flag)
     }
     for name in sorted(unknown & _unknown(parsers)):
-        near = difflib.get_close_matches(name, [*shown, *env.OWN_VARIABLES], n=1, cutoff=_NEAR)
-        advice = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(name, [*shown, *env.OWN_VARIABLES])
+        advice = f"; did you mean {near}?" if near else ""
         print_note(f"warning: the variable {name} sets nothing{advice}")
 
 

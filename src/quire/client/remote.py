@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -153,13 +155,17 @@ class RemoteServer:
         try:
             connection.connect()
         except OSError as error:
-            raise EngineError(
-                f"No server answers at {self._address} ({error.strerror or error}). Start one with "
-                "`quire serve`, or give its address with --url."
-            ) from error
+            raise self._unreachable(error) from error
         connection.sock.settimeout(READ_TIMEOUT_S)
         connection.request(method, self._address.path + path, text, self.headers)
-        response = connection.getresponse()
+        try:
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            if self._address.scheme == "http" and self._speaks_tls():
+                raise EngineError(
+                    f"The server at {self._address} speaks TLS: give its address with https://."
+                ) from error
+            raise
         if response.status == http.HTTPStatus.OK:
             return response
         message = error_message(response.read())
@@ -168,9 +174,42 @@ class RemoteServer:
             raise _StartingError(said)
         if response.status == http.HTTPStatus.UNAUTHORIZED:
             raise RequestError(f"{said} Give a key with --api-key or QUIRE_API_KEY.")
+        if "https" in message.lower() and self._speaks_tls():
+            raise EngineError(f"{said} It speaks TLS: give its address with https://.")
         if response.status < http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise RequestError(said)
         raise EngineError(said)
+
+    def _unreachable(self, error: OSError) -> EngineError:
+        """Nothing was sent, since the connection failed."""
+        at = self._address
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return EngineError(
+                f"The certificate of the server at {at} is not trusted ({error.verify_message}). "
+                "Let SSL_CERT_FILE name the file of the authority that signed it, or use the name "
+                "that the certificate is for."
+            )
+        if isinstance(error, ssl.SSLError):
+            return EngineError(
+                f"The server at {at} speaks no TLS that is understood here ({error.reason}): if it "
+                "is a server without TLS, give its address with http://."
+            )
+        return EngineError(
+            f"No server answers at {at} ({error.strerror or error}). Start one with "
+            "`quire serve`, or give its address with --url."
+        )
+
+    def _speaks_tls(self) -> bool:
+        """Whether a TLS handshake succeeds, whatever the certificate; nothing is sent after it."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        at = (self._address.host, self._address.port)
+        try:
+            with socket.create_connection(at, CONNECT_TIMEOUT_S) as plain:
+                context.wrap_socket(plain, server_hostname=self._address.host).close()
+        except OSError:
+            return False
+        return True
 
     def _as_object(self, data: bytes) -> dict[str, Any]:
         try:

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -22,6 +22,9 @@ from quire.errors import ConfigError
 __all__ = ["Checkpoint", "TensorInfo", "find_weight_files", "read_checkpoint", "read_header"]
 
 INDEX_NAME = "model.safetensors.index.json"
+WHOLE_NAME = "model.safetensors"
+NOT_WEIGHTS = ("adapter_", "optimizer", "scheduler", "trainer_state")
+"""Beginnings of names that trainers give to files of other things, which lie beside a model's."""
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 
@@ -66,10 +69,12 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: in the order in which to read them. tensors: by name on disk."""
+    """files: in the order in which to read them. tensors: by name on disk. left_out: a sentence for
+    each part of the folder that is not read although its name says that it is the model's."""
 
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
+    left_out: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -85,11 +90,58 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     if is_gguf(folder):
         return _read_gguf(folder)
-    files, weight_map = _locate(folder)
+    index, whole = folder / INDEX_NAME, folder / WHOLE_NAME
+    if not index.is_file():
+        return _read_files(folder, *_files_without_index(folder))
+    if not whole.is_file():
+        return _read_indexed(index)
+    try:
+        indexed = _read_indexed(index)
+    except ConfigError as error:
+        return _read_whole(folder, str(error))
+    if whole in indexed.files:
+        return indexed
+    try:
+        found = _read_whole(folder, "the one file has all tensors that it names")
+    except ConfigError as error:
+        return replace(indexed, left_out=(str(error),))
+    # Of two whole copies transformers reads the one file.
+    return found if indexed.tensors.keys() <= found.tensors.keys() else indexed
+
+
+def _read_whole(folder: Path, why: str) -> Checkpoint:
+    """The one file beside an index that does not count."""
+    found = _read_files(folder, (folder / WHOLE_NAME,), ())
+    note = f"{folder}: {WHOLE_NAME} is read, and {INDEX_NAME} is left out: {why}"
+    return replace(found, left_out=(note,))
+
+
+def _read_indexed(index: Path) -> Checkpoint:
+    """What an index names. ConfigError if something of it is missing."""
+    files, weight_map = _follow_index(index)
+    found = _read_files(index.parent, files, (), weight_map)
+    absent = [name for name in weight_map if name not in found.tensors]
+    if absent:
+        raise ConfigError(
+            f"{index}: tensor {absent[0]!r} is not in "
+            f"{weight_map[absent[0]]}, nor are {len(absent) - 1} others where the index says; "
+            "fetch the checkpoint again"
+        )
+    return found
+
+
+def _read_files(
+    folder: Path,
+    files: tuple[Path, ...],
+    left_out: tuple[str, ...],
+    weight_map: Mapping[str, str] | None = None,
+) -> Checkpoint:
+    """weight_map: the file of each tensor that counts; of others all count."""
+    where = weight_map or {}
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for tensor in read_header(file):
-            if weight_map.get(tensor.name, file.name) != file.name:
+            if where.get(tensor.name, file.name) != file.name:
                 continue
             other = tensors.setdefault(tensor.name, tensor)
             if other is not tensor:
@@ -97,14 +149,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                     f"{folder}: tensor {tensor.name!r} is in {other.file.name} and in "
                     f"{file.name}; remove the files that do not belong to the model"
                 )
-    absent = [name for name in weight_map if name not in tensors]
-    if absent:
-        raise ConfigError(
-            f"{folder / INDEX_NAME}: tensor {absent[0]!r} is not in "
-            f"{weight_map[absent[0]]}, nor are {len(absent) - 1} others where the index says; "
-            "fetch the checkpoint again"
-        )
-    return Checkpoint(files, tensors)
+    return Checkpoint(files, tensors, left_out)
 
 
 def _read_gguf(file: Path) -> Checkpoint:
@@ -128,23 +173,29 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
 
     Raises ConfigError if there are none, or one that the index names is missing.
     """
-    return _locate(folder)[0]
+    return read_checkpoint(folder).files
 
 
-def _locate(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
-    """The files, and the index's map of tensor to file name (empty without an index)."""
-    index = folder / INDEX_NAME
-    if index.is_file():
-        return _follow_index(index)
-    whole = folder / "model.safetensors"
+def _files_without_index(folder: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The files, and a sentence for each that is left out."""
+    whole = folder / WHOLE_NAME
     if whole.is_file():
-        return (whole,), {}
+        return (whole,), ()
     # Mistral's own format puts a second copy of the same weights beside the Hugging Face one.
     found = sorted(
         path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")
     )
-    if found:
-        return tuple(found), {}
+    others = [path for path in found if path.name.startswith(NOT_WEIGHTS)]
+    if len(found) > len(others):
+        notes = (
+            f"{path}: is left out, since its name says that it is no weights" for path in others
+        )
+        return tuple(path for path in found if path not in others), tuple(notes)
+    if others:
+        raise ConfigError(
+            f"{folder}: has {others[0].name} alone, which is no model; give the folder of the "
+            "model that it belongs to, with the weights merged into it"
+        )
     legacy = sorted(path.name for path in folder.glob("*.bin"))
     if legacy:
         raise ConfigError(

@@ -39,6 +39,8 @@ __all__ = [
     "keep_compiled",
     "limit_spinning",
     "num_threads",
+    "openai_api_key",
+    "openai_base_url",
     "order_gpus",
     "quire_variables",
     "triton_interpreter",
@@ -142,6 +144,16 @@ def limit_spinning() -> None:
     """Let idle math threads sleep soon. Must run before torch is imported; has no effect after."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def openai_base_url() -> str | None:
+    """`OPENAI_BASE_URL`, or None when unset: the server that OpenAI's clients ask."""
+    return os.environ.get("OPENAI_BASE_URL") or None
+
+
+def openai_api_key() -> str | None:
+    """`OPENAI_API_KEY`, or None when unset."""
+    return os.environ.get("OPENAI_API_KEY") or None
 
 
 def flag_variable(flag: str) -> str:

@@ -40,6 +40,12 @@ class RawConfig:
     def source(self) -> str:
         return self._source
 
+    def overridden(self, values: Mapping[str, Any]) -> RawConfig:
+        """The same with `values` in place of its own, by key."""
+        if not values:
+            return self
+        return RawConfig({**self._data, **values}, f"{self._source} with hf_overrides")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
 

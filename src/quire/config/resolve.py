@@ -20,7 +20,7 @@ from quire.config.memory.budget import (
 from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.memory.plan import MemoryPlan, weight_bytes
 from quire.config.memory.pool_size import PoolSizing
-from quire.config.model_spec import ModelSpec
+from quire.config.model_spec import LongRopeScaling, ModelSpec
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
@@ -113,6 +113,7 @@ def resolve(
         _describe_quantization(settings, spec),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
         Decision("max_model_len", f"{context:,}", context_reason),
+        *_describe_longrope(spec, context),
         Decision("max_num_seqs", f"{num_seqs:,}", seqs_reason),
         Decision("max_num_batched_tokens", f"{step_tokens:,}", tokens_reason),
         _decided(
@@ -192,6 +193,22 @@ def _device_memory(platform: Platform) -> tuple[int, int]:
 
 def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:
     return Decision(name, value, "as asked" if asked else reason)
+
+
+def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
+    """Which of its two sets of factors counts, where the model has two. It is one for all
+    sequences: K in the cache stays as it was rotated, while `transformers` changes over when a
+    sequence becomes longer."""
+    scalings = [rope.scaling for rope in spec.ropes if rope is not None]
+    found = next((each for each in scalings if isinstance(each, LongRopeScaling)), None)
+    if found is None:
+        return ()
+    trained = found.original_max_positions
+    if context <= trained:
+        reason = f"no sequence is longer than the {trained:,} tokens of the training"
+        return (Decision("longrope", "short factors", reason),)
+    reason = f"of short prompts too; max_model_len={trained} gives those the short ones"
+    return (Decision("longrope", "long factors", reason),)
 
 
 def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decision:

@@ -8,7 +8,8 @@ the declarations; `quire.config.resolved` narrows the types of those that may be
 
 from __future__ import annotations
 
-import difflib
+import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -16,15 +17,15 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
 from quire.config.env import KERNEL_ISAS
+from quire.config.foreign import FOREIGN_SETTINGS
 from quire.config.kv_layout import KV_DTYPES
 from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
+from quire.foreign import nearest, shown
 
 __all__ = [
     "ALIASES",
     "COMPUTE_DTYPES",
-    "FOREIGN",
-    "MISSING",
     "SCHEDULING_POLICIES",
     "SECTIONS",
     "CacheSettings",
@@ -37,6 +38,8 @@ __all__ = [
     "parse_count",
     "setting_fields",
 ]
+
+_log = logging.getLogger("quire")
 
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -61,33 +64,6 @@ _SPELLINGS: Mapping[tuple[str, str], str] = {
     ("device", "rocm"): "cuda",
 }
 """Values that vLLM users know, by setting, and what they are called here."""
-
-FOREIGN: Mapping[str, str] = {
-    "trust_remote_code": "code from a checkpoint is never run",
-    "enable_chunked_prefill": "long prompts are always computed in chunks",
-    "tokenizer_mode": "there is one kind of tokenizer",
-    "async_scheduling": "depth=2 steps are in flight unless you set another depth",
-}
-"""Settings of vLLM that have no counterpart, and why none is needed."""
-
-MISSING: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        "quire runs on one device so far",
-    ),
-    **dict.fromkeys(
-        ("cpu_offload_gb", "kv_offloading_size"), "weights and KV cache have one place so far"
-    ),
-    **dict.fromkeys(
-        ("enable_lora", "lora_modules", "max_loras", "max_lora_rank"),
-        "there are no LoRA adapters yet",
-    ),
-    "guided_decoding_backend": "there is no structured output yet",
-    "speculative_config": "there is no speculative decoding yet",
-    "kv_transfer_config": "KV blocks do not leave the engine yet",
-    "hf_overrides": "a checkpoint's config.json is read as it is",
-}
-"""Settings of vLLM for what is missing here."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -131,6 +107,11 @@ class ModelSettings:
         "longest sequence, prompt and output; auto: what the model claims and the memory holds",
         kind="count",
         low=2,
+    )
+    hf_overrides: str | None = _setting(
+        None,
+        "values that stand in place of those of config.json, as a JSON object",
+        kind="object",
     )
     skip_tokenizer_init: bool = _setting(
         False, "load no tokenizer: prompts and outputs are token ids"
@@ -327,16 +308,18 @@ class EngineSettings(
     def from_options(cls, options: Mapping[str, object]) -> EngineSettings:
         """Settings by name, as `LLM` and the command line take them.
 
-        vLLM's names in `ALIASES` are accepted, sizes may be text, and None means unset.
-        Raises ConfigError for a name that does not exist, with the nearest one that does.
+        vLLM's names in `ALIASES` are accepted, sizes may be text, and None means unset. Names in
+        `FOREIGN_SETTINGS` are accepted where their value asks for what is so anyway. Raises
+        ConfigError for another name that does not exist, with the nearest one that does.
         """
         known = {item.name: item for item in fields(cls)}
         chosen: dict[str, Any] = {}
         for given, value in options.items():
             name = ALIASES.get(given, given)
             if name not in known:
-                raise _unknown(given, value, known)
-            if name in chosen:
+                _pass_over(given, value, known)
+                continue
+            if value is not None and name in chosen:
                 raise ConfigError(
                     f"{given}={value!r} and {name}={chosen[name]!r} are one setting; give it once"
                 )
@@ -386,6 +369,8 @@ def _normalised(item: Field[Any], value: object) -> object:
         return None
     if isinstance(value, str) and (item.name, value) in _SPELLINGS:
         return _SPELLINGS[item.name, value]
+    if kind == "object":
+        return _object_text(item.name, value)
     bare_unit = item.metadata.get("bare_unit")
     if bare_unit is not None and _BARE_NUMBER.fullmatch(str(value)):
         return int(float(str(value)) * bare_unit)
@@ -400,6 +385,18 @@ def _normalised(item: Field[Any], value: object) -> object:
     if item.name in ("model", "tokenizer", "download_dir") and hasattr(value, "__fspath__"):
         return str(value)
     return value
+
+
+def _object_text(name: str, value: object) -> str | None:
+    """A mapping, or the JSON text of one, as text in one spelling; None if it is empty."""
+    try:
+        found: object = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, Mapping):
+            raise TypeError
+        text = json.dumps(dict(cast("Mapping[str, object]", found)), sort_keys=True)
+    except (TypeError, ValueError):
+        raise _invalid(name, value, 'an object such as {"key": 1}; functions can\'t be') from None
+    return None if text == "{}" else text
 
 
 def _type_name(item: Field[Any]) -> str:
@@ -445,13 +442,13 @@ def _invalid(name: str, value: object, allowed: str) -> ConfigError:
     return ConfigError(f"Setting {name} cannot be {shown}. Give {allowed}.")
 
 
-def _unknown(name: str, value: object, known: Mapping[str, object]) -> ConfigError:
-    if name in FOREIGN:
-        return ConfigError(f"Setting {name}={value!r} does not exist: {FOREIGN[name]}. Remove it.")
-    if name in MISSING:
-        return ConfigError(
-            f"Setting {name}={value!r} cannot be served: {MISSING[name]}. Remove it."
-        )
-    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.5)
-    advice = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(sorted(known))}."
-    return ConfigError(f"There is no setting {name} (given as {value!r}). {advice}")
+def _pass_over(name: str, value: object, known: Mapping[str, object]) -> None:
+    """A name that is no setting: ConfigError, unless it asks for what is so anyway."""
+    foreign = FOREIGN_SETTINGS.get(name)
+    if foreign is None:
+        near = nearest(name, [*known, *ALIASES])
+        advice = f"Did you mean {near}?" if near else f"Use one of: {', '.join(sorted(known))}."
+        raise ConfigError(f"There is no setting {name} (given as {value!r}). {advice}")
+    if not foreign.asks_for_nothing(value):
+        raise ConfigError(foreign.refusal(f"Setting {shown(name, value)}"))
+    _log.info("%s is not needed: %s", shown(name, value), foreign.reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform
+
+_log = logging.getLogger("quire.config")
 
 __all__ = [
     "FoundModel",
@@ -50,7 +54,14 @@ def find_model(settings: EngineSettings) -> FoundModel:
         raise ConfigError("Setting model is None here. Name a folder or a Hugging Face id.")
     folder = resolve_model_folder(settings.model, settings.revision, settings.download_dir)
     with_sampling = settings.generation_config != "none"
-    return FoundModel(folder, read_model_spec(folder, with_sampling=with_sampling))
+    overrides = None if settings.hf_overrides is None else json.loads(settings.hf_overrides)
+    spec = read_model_spec(
+        folder,
+        with_sampling=with_sampling,
+        overrides=overrides,
+        dtype_is_chosen=settings.dtype != "auto",
+    )
+    return FoundModel(folder, spec)
 
 
 def check_early(settings: EngineSettings) -> None:
@@ -82,5 +93,7 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     found = find_model(settings)
     settings = with_threads(settings, platform)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
+    for note in () if checkpoint is None else checkpoint.left_out:
+        _log.warning("%s", note)
     resolved = resolve(settings, found.spec, checkpoint, platform)
     return StartupPlan(found.folder, settings, resolved, checkpoint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from quire.executor import Executor
 from quire.kv_cache import BlockHasher, KVManager
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
+from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
@@ -74,7 +74,7 @@ def build_engine(settings: EngineSettings, measure: Measure = time_kernels) -> E
     built = _load_core(plan)
     if not settings.quiet:
         seconds = time.monotonic() - started
-        print(f"{built.report.kernels}; loaded in {seconds:.1f} s", file=sys.stderr)  # noqa: T201
+        say(f"{built.report.kernels}; loaded in {seconds:.1f} s\n")
     return Engine(
         client=InProcessClient(built.core),
         renderer=front.renderer,
@@ -102,7 +102,7 @@ def build_core(
 
 def _load_core(plan: StartupPlan, on_plan: PlanObserver | None = None) -> BuiltCore:
     if not plan.resolved.settings.quiet:
-        print(render_plan(plan.resolved), file=sys.stderr)  # noqa: T201  the start-up report
+        say(f"{render_plan(plan.resolved)}\n")
     return _build_core(plan, on_plan)
 
 
@@ -158,7 +158,7 @@ def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved
     if report.measured is not None:
         settled = replan(plan.asked, resolved, report.measured)
         if not settled.settings.quiet:
-            print(render_measured(resolved, settled), file=sys.stderr)  # noqa: T201
+            say(f"{render_measured(resolved, settled)}\n")
         resolved = settled
     chosen = resolved.settings
     executor.control(Allocate(chosen.num_kv_blocks, chosen.max_model_len))

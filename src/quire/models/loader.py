@@ -7,6 +7,8 @@ is read: one that is not finite would make every answer NaN.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +35,12 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 MAX_NAMES = 5
+OTHER_HEADS = re.compile(
+    r"(?!lm_head)(\w+_heads?|scores?|classifier|qa_outputs|critic|value_model|reward_model)\."
+)
+"""Beginnings of names of what trainers put beside the head of a language model: value heads of
+reinforcement learning, classifiers, heads that guess further tokens."""
+_log = logging.getLogger("quire.models")
 COMPARE_BYTES = 1 << 24
 PROGRESS_LABEL = "Loading safetensors checkpoint shards"
 
@@ -150,6 +158,14 @@ def _match(
             "fetch the checkpoint again, or correct config.json"
         )
     unexpected = [name for name in found if name not in targets]
+    heads = [name for name in unexpected if OTHER_HEADS.match(name)]
+    if heads:
+        _log.warning(
+            "%s: %s left out: other heads on the same model, which change none of its texts",
+            folder,
+            _listed(heads, "tensor"),
+        )
+        unexpected = [name for name in unexpected if name not in heads]
     if unexpected:
         raise ConfigError(
             f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but config.json "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from quire.errors import RequestError
+from quire.foreign import ForeignName, explaining
 from quire.protocol.sampling_params import (
     MAX_SAMPLES,
     SamplingParams,
@@ -63,6 +64,15 @@ class BeamRules:
         return cum_logprob / num_output**self.length_penalty
 
 
+_FOREIGN: Mapping[str, ForeignName] = {
+    "include_stop_str_in_output": ForeignName("the texts of beams have their stop tokens' texts"),
+    "best_of": ForeignName("beam_width says how many beams there are"),
+    "n": ForeignName("beam_width says how many sequences there are"),
+    "stop": ForeignName("stop_token_ids end beams"),
+}
+
+
+@explaining(RequestError, "a parameter of beam search", _FOREIGN)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
     """Parameters of `LLM.beam_search`.
@@ -87,6 +97,10 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         _ = self.rules, self.sampling
+
+    def clone(self, **changes: Any) -> BeamSearchParams:
+        """Equal parameters, but for `changes`."""
+        return replace(self, **changes)
 
     @property
     def rules(self) -> BeamRules:

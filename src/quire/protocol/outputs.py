@@ -9,6 +9,7 @@ __all__ = [
     "BeamSearchSequence",
     "CompletionOutput",
     "Logprob",
+    "RequestMetrics",
     "RequestOutput",
 ]
 
@@ -49,12 +50,53 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """When what came of a request. arrival_time: in seconds as `time.time` counts them, and all
+    others as `time.monotonic` does; 0.0 until it has happened. queued_ts: of the arrival.
+    scheduled_ts: of the first step. last_token_ts: of the last token so far, of any sample."""
+
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from arrival to the first token."""
+        return max(self.first_token_ts - self.queued_ts, 0.0)
+
+    @property
+    def time_in_queue(self) -> float:
+        """Seconds from arrival to the first step."""
+        return max(self.scheduled_ts - self.queued_ts, 0.0)
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        """`scheduled_ts`, as `time.time` counts; None before it. So are the others."""
+        return self._as_time(self.scheduled_ts)
+
+    @property
+    def first_token_time(self) -> float | None:
+        return self._as_time(self.first_token_ts)
+
+    @property
+    def last_token_time(self) -> float | None:
+        return self._as_time(self.last_token_ts)
+
+    def _as_time(self, ts: float) -> float | None:
+        return self.arrival_time + (ts - self.queued_ts) if ts else None
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A request and what came of it.
 
     prompt_logprobs: one entry per prompt token, the first of which is None, if asked.
     num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
-    error: why the request failed; its other fields hold what there was before.
+    error: why the request failed; its other fields hold what there was before. metrics: when what
+    came of it; None if it was refused.
     """
 
     request_id: str
@@ -65,6 +107,11 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    metrics: RequestMetrics | None = None
+
+    @property
+    def lora_request(self) -> None:
+        """None: no request has an adapter yet."""
 
 
 @dataclass(slots=True)

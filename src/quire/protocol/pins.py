@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.protocol.sampling_params import SamplingParams
+import numpy as np
 
-__all__ = ["PIN_PARAMS", "PinnedPrefix"]
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.step import IntArray
+
+__all__ = ["PIN_PARAMS", "PinnedPrefix", "prefix_key"]
 
 PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request that pins its prompt: it is computed like any other, up to the draw of one token."""
@@ -17,6 +22,7 @@ class PinnedPrefix:
     """handle, name, tenant: of the request that pinned it (`EngineRequest.request_id`,
     `SchedulingParams.tenant`). num_blocks: KV blocks that it holds. hits: requests that started
     from it. seconds_left: until it is let go, inf for ever. is_shared: for requests of every salt.
+    key: `prefix_key`. Equal keys are one pin, whose handle and name are those of the first request.
     """
 
     handle: int
@@ -27,3 +33,12 @@ class PinnedPrefix:
     name: str
     tenant: str
     is_shared: bool
+    key: str
+
+
+def prefix_key(token_ids: Sequence[int] | IntArray, salt: str, *, is_shared: bool) -> str:
+    """Equal for prefixes that serve the same requests: the tokens and whose they are."""
+    owner = b"" if is_shared else b"\1" + salt.encode()
+    tokens = np.asarray(token_ids, np.int32).tobytes()
+    head = len(owner).to_bytes(8, "little") + owner
+    return hashlib.blake2b(head + tokens, digest_size=16).hexdigest()

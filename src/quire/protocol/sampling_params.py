@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError
+from quire.foreign import ForeignName, explaining
 
 __all__ = [
     "GREEDY_TEMPERATURE",
     "MAX_LOGPROBS",
     "MAX_SAMPLES",
     "LogitsProcessor",
+    "RequestOutputKind",
     "SamplingParams",
     "TokensLeft",
     "ban_names",
@@ -40,6 +43,39 @@ _MAX_INT = 2**31 - 1
 _MAX_SHOWN = 80
 
 
+class RequestOutputKind(enum.IntEnum):
+    """What an output in a stream holds: all so far, the news since the one before, or, once and at
+    the end, all."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+_NO_STRUCTURE = ForeignName("there is no structured output yet")
+_OF_BEAMS = "LLM.beam_search with BeamSearchParams does it"
+
+FOREIGN_PARAMS: Mapping[str, ForeignName] = {
+    "structured_outputs": _NO_STRUCTURE,
+    "guided_decoding": _NO_STRUCTURE,
+    "best_of": ForeignName("ask for n samples, and take the best by cumulative_logprob", ("1",)),
+    "use_beam_search": ForeignName(_OF_BEAMS),
+    "length_penalty": ForeignName(_OF_BEAMS, ("1", "1.0")),
+    "early_stopping": ForeignName(_OF_BEAMS),
+    "extra_args": ForeignName("nothing reads further arguments; logits_processors are functions"),
+    "flat_logprobs": ForeignName("log-probabilities are one dict for each token"),
+    "logits_processors_kwargs": ForeignName("a function can be given its arguments before"),
+    "skip_clone": ForeignName("parameters are never copied", None),
+    "skip_reading_prefix_cache": ForeignName("a cache_salt of the prompt's own does the same"),
+    "thinking_token_budget": ForeignName("answers are not parsed for reasoning yet"),
+    "output_text_buffer_length": ForeignName("it follows from stop", None),
+    "repetition_detection": ForeignName("repetition_penalty works against repetitions"),
+    "stop_reason": ForeignName("outputs tell it"),
+}
+"""Parameters of vLLM's that have no counterpart."""
+
+
+@explaining(RequestError, "a sampling parameter", FOREIGN_PARAMS)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends. Checked on construction.
@@ -54,8 +90,14 @@ class SamplingParams:
     logprobs, prompt_logprobs: k most likely tokens beside the one that is there (0: only that one,
     -1: all). stop: strings, matched on text; one that is a special token means this token as well;
     kept as a tuple. logit_bias: in [-100, 100], added to the logit of a token id; ids may be
-    decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words: texts
-    that must not appear. detokenize False: `text` stays empty.
+    decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words:
+    banned as they start a text and as they follow a space, with this case; a longer word is banned
+    only where the tokenizer writes it with the tokens of one of them. detokenize False: `text`
+    stays empty. truncate_prompt_tokens: of a longer prompt only the last so many tokens count; -1:
+    as many as leave room for max_tokens. output_kind: of the outputs of a stream.
+
+    They do not change: `clone(temperature=0)` gives others, as `dataclasses.replace` does. Names
+    that have no counterpart here are passed over where their value asks for nothing.
 
     Raises RequestError naming the parameter, its value and what it may be.
     """
@@ -86,6 +128,8 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         for name, low, high, advice in _INTEGERS:
@@ -94,6 +138,7 @@ class SamplingParams:
             self._set(name, _real(name, getattr(self, name), low, high, low_is_in, advice))
         for name in _FLAGS:
             _flag(name, getattr(self, name))
+        self._check_output_kind()
         self._check_optional_integers()
         self._check_texts()
         self._check_token_ids()
@@ -110,19 +155,16 @@ class SamplingParams:
             raised to the min_tokens that were given.
         Raises RequestError on a name that is no parameter, and on a bad value.
         """
-        known = {field.name for field in fields(cls)}
         chosen: dict[str, Any] = dict(defaults or {})
         chosen.update((name, value) for name, value in given.items() if value is not None)
-        unknown = sorted(chosen.keys() - known)
-        if unknown:
-            raise RequestError(
-                f"{_shown(unknown[0])} is not a sampling parameter. "
-                f"Leave it out, or use one of: {', '.join(sorted(known))}."
-            )
         bound, least = chosen.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("min_tokens")
         if given.get("max_tokens") is None and isinstance(least, int) and isinstance(bound, int):
             chosen["max_tokens"] = max(bound, least)
         return cls(**chosen)
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """Equal parameters, but for `changes`. RequestError as on construction."""
+        return replace(self, **changes)
 
     @property
     def is_greedy(self) -> bool:
@@ -150,11 +192,24 @@ class SamplingParams:
                     f"min_tokens is {self.min_tokens}, more than max_tokens, which is "
                     f"{self.max_tokens}. Lower min_tokens or raise max_tokens."
                 )
+        if self.truncate_prompt_tokens is not None:
+            name, advice = "truncate_prompt_tokens", "-1 for as many as fit"
+            length = _integer(name, self.truncate_prompt_tokens, -1, _MAX_INT, advice)
+            self._set(name, length or _integer(name, length, 1, _MAX_INT, advice))
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
                 advice = "-1 for the whole vocabulary, 0 for the chosen token alone"
                 self._set(name, _integer(name, value, -1, MAX_LOGPROBS, advice))
+
+    def _check_output_kind(self) -> None:
+        try:
+            self._set("output_kind", RequestOutputKind(self.output_kind))
+        except ValueError:
+            names = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+            raise RequestError(
+                f"output_kind is {_shown(self.output_kind)}. Give one of: {names}."
+            ) from None
 
     def _check_texts(self) -> None:
         stop: object = self.stop

@@ -34,6 +34,7 @@ __all__ = [
     "IntArray",
     "MediaSpan",
     "PromptLogprobs",
+    "REPORT_IT",
     "RowFailure",
     "RowTokens",
     "StepPlan",
@@ -268,6 +269,10 @@ class PromptLogprobs:
 
     start: int
     entries: tuple[TokenLogprobs, ...]
+
+
+REPORT_IT = "an equal one will most likely fail too, so report it together with the server's log"
+"""Advice after an error of our own that depends on the request alone."""
 
 
 @dataclass(frozen=True, slots=True)

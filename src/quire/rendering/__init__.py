@@ -9,11 +9,13 @@ from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets
 from quire.rendering.message_check import check_messages
 from quire.rendering.output import Ending, OutputRenderer, OutputUpdate, TextDelta
+from quire.rendering.output_reader import OutputReader
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
-from quire.rendering.request import RequestRenderer
+from quire.rendering.request import RequestRenderer, truncated
 from quire.rendering.stop import StopDelta, StopMatcher
 from quire.rendering.tokenizer import Tokenizer
+from quire.rendering.tokenizer_face import TokenizerFace
 
 __all__ = [
     "RESERVED_KWARGS",
@@ -22,6 +24,7 @@ __all__ = [
     "Ending",
     "IncrementalDetokenizer",
     "OutputAssembler",
+    "OutputReader",
     "OutputRenderer",
     "OutputUpdate",
     "Prompt",
@@ -34,6 +37,8 @@ __all__ = [
     "TextDelta",
     "TokenOffsets",
     "Tokenizer",
+    "TokenizerFace",
     "beam_search_output",
     "check_messages",
+    "truncated",
 ]

@@ -1,9 +1,16 @@
 """From engine outputs to request outputs: detokenizing, stop strings, logprobs."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.protocol.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from quire.protocol.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
@@ -48,7 +55,14 @@ class _News:
 class OutputAssembler:
     """Keeps the outputs of live requests; sequences are known by the handles of their requests."""
 
-    def __init__(self, renderer: Renderer, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: by which metrics of requests are taken."""
+        self._clock = clock
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
@@ -75,7 +89,10 @@ class OutputAssembler:
             )
             for index in range(params.n)
         ]
-        output = RequestOutput(request_id, prompt.text, prompt.token_ids, completions)
+        metrics = RequestMetrics(time.time(), self._clock())
+        output = RequestOutput(
+            request_id, prompt.text, prompt.token_ids, completions, metrics=metrics
+        )
         if params.prompt_logprobs is not None:
             none: PositionLogprobs | None = None
             output.prompt_logprobs = [none for _ in prompt.token_ids]
@@ -99,11 +116,13 @@ class OutputAssembler:
     def process(self, output: EngineOutput) -> AssemblerUpdate:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""
         update = AssemblerUpdate()
+        now = self._clock()
         for handle, num_cached in output.num_cached_tokens.items():
             sequence = self._sequences.get(handle)
             # Later samples that run on their own find the prompt of the first one in the cache.
             if sequence is not None and sequence.completion.index == 0:
                 sequence.request.output.num_cached_tokens = num_cached
+                _note_scheduled(sequence.request.output, now)
         for handle, piece in output.prompt_logprobs.items():
             if handle in self._sequences:
                 self._add_prompt_logprobs(self._sequences[handle], piece)
@@ -117,6 +136,7 @@ class OutputAssembler:
                 news = _News(
                     tokens.get(handle, []), output.logprobs.get(handle, []), finished.get(handle)
                 )
+                _note_tokens(sequence.request.output, len(news.token_ids), now)
                 if self._take(handle, sequence, news):
                     update.aborts.append(handle)
                 update.requests[sequence.request.output.request_id] = sequence.request.output
@@ -181,3 +201,17 @@ class OutputAssembler:
         del self._sequences[handle]
         sequence.request.num_unfinished -= 1
         sequence.request.output.finished = sequence.request.num_unfinished == 0
+
+
+def _note_scheduled(output: RequestOutput, now: float) -> None:
+    if output.metrics is not None and not output.metrics.scheduled_ts:
+        output.metrics.scheduled_ts = now
+
+
+def _note_tokens(output: RequestOutput, count: int, now: float) -> None:
+    metrics = output.metrics
+    if metrics is None or not count:
+        return
+    metrics.first_token_ts = metrics.first_token_ts or now
+    metrics.last_token_ts = now
+    metrics.num_generation_tokens += count

@@ -18,7 +18,8 @@ class GenerationProgress:
         self._bar: Any = None
         self._num_input = 0
         self._num_output = 0
-        if shown and num_prompts and sys.stderr.isatty():
+        has_stream = sys.stderr is not None  # pyright: ignore[reportUnnecessaryComparison]  pythonw
+        if shown and num_prompts and has_stream and sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)

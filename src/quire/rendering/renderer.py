@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
+from quire.foreign import ForeignName, check_foreign
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import MediaSpan
@@ -18,21 +19,35 @@ from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt, or
+{"prompt_embeds": tensor}."""
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
+_TEXT_ONLY = ForeignName("models take text only")
+_FOREIGN_KEYS: Mapping[str, ForeignName] = {
+    "multi_modal_data": _TEXT_ONLY,
+    "multi_modal_uuids": _TEXT_ONLY,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "encoder_prompt": ForeignName("no model has an encoder"),
+    "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
+    "token_type_ids": ForeignName("no model reads them"),
+    "priority": ForeignName("generate(…, priority=…) takes it", ("0",)),
+    "type": ForeignName("the other keys tell it", None),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """Token ids for the engine, with the text they came from (None when ids were given).
 
-    media: parts of the prompt that are embeddings; the token ids there are 0. embeds: what has to
-    be given to the engine before it is known how many tokens the prompt has; there are none then.
+    salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
+    embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
+    known how many tokens the prompt has; there are none then.
     """
 
     token_ids: list[int]
     text: str | None = None
+    salt: str = ""
     media: tuple[Media, ...] = ()
     embeds: object = None
 
@@ -46,6 +61,17 @@ class RenderedPrompt:
     def known_token_ids(self) -> list[int]:
         """Those after which an output goes on: none if some are not known."""
         return [] if self.media else self.token_ids
+
+    def last(self, length: int) -> "RenderedPrompt":
+        """Its last `length` tokens, or itself if it is no longer than that. Raises RequestError if
+        it has embeddings."""
+        if len(self.token_ids) <= length or length < 1:
+            return self
+        if self.media:
+            raise RequestError(
+                "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
+            )
+        return RenderedPrompt(self.token_ids[-length:], salt=self.salt)
 
 
 class Renderer:
@@ -120,14 +146,15 @@ class Renderer:
         """
         text: Any = None
         token_ids: Any = prompt
+        salt = ""
         if isinstance(prompt, Mapping):
             if "prompt_embeds" in prompt:
                 return RenderedPrompt([], embeds=_embeds_of(prompt))
-            text, token_ids = _prompt_fields(prompt)
+            text, token_ids, salt = _prompt_fields(prompt)
         elif isinstance(prompt, str):
             text, token_ids = prompt, None
         if token_ids is not None:
-            return RenderedPrompt(self._checked_ids(token_ids), text)
+            return RenderedPrompt(self._checked_ids(token_ids), text, salt)
         if not isinstance(text, str):
             raise RequestError(
                 f"The prompt is {_short(text)}. Send a string or a list of token ids."
@@ -137,7 +164,7 @@ class Renderer:
             raise RequestError(
                 f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
             )
-        return RenderedPrompt(self._within_vocabulary(found), text)
+        return RenderedPrompt(self._within_vocabulary(found), text, salt)
 
     def render_chat(
         self,
@@ -331,9 +358,12 @@ def _offsets(
     return TokenOffsets(detokenizer, start)
 
 
-def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
-    unknown = sorted(set(prompt) - _PROMPT_KEYS, key=str)
+def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """Text, token ids and salt."""
+    unknown = sorted(set(prompt) - _PROMPT_KEYS - _FOREIGN_KEYS.keys(), key=str)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    foreign = {name: value for name, value in prompt.items() if name in _FOREIGN_KEYS}
+    check_foreign(RequestError, "a prompt", _FOREIGN_KEYS, foreign)
     if unknown or (text is None and token_ids is None):
         problem = "neither text nor token ids nor embeddings"
         if unknown:
@@ -344,7 +374,10 @@ def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any]:
         )
     if text is not None and not isinstance(text, str):
         raise RequestError(f'"prompt" is {_short(text)}. It must be a string.')
-    return text, token_ids
+    salt = prompt.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise RequestError(f'"cache_salt" is {_short(salt)}. It must be a string.')
+    return text, token_ids, salt
 
 
 def _embeds_of(prompt: Mapping[str, Any]) -> object:

@@ -12,9 +12,19 @@ from quire.protocol.sampling_params import SamplingParams, check_bans, check_voc
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["RequestRenderer"]
+__all__ = ["RequestRenderer", "truncated"]
 
 SEED_MASK = 2**64 - 1
+
+
+def truncated(prompt: RenderedPrompt, params: SamplingParams, max_model_len: int) -> RenderedPrompt:
+    """The prompt, cut to its last tokens as `params.truncate_prompt_tokens` asks."""
+    length = params.truncate_prompt_tokens
+    if length is None:
+        return prompt
+    if length == -1:
+        length = max_model_len - max(params.max_tokens or 1, params.min_tokens)
+    return prompt.last(length)
 
 
 class RequestRenderer:
@@ -74,6 +84,7 @@ class RequestRenderer:
             stop_token_ids=ending,
             arrival_time=arrival_time,
             beams=beams,
+            salt=prompt.salt,
             max_tokens_is_default=max_tokens_is_default,
             media=prompt.media,
         )
@@ -83,10 +94,11 @@ class RequestRenderer:
         return own if params.ignore_eos else own | self._eos_token_ids
 
     def _spell(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it starts a text and as it follows a space."""
+        """Each word as it starts a text and as it follows a space, however it was given."""
         spellings: dict[tuple[int, ...], None] = {}
         for word in words:
-            for text in (word, " " + word.lstrip()):
+            bare = word.lstrip()
+            for text in (bare, " " + bare) if bare else (word,):
                 spelled = tuple(tokenizer.encode(text, add_special_tokens=False))
                 if spelled:
                     spellings[spelled] = None

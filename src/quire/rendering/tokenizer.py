@@ -65,6 +65,17 @@ class Tokenizer:
         return self._vocab_size
 
     @property
+    def num_model_tokens(self) -> int:
+        """Number of tokens of the model's vocabulary, without those that were added to it."""
+        return self._backend.get_vocab_size(with_added_tokens=False)
+
+    @property
+    def declared_special_tokens(self) -> list[str]:
+        """Special tokens that the files name one by one: those of `special_tokens`, and others."""
+        extra = (token.content for token in self._files.extra)
+        return list(dict.fromkeys((*self._named.values(), *extra)))
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` removes."""
         return self._special_ids

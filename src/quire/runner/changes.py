@@ -102,7 +102,7 @@ class PlanChanges:
                 self._sampling.fork(fork.src, fork.dst, fork.sample_index)
                 sampled[fork.dst] = sampled[fork.src]
             else:
-                message = "the prompt of this sample could not be computed: send it again"
+                message = "its prompt could not be computed: the first sample's error says why"
                 failed.append(RowFailure(fork.dst, message))
         return failed
 

@@ -11,6 +11,7 @@ import torch
 
 from quire.protocol.step import (
     NOTHING_DRAWN,
+    REPORT_IT,
     IntArray,
     RowFailure,
     RowTokens,
@@ -261,7 +262,7 @@ class Draws:
 
 
 def _cannot_draw(slot: int, error: Exception) -> RowFailure:
-    return RowFailure(slot, f"the sampler could not draw for this request ({error}): send it again")
+    return RowFailure(slot, f"the sampler could not draw for this request ({error}); {REPORT_IT}")
 
 
 def _taken(logits: torch.Tensor, index: Slots) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
-from quire.protocol.step import PromptLogprobs, RowFailure, TokenLogprobs
+from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
@@ -107,7 +107,7 @@ class ForwardPass:
             row = rows.select(slice(index, index + 1))
             if row.num_drafts[0]:  # a guess must not cost the request
                 return self.compute(self._rows.without_drafts(row))
-            message = f"the model could not compute this request ({error}): send it again"
+            message = f"the model could not compute this request ({error}); {REPORT_IT}"
             return Forward(failed=[RowFailure(int(row.slots[0]), message)])
 
         result = Forward()

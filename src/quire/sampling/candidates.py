@@ -12,7 +12,7 @@ import torch
 from quire.errors import QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
-from quire.protocol.step import RowFailure, TokenCandidates
+from quire.protocol.step import REPORT_IT, RowFailure, TokenCandidates
 from quire.sampling.edits import RowEdits, edit_row
 from quire.sampling.logprobs import NUM_IN_CACHE, log_sum_exp, logprobs_of
 from quire.sampling.sampler import TokenHistory, check_finite
@@ -47,7 +47,7 @@ def find_candidates(
         except QuireError as error:
             output.failed.append(RowFailure.of(slot, error))
         except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
-            message = f"no candidates could be found for this request ({error}): send it again"
+            message = f"no candidates could be found for this request ({error}); {REPORT_IT}"
             output.failed.append(RowFailure(slot, message))
     return output
 

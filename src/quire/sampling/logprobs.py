@@ -24,6 +24,12 @@ NUM_IN_CACHE = 32_768
 """Logits that are worked on together: 128 KiB."""
 
 
+NOT_FINITE_ADVICE = (
+    "An equal request gives the same: check the model's files, or give a dtype with a wider range "
+    "(bfloat16 or float32)."
+)
+
+
 def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
     """Log-probabilities at one position.
 
@@ -86,7 +92,7 @@ def prompt_logprobs(
         if not math.isfinite(row.max()):
             raise EngineError(
                 f"the model's logits before prompt token {target} are not finite. "
-                "Send the request again; if it stays so, check the model's files and data type."
+                f"{NOT_FINITE_ADVICE}"
             )
         found.append(token_logprobs(row, target, k))
     return tuple(found)

@@ -15,7 +15,7 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import edit_row
-from quire.sampling.logprobs import token_logprobs
+from quire.sampling.logprobs import NOT_FINITE_ADVICE, token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = [
@@ -71,10 +71,7 @@ def check_finite(largest: float, position: int) -> None:
 
 def not_finite(position: int, what: str = "") -> str:
     """What to tell of a row whose logits for an absolute position are no numbers."""
-    return (
-        f"the model's logits for position {position} are not finite{what}. "
-        "Send the request again; if it stays so, check the model's files and data type."
-    )
+    return f"the model's logits for position {position} are not finite{what}. {NOT_FINITE_ADVICE}"
 
 
 def failures_of(

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.errors import RequestError
 from quire.kv_cache import KVManager, PrefixHit, SavedTables
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.pins import PinnedPrefix, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.step import IntArray
 from quire.scheduler.sequence import Sequence
@@ -23,12 +23,13 @@ MAX_PINNED_SHARE = 0.5
 @dataclass(slots=True, eq=False)
 class _Pin:
     """A held sequence. root: of its tenant, None if it is for all. expires: on the clock of
-    `plan`. hits: requests that have used it."""
+    `plan`. hits: requests that have used it. key: of equal prefixes, which are one pin."""
 
     request: EngineRequest
     root: bytes | None
     held: SavedTables
     expires: float
+    key: str
     hits: int = 0
 
     @property
@@ -66,6 +67,8 @@ class PinnedPrefixes:
             raise RequestError(
                 "a request that pins its prompt has n=1, max_tokens=1, no beams and a whole prompt"
             )
+        if self._equal(_key(request)) is not None:
+            return
         total, wanted = self._kv.pool.num_blocks, self._num_blocks(len(request.prompt_token_ids))
         room = self._limit - self.num_blocks
         if wanted > room:
@@ -91,7 +94,10 @@ class PinnedPrefixes:
         if sequence.slot < 0 or finish.reason is FinishReason.ERROR:
             message = finish.message or "its blocks were taken before it was pinned: pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
-        prompt = request.prompt_token_ids
+        prompt, key = request.prompt_token_ids, _key(request)
+        if (pin := self._equal(key)) is not None:
+            pin.expires = max(pin.expires, self._now + request.pin_seconds)
+            return finish
         if self.num_blocks + self._num_blocks(len(prompt)) > self._limit:
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
@@ -100,8 +106,12 @@ class PinnedPrefixes:
             root=None if request.pin_is_shared else sequence.group.root,
             held=self._kv.hold(sequence.slot, len(prompt)),
             expires=self._now + request.pin_seconds,
+            key=key,
         )
         return finish
+
+    def _equal(self, key: str) -> _Pin | None:
+        return next((pin for pin in self._pins.values() if pin.key == key), None)
 
     def match(self, sequence: Sequence) -> SavedTables | None:
         """The longest pinned prefix of a waiting sequence."""
@@ -161,10 +171,15 @@ class PinnedPrefixes:
                 name=pin.request.request_id,
                 tenant=pin.request.scheduling.tenant,
                 is_shared=pin.root is None,
+                key=pin.key,
             )
             for pin in self._pins.values()
             if pin.expires > now
         )
+
+
+def _key(request: EngineRequest) -> str:
+    return prefix_key(request.prompt_token_ids, request.salt, is_shared=request.pin_is_shared)
 
 
 def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:

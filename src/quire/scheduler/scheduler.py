@@ -316,6 +316,7 @@ class Scheduler:
             prompt_tokens_total=self._allocation.prompt_tokens_total,
             cached_tokens_total=self._allocation.cached_tokens_total,
             steps_total=self._steps_total,
+            prefill_tokens_per_s=self.state.speed.last_known,
         )
 
     def check_invariants(self) -> None:

@@ -32,6 +32,7 @@ from quire.server.routes.control import control_router
 from quire.server.routes.openai import generating_routes, openai_router
 from quire.server.routes.ops import ops_router
 from quire.server.routes.prefixes import prefix_router
+from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
 from quire.server.routes.text import text_router
 from quire.server.settings import ServerSettings
@@ -71,7 +72,7 @@ def create_app(
         routes += router.routes
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, functools.partial(_reply, routes))
-    _describe_bodies(app)
+    _describe(app, settings)
     # The last that is added is the first that a request meets.
     app.add_middleware(HotRoutes, routes=generating_routes(openai), root_path=settings.root_path)
     app.add_middleware(_HeadAsGet)
@@ -158,11 +159,11 @@ def _as_refused(
     return RefusedError(str(error.detail)[:200], status=error.status_code)
 
 
-def _describe_bodies(app: FastAPI) -> None:
+def _describe(app: FastAPI, settings: ServerSettings) -> None:
     document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        return add_body_schemas(document())
+        return describe(add_body_schemas(document()), settings.limits)
 
     app.openapi = openapi
 
@@ -187,5 +188,6 @@ async def _tick(services: Services) -> None:
             continue
         stats = client.stats
         services.waiting.observe(stats.prompt_tokens_total - stats.cached_tokens_total)
+        services.waiting.observe_speed(stats.prefill_tokens_per_s)
         if not settings.disable_log_stats:
             line.tick(stats, services.metrics)

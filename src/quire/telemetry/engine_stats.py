@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-__all__ = ["STEP_TOKEN_BOUNDS", "EngineStats", "SchedulerStats", "engine_metrics"]
+__all__ = [
+    "STEP_TOKEN_BOUNDS",
+    "EngineStats",
+    "Metric",
+    "SchedulerStats",
+    "engine_metrics",
+    "scheduler_metrics",
+]
 
 STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `EngineStats.step_tokens`; one bucket more is above the last."""
@@ -29,6 +36,7 @@ class SchedulerStats:
     num_host_blocks, num_used_host_blocks: of the swap space.
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
+    prefill_tokens_per_s: over the last steps that computed prompts; 0.0 before there was one.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
@@ -49,6 +57,10 @@ class SchedulerStats:
         ("vllm:prefix_cache_hits", "Prompt tokens found."),
     )
     steps_total: int = _reading(("quire:engine_steps", "Steps of the engine."))
+    prefill_tokens_per_s: float = _reading(
+        ("quire:prefill_tokens_per_second", "Prompt tokens per second, of the last such steps."),
+        default=0.0,
+    )
 
     @property
     def kv_cache_usage(self) -> float:
@@ -90,7 +102,24 @@ class EngineStats(SchedulerStats):
         return cls(**found, **own)
 
 
-def engine_metrics(stats: EngineStats) -> Iterator[tuple[str, str, float, bool]]:
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One reading. is_counter: it only grows; others are of the moment."""
+
+    name: str
+    value: float
+    is_counter: bool
+    help: str
+
+
+def scheduler_metrics(stats: SchedulerStats) -> list[Metric]:
+    """All that a reading has, and the share of KV blocks in use."""
+    share = Metric("vllm:kv_cache_usage_perc", stats.kv_cache_usage, False, "Share of KV blocks.")
+    found = engine_metrics(stats)
+    return [*(Metric(name, value, counts, text) for name, text, value, counts in found), share]
+
+
+def engine_metrics(stats: SchedulerStats) -> Iterator[tuple[str, str, float, bool]]:
     """Name, help text and value of each metric that a field declares, and whether it counts."""
     for each in fields(stats):
         for name, text in each.metadata.get("metrics", ()):

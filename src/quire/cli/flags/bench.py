@@ -57,9 +57,12 @@ def given_lengths(options: argparse.Namespace) -> tuple[Lengths, Lengths]:
     return DATASETS[options.dataset_name]
 
 
-def add_record_flags(parser: CommandParser) -> None:
-    """Of every kind."""
-    parser.add_argument("--bench-seed", type=int, default=0, help="of the workload (0)")
+def add_record_flags(parser: CommandParser, *, draws_seed: bool = False) -> None:
+    """Of every kind. draws_seed: without the flag the workload is another one in each run."""
+    default, shown = (None, "drawn for each run") if draws_seed else (0, "0")
+    parser.add_argument(
+        "--bench-seed", type=int, default=default, help=f"of the workload ({shown})"
+    )
     parser.add_argument("--output-json", type=Path, help="file for the record of the run")
     parser.add_argument(
         "--no-limits", action="store_true", help="do not measure what plain torch reaches here"

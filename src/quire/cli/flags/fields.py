@@ -1,7 +1,7 @@
 """Flags made from the fields of a settings dataclass, so that a setting is described once.
 
-A field's `metadata` holds `help`, and where they apply `choices`, `kind` (bytes or count) and
-`repeats` (the flag adds to what it was given before).
+A field's `metadata` holds `help`, and where they apply `choices`, `kind` (bytes, count or
+object) and `repeats` (the flag adds to what it was given before).
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
     if "choices" in rules:
         metavar = "{" + ",".join(rules["choices"]) + "}"
     elif "kind" in rules:
-        metavar = "SIZE" if rules["kind"] == "bytes" else "COUNT"
+        metavar = {"bytes": "SIZE", "count": "COUNT", "object": "JSON"}[rules["kind"]]
     return {**common, "metavar": metavar}

@@ -5,104 +5,55 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from quire.cli.flags.fields import as_flag
 from quire.cli.parser import CommandParser, print_note
-from quire.config.settings import FOREIGN, MISSING
+from quire.config.foreign import FOREIGN_SETTINGS
 from quire.errors import ConfigError
+from quire.foreign import ForeignName
 
 __all__ = ["add_foreign_flags", "check_foreign_flags"]
 
 _PREFIX = "foreign:"
 
+_SWITCHES = (
+    "aggregate_engine_logging", "async_scheduling", "calculate_kv_scales", "cudagraph_metrics",
+    "data_parallel_external_lb", "data_parallel_hybrid_lb", "fully_sharded_loras",
+    "guided_decoding_disable_fallback", "interleave_mm_strings", "kv_cache_metrics",
+    "kv_sharing_fast_prefill", "mm_encoder_only", "ray_workers_use_nsight", "skip_mm_profiling",
+    "tokens_only", "trust_remote_code", "use_tqdm_on_load", "use_v2_block_manager",
+    "worker_use_ray",
+)  # fmt: skip
+"""Flags without a value, beside those that begin with `enable_` or `disable_`."""
 
-@dataclass(frozen=True, slots=True)
-class _Foreign:
-    """reason: why it is not needed, or what is missing. takes: it has a value. neutral: values that
-    ask for nothing, of a flag that is refused otherwise; None if it is never refused. always: it
-    cannot be turned off, so `--no-…` is refused; what to do instead, or empty."""
-
-    reason: str
-    takes: bool = True
-    neutral: tuple[str, ...] | None = None
-    always: str | None = None
-
-
-_WITH_VALUE = ("tokenizer_mode",)
-_NEGATABLE = ("async_scheduling", "trust_remote_code")
-"""Beside those that begin with `enable_`."""
-
-_ALWAYS = {"enable_chunked_prefill": "", "async_scheduling": "to turn it off, use --depth 1"}
-
-_NOT_NEEDED: Mapping[str, _Foreign] = {
-    **{
-        name: _Foreign(reason, takes=name in _WITH_VALUE, always=_ALWAYS.get(name))
-        for name, reason in FOREIGN.items()
-    },
-    "compilation_config": _Foreign("nothing is compiled at start-up"),
-    "optimization_level": _Foreign("nothing is compiled at start-up"),
-    "max_seq_len_to_capture": _Foreign("a captured step serves every length"),
-    "model_impl": _Foreign("a model has one implementation"),
-    "enable_expert_parallel": _Foreign("there is one device", takes=False),
-    "distributed_executor_backend": _Foreign("there is one device"),
-    "disable_custom_all_reduce": _Foreign("there is one device", takes=False),
-    "limit_mm_per_prompt": _Foreign("models take text only"),
-    "allowed_local_media_path": _Foreign("models take text only"),
-}
-"""Of the engine."""
-
-_NOT_NEEDED_BY_SERVER: Mapping[str, _Foreign] = {
-    "chat_template_content_format": _Foreign("it is read from the chat template itself"),
-    "uvicorn_log_level": _Foreign("--disable-access-log and --disable-log-stats quiet the server"),
-    "stream_interval": _Foreign("a reader that falls behind gets larger chunks"),
-    "max_log_len": _Foreign("prompts are never logged"),
-    "disable_log_requests": _Foreign("requests are logged only when asked", takes=False),
-    "enable_prompt_tokens_details": _Foreign("responses always have them", takes=False, always=""),
-    "enable_request_id_headers": _Foreign("request ids are always echoed", takes=False, always=""),
-    "enable_tokenizer_info_endpoint": _Foreign("it is always there", takes=False, always=""),
-    "enable_server_load_tracking": _Foreign("/load always answers", takes=False, always=""),
-    "disable_frontend_multiprocessing": _Foreign(
-        "the engine has a process of its own, which costs one message a step", takes=False
+_OF_SERVER: Mapping[str, ForeignName] = {
+    "chat_template_content_format": ForeignName("it is read from the chat template itself", None),
+    "uvicorn_log_level": ForeignName(
+        "--disable-access-log and --disable-log-stats quiet the server", None
     ),
-    "disable_fastapi_docs": _Foreign("/docs needs the API key like every route", takes=False),
-}
-
-_ONE = ("1",)
-_MISSING_SWITCHES = ("enable_lora",)
-_NEUTRAL = {
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE),
-    **dict.fromkeys(("cpu_offload_gb", "kv_offloading_size"), ("0",)),
-}
-_MISSING: Mapping[str, _Foreign] = {
-    **{
-        name: _Foreign(reason, takes=name not in _MISSING_SWITCHES, neutral=_NEUTRAL.get(name, ()))
-        for name, reason in MISSING.items()
-    },
-    "hf_token": _Foreign(
-        "set HF_TOKEN in the environment, since every user of a machine can read its command lines",
-        neutral=(),
+    "stream_interval": ForeignName("a reader that falls behind gets larger chunks", None),
+    "max_log_len": ForeignName("prompts are never logged", None),
+    "disable_log_requests": ForeignName("requests are logged only when asked", None),
+    "enable_prompt_tokens_details": ForeignName("responses always have them", None, ""),
+    "enable_request_id_headers": ForeignName("request ids are always echoed", None, ""),
+    "enable_tokenizer_info_endpoint": ForeignName("it is always there", None, ""),
+    "enable_server_load_tracking": ForeignName("/load always answers", None, ""),
+    "disable_frontend_multiprocessing": ForeignName(
+        "the engine has a process of its own, which costs one message a step", None
     ),
-    "logits_processors": _Foreign("a server takes none; LLM in Python does", neutral=()),
-    "runner": _Foreign("models generate text", neutral=("auto", "generate")),
-    "convert": _Foreign("models generate text", neutral=("auto", "none")),
+    "disable_fastapi_docs": ForeignName("/docs needs the API key like every route", None),
+    "enable_auto_tool_choice": ForeignName("answers are not parsed for tool calls yet"),
+    "tool_call_parser": ForeignName("answers are not parsed for tool calls yet"),
+    "default_chat_template_kwargs": ForeignName(
+        "requests name chat_template_kwargs themselves so far"
+    ),
+    "override_generation_config": ForeignName(
+        "--generation-config none gives neutral defaults; others are not settable yet"
+    ),
+    "logits_processors": ForeignName("a server takes none; LLM in Python does"),
 }
-_MISSING_IN_SERVER: Mapping[str, _Foreign] = {
-    "enable_auto_tool_choice": _Foreign(
-        "answers are not parsed for tool calls yet", takes=False, neutral=()
-    ),
-    "tool_call_parser": _Foreign("answers are not parsed for tool calls yet", neutral=()),
-    "reasoning_parser": _Foreign("answers are not parsed for reasoning yet", neutral=()),
-    "default_chat_template_kwargs": _Foreign(
-        "requests name chat_template_kwargs themselves so far", neutral=()
-    ),
-    "override_generation_config": _Foreign(
-        "--generation-config none gives neutral defaults; others are not settable yet", neutral=()
-    ),
-    "structured_outputs_config": _Foreign("there is no structured output yet", neutral=()),
-    "otlp_traces_endpoint": _Foreign("there are no traces yet", neutral=()),
-}
+"""What `quire serve` alone says of them, or says otherwise."""
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),
@@ -118,10 +69,10 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
 def add_foreign_flags(parser: CommandParser, *, server: bool = False) -> None:
     """Let the parser know them, without showing them in its help. A flag that the command has
     itself is left alone."""
-    for name, foreign in _flags(server).items():
+    for name in _flags(server):
         flags = [f for f in (as_flag(name), *_SHORT.get(name, ())) if not parser.has_flag(f)]
         if flags:
-            _add(parser, flags, name, foreign)
+            _add(parser, flags, name)
 
 
 def check_foreign_flags(options: argparse.Namespace) -> None:
@@ -132,22 +83,18 @@ def check_foreign_flags(options: argparse.Namespace) -> None:
             continue
         name = dest.removeprefix(_PREFIX)
         foreign, flag = known[name], as_flag(f"no_{name}" if value is False else name)
-        if value is False and foreign.always is not None:
-            advice = foreign.always or "leave it out"
-            raise ConfigError(f"{flag} cannot be served: {foreign.reason}; {advice}.")
-        if foreign.neutral is None or value is False or value in foreign.neutral:
-            print_note(f"{flag} is not needed: {foreign.reason}")
-        else:
-            shown = "" if value is True else f" {value}"
-            raise ConfigError(f"{flag}{shown} cannot be served: {foreign.reason}.")
+        if not foreign.asks_for_nothing(value):
+            raise ConfigError(
+                foreign.refusal(flag if value in (True, False) else f"{flag} {value}")
+            )
+        print_note(f"{flag} is not needed: {foreign.reason}")
 
 
-def _flags(server: bool) -> dict[str, _Foreign]:
-    of_server = {**_NOT_NEEDED_BY_SERVER, **_MISSING_IN_SERVER} if server else {}
-    return {**_NOT_NEEDED, **_MISSING, **of_server}
+def _flags(server: bool) -> dict[str, ForeignName]:
+    return {**FOREIGN_SETTINGS, **(_OF_SERVER if server else {})}
 
 
-def _add(parser: CommandParser, flags: list[str], name: str, foreign: _Foreign) -> None:
+def _add(parser: CommandParser, flags: list[str], name: str) -> None:
     common: dict[str, Any] = {
         "dest": _PREFIX + name,
         "default": argparse.SUPPRESS,
@@ -157,9 +104,6 @@ def _add(parser: CommandParser, flags: list[str], name: str, foreign: _Foreign) 
     named = [flag for flag in flags if flag not in levels]
     if levels:
         parser.add_argument(*levels, action="store_true", **common)
-    if foreign.takes:
-        parser.add_argument(*named, **common)
-    elif name.startswith("enable_") or name in _NEGATABLE:
-        parser.add_argument(*named, action=argparse.BooleanOptionalAction, **common)
-    else:
-        parser.add_argument(*named, action="store_true", **common)
+    if name.startswith(("enable_", "disable_")) or name in _SWITCHES:
+        common["action"] = argparse.BooleanOptionalAction
+    parser.add_argument(*named, **common)

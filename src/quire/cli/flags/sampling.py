@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from quire.cli.parser import CommandParser
 
-__all__ = ["add_sampling_flags", "given_sampling"]
+__all__ = ["add_sampling_flags", "chat_sampling", "given_sampling"]
+
+_CHAT_TEMPERATURE, _CHAT_MIN_P = 0.7, 0.05
+"""Of chats with models that state no values of their own. Plain draws from the whole vocabulary,
+which is what the API does then, make small models babble."""
+_SHAPE = ("temperature", "top_p", "top_k", "min_p")
 
 _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("temperature", float, "0 takes the most likely token; higher is more varied"),
@@ -35,3 +41,20 @@ def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
     return {
         name: value for name, value in {**found, "stop": options.stop}.items() if value is not None
     }
+
+
+def chat_sampling(
+    given: Mapping[str, Any], stated: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], str]:
+    """The parameters of a chat, and a line that says which of them are ours; it is empty if none
+    is. stated: by the model or its server; None where that is not known."""
+    if stated is None or any(name in stated for name in _SHAPE):
+        return dict(given), ""
+    ours: dict[str, Any] = {}
+    if "temperature" not in given:
+        ours["temperature"] = _CHAT_TEMPERATURE
+    if not any(name in given for name in _SHAPE[1:]) and given.get("temperature") != 0:
+        ours["min_p"] = _CHAT_MIN_P
+    shown = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in ours.items())
+    note = f"the model states no sampling defaults, so the chat uses {shown}" if ours else ""
+    return {**given, **ours}, note

@@ -14,11 +14,12 @@ from quire.cli.flags.sampling import add_sampling_flags, given_sampling
 from quire.cli.parser import CommandParser, print_note
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
+from quire.config import env
 from quire.config.settings import EngineSettings
 from quire.config.startup import check_early
 from quire.errors import ConfigError, RequestError
 
-__all__ = ["add_source_flags", "open_source"]
+__all__ = ["add_source_flags", "open_source", "openai_key"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -29,9 +30,12 @@ def add_source_flags(parser: CommandParser) -> None:
     group.add_argument(
         "--url",
         "--base-url",
-        help=f"server to ask ({DEFAULT_URL}; the bundled model in this process if none is there)",
+        help="server to ask (OPENAI_BASE_URL if that is set, else "
+        f"{DEFAULT_URL}; the bundled model in this process if none is there)",
     )
-    group.add_argument("--api-key", help="key of the server; better in QUIRE_API_KEY")
+    group.add_argument(
+        "--api-key", help="key of the server; better in QUIRE_API_KEY or OPENAI_API_KEY"
+    )
     group.add_argument("--model-name", help="which of the server's models (its first)")
     add_sampling_flags(parser)
     add_engine_flags(parser)
@@ -42,7 +46,8 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
     """The source of text and the sampling parameters that the flags name.
 
     A model or another engine setting asks for an engine in this process. Without one it is the
-    server of --url; at the default address, if nothing listens there, the bundled model instead.
+    server of --url or OPENAI_BASE_URL; at the default address, if nothing listens there, the
+    bundled model instead.
     """
     settings = given_settings(options)
     sampling = given_sampling(options)
@@ -51,13 +56,15 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
     _refuse_text(settings.get("model"))
     wants_engine = bool(settings.keys() - {"seed", "quiet"})
     if wants_engine and options.url is not None:
-        named = ", ".join(sorted(settings))
+        engine_flags = ", ".join(sorted(settings))
         raise ConfigError(
-            f"--url asks a server, but {named} would set up an engine in this process. Leave out "
-            "one of the two; --model-name picks a model of the server."
+            f"--url asks a server, but {engine_flags} would set up an engine in this process. "
+            "Leave out one of the two; --model-name picks a model of the server."
         )
-    server = RemoteServer(ServerAddress.parse(options.url or DEFAULT_URL), options.api_key)
-    if wants_engine or (options.url is None and not server.is_there()):
+    named = options.url or env.openai_base_url()
+    address = ServerAddress.parse(named or DEFAULT_URL)
+    server = RemoteServer(address, options.api_key or openai_key(address))
+    if wants_engine or (named is None and not server.is_there()):
         _check(settings, sampling)  # before it is said that something loads
         if not wants_engine:
             print_note(
@@ -65,15 +72,20 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
                 "`quire serve` starts a server"
             )
         elif not settings.get("quiet"):
-            named = settings.get("model") or "the bundled model"
-            print_note(f"{named} is loaded in this process; `quire plan` shows what it uses")
+            model = settings.get("model") or "the bundled model"
+            print_note(f"{model} is loaded in this process; `quire plan` shows what it uses")
         engine = EngineSource({**settings, "quiet": True})
         try:
             yield engine, sampling
         finally:
             engine.shutdown()
     else:
-        yield ServerSource(server, _model_name(server, options.model_name)), sampling
+        yield ServerSource(server, _model_card(server, options.model_name)), sampling
+
+
+def openai_key(address: ServerAddress) -> str | None:
+    """OPENAI_API_KEY, unless it would cross a network that anybody could read."""
+    return env.openai_api_key() if address.scheme == "https" or address.is_local else None
 
 
 def _check(settings: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
@@ -90,10 +102,10 @@ def _refuse_text(model: str | None) -> None:
         raise ConfigError(f"{model!r} is no model; give a text behind -q: -q {shlex.quote(model)}.")
 
 
-def _model_name(server: RemoteServer, wanted: str | None) -> str:
-    names = [str(model["id"]) for model in server.wait_for_models(print_note)]
-    if wanted is not None and wanted not in names:
+def _model_card(server: RemoteServer, wanted: str | None) -> Mapping[str, Any]:
+    cards = {str(card["id"]): card for card in server.wait_for_models(print_note)}
+    if wanted is not None and wanted not in cards:
         raise RequestError(
-            f"The server at {server.address} has no model {wanted!r}. It has: {', '.join(names)}."
+            f"The server at {server.address} has no model {wanted!r}. It has: {', '.join(cards)}."
         )
-    return wanted or names[0]
+    return cards[wanted or next(iter(cards))]

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.gemma import read_gemma2, read_gemma3
@@ -23,6 +25,8 @@ from quire.errors import ConfigError
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]
 
+_log = logging.getLogger("quire.config")
+
 SpecReader = Callable[[RawConfig, str], ModelSpec]
 
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -30,22 +34,30 @@ USUAL_DTYPE = "bfloat16"
 """Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
 
 
-def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
+def read_model_spec(
+    folder: Path,
+    *,
+    with_sampling: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+    dtype_is_chosen: bool = False,
+) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
     file.
 
-    with_sampling: whether the latter's sampling defaults count. Raises ConfigError, naming file,
+    with_sampling: whether the latter's sampling defaults count. overrides: values that stand in
+    place of those of config.json. dtype_is_chosen: the user has given one, so that of the
+    checkpoint need not be one that quire knows. Raises ConfigError, naming file,
     key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
-        return _read_gguf_spec(folder)
+        return _read_gguf_spec(folder, overrides or {})
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
             f"{folder}: has no config.json; give the folder of a Hugging Face style checkpoint, a "
             "GGUF file, or the type of one in a repository, such as organization/name:Q4_K_M"
         )
-    raw = read_json(path)
+    raw = read_json(path).overridden(overrides or {})
     architecture, reader = _find_reader(raw)
     quantization = raw.section("quantization_config")
     if quantization is not None:
@@ -54,22 +66,21 @@ def read_model_spec(folder: Path, *, with_sampling: bool = True) -> ModelSpec:
             f"{path}: quantization_config.quant_method={method!r} is not supported; "
             "use the checkpoint of the same model without quantization"
         )
-    spec = reader(raw, _read_dtype(raw, folder))
+    spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
 
 
-def _read_gguf_spec(file: Path) -> ModelSpec:
+def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
     header = read_gguf_parts(file)
-    raw = config_of(header)
+    raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
     return replace(reader(raw, dtype_of(header)), architecture=architecture)
 
 
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
-    architectures = raw.read_list(str, "architectures") or ("not stated",)
-    name = architectures[0]
+    name = _architecture(raw)
     if name in _READERS:
         return name, _READERS[name]
     from importlib.metadata import entry_points  # 50 ms that known models need not spend
@@ -81,19 +92,43 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     raise ConfigError(f"{raw.source}: architecture {name} is not supported; quire serves {known}")
 
 
-def _read_dtype(raw: RawConfig, folder: Path) -> str:
+def _architecture(raw: RawConfig) -> str:
+    """As stated, or that of the model's type: trainers and converters leave the first out."""
+    stated = raw.read_list(str, "architectures")
+    if stated:
+        return stated[0]
+    kind = raw.read_optional(str, "model_type")
+    if kind not in _ARCHITECTURES:
+        return "not stated"
+    _log.warning(
+        "%s: architectures is not stated; %s is taken, for model_type=%r",
+        raw.source,
+        _ARCHITECTURES[kind],
+        kind,
+    )
+    return _ARCHITECTURES[kind]
+
+
+def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
     stated = raw.read_optional(str, "dtype", "torch_dtype")
     if stated is not None:
         stated = stated.removeprefix("torch.")
         if stated in DTYPE_BYTES:
             return stated
-        raise raw.unsupported("dtype", stated, DTYPE_BYTES)
+        if is_chosen:
+            _log.warning("%s: dtype=%r does not count, since another was given", raw.source, stated)
+            return USUAL_DTYPE
+        raise ConfigError(
+            f"{raw.unsupported('dtype', stated, DTYPE_BYTES)}, or give the setting dtype"
+        )
     if not any(folder.glob("*.safetensors*")):
         return USUAL_DTYPE
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(folder).tensors.values():
         counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.num_bytes
     most = max(counts, key=lambda dtype: counts[dtype], default="F32")
+    if most not in SAFETENSORS_DTYPES and is_chosen:
+        return USUAL_DTYPE  # and loading refuses what it cannot convert
     if most not in SAFETENSORS_DTYPES:
         raise raw.unsupported("dtype of the weights", most, SAFETENSORS_DTYPES)
     return SAFETENSORS_DTYPES[most]
@@ -112,4 +147,16 @@ _READERS: dict[str, SpecReader] = {
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
 }
+_ARCHITECTURES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mpt": "MptForCausalLM",
+    "opt": "OPTForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By model_type: the one that generates text."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

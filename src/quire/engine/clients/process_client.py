@@ -319,7 +319,8 @@ class ProcessEngineClient:
         """The connection, in one of these states. EngineUnavailableError in another one."""
         status, connection = self.status, self._connection
         if status.state not in states or connection is None or status.capacity is None:
-            raise EngineUnavailableError(f"{status.message or status.state}: try again later")
+            advice = "start it again" if status.state is EngineState.DEAD else "try again later"
+            raise EngineUnavailableError(f"{status.message or status.state}: {advice}")
         return connection, status.capacity
 
     def _encoded(self, request: EngineRequest) -> bytes:

@@ -38,8 +38,12 @@ class PromptStream:
     ) -> None:
         """request: all of it but the prompt; its handle and the next one are this stream's. step:
         runs one step of the engine."""
-        if params.n != 1 or params.prompt_logprobs is not None:
-            raise RequestError("a prompt in pieces has n=1 and no prompt_logprobs")
+        others = (params.prompt_logprobs, params.truncate_prompt_tokens)
+        if params.n != 1 or others != (None, None):
+            raise RequestError(
+                "a prompt in pieces has n=1, no prompt_logprobs and no truncate_prompt_tokens: "
+                "leave them out, or give the prompt whole"
+            )
         self._request = request
         self._params = params
         self._pieces = pieces

@@ -29,6 +29,7 @@ from quire.engine.core.launch import mark_ready, read_launch, write_failure
 from quire.engine.core.loop import CoreLoop
 from quire.engine.core.socket import CoreSocket
 from quire.errors import ConfigError
+from quire.platform.streams import claim_streams
 from quire.protocol.messages import Launch, StartFailure
 from quire.protocol.status import EngineCapacity
 
@@ -51,6 +52,7 @@ BuildCore = Callable[[Launch, Progress, PlanObserver], StartedCore]
 
 def run_core_process(build: BuildCore) -> int:
     """Read the launch, build the core, and serve until told to stop. The exit status."""
+    claim_streams()
     logging.basicConfig(format=f"%(levelname)s core[{os.getpid()}] %(message)s")
     try:
         launch = read_launch(sys.stdin.fileno())

@@ -110,9 +110,9 @@ class Backend:
         ready = status.state is EngineState.READY and status.capacity is not None
         if not ready or client is None or model is None or status.capacity is None:
             raise RefusedError(
-                f"The engine is {describe(status)}. Try again soon.",
+                f"The engine is {describe(status)}. {_ADVICE.get(status.state, 'Try again soon')}.",
                 status=503,
-                retry_after_s=5 if status.state is EngineState.STARTING else 1,
+                retry_after_s=_RETRY_S.get(status.state, 1.0),
             )
         return Ready(client, model, status.capacity)
 
@@ -121,6 +121,15 @@ class Backend:
         if self._client is None or self.status.state is not EngineState.SLEEPING:
             return self.require().client
         return self._client
+
+
+_ADVICE = {
+    EngineState.SLEEPING: "POST /wake_up wakes it",
+    EngineState.DRAINING: "Try again when a server is back at this address",
+    EngineState.DEAD: "The server has to be started again; its log says why",
+}
+"""What helps in states that do not end by themselves."""
+_RETRY_S = {EngineState.STARTING: 5.0, EngineState.DRAINING: 5.0, EngineState.DEAD: 30.0}
 
 
 def describe(status: EngineStatus) -> str:

@@ -335,6 +335,4 @@ def _truncated(prompt: RenderedPrompt, truncate: int, room: int, beside: str) ->
             f"to the prompt{beside}. Give a number from 1 to that, or -1 for as many.",
             param="truncate_prompt_tokens",
         )
-    if len(prompt.token_ids) <= length or length < 1:
-        return prompt
-    return RenderedPrompt(prompt.token_ids[-length:], None)
+    return prompt.last(length)

@@ -96,10 +96,11 @@ class Generation:
         self._last_token_s: float | None = None
         self._has_failed = False
         self._expiry: RefusedError | None = None
-        self._timer = self._expire_after(
-            limits.max_queue_s,
-            f"The request waited {limits.max_queue_s:g} s for the engine (max_queue_s). "
-            "Try again later.",
+        begun_s = timeline.now()
+        self._timer = self._expire_at(
+            lambda: begun_s + place.queue_s(),
+            "The request waited {:g} s for the engine (max_queue_s). Try again later.",
+            since_s=begun_s,
         )
 
     async def run(self, take: Callable[[list[SampleDelta]], None], outlet: Outlet) -> None:
@@ -185,9 +186,9 @@ class Generation:
         )
 
     def _scheduled(self, num_cached_tokens: int) -> None:
-        self._place.leave()
+        self._place.start()
         self.num_cached_tokens = num_cached_tokens
-        timeline, limits = self._timeline, self._limits
+        timeline = self._timeline
         timeline.num_cached_tokens += num_cached_tokens
         if timeline.scheduled_s is None:
             timeline.scheduled_s = timeline.now()
@@ -195,10 +196,10 @@ class Generation:
         if self._beams is not None:
             self._expire_at_total()
             return
-        self._timer = self._expire_after(
-            limits.first_token_timeout_s - timeline.now(),
-            f"No token came within {limits.first_token_timeout_s:g} s (first_token_timeout_s). "
-            "Shorten the prompt or try again later.",
+        self._timer = self._expire_at(
+            self._place.first_token_s,
+            "No token came within {:g} s (first_token_timeout_s). Shorten the prompt or try "
+            "again later.",
         )
 
     def _count_tokens(self, num_tokens: int, num_steps: int) -> None:
@@ -211,18 +212,29 @@ class Generation:
         self._metrics.count_tokens(self._last_token_s, previous, num_tokens, num_steps)
 
     def _expire_at_total(self) -> None:
-        self._timer = self._expire_after(
-            self._limits.total_timeout_s - self._timeline.now(),
-            f"The answer was not complete after {self._limits.total_timeout_s:g} s "
-            "(total_timeout_s). Lower max_tokens.",
+        seconds = self._limits.total_timeout_s
+        self._timer = self._expire_at(
+            lambda: seconds,
+            "The answer was not complete after {:g} s (total_timeout_s). Lower max_tokens.",
         )
 
-    def _expire_after(self, seconds: float, message: str) -> asyncio.TimerHandle:
+    def _expire_at(
+        self, latest: Callable[[], float], message: str, *, since_s: float = 0.0
+    ) -> asyncio.TimerHandle:
+        """Abort at `latest()` seconds after arrival, which may have become later when they have
+        passed. message: with a place for the seconds, counted from `since_s`."""
+        loop, timeline = asyncio.get_running_loop(), self._timeline
+
         def expire() -> None:
-            self._expiry = RefusedError(message, status=503, retry_after_s=5)
+            left_s = latest() - timeline.now()
+            if left_s > 0.0:
+                self._timer = loop.call_later(left_s, expire)
+                return
+            text = message.format(round(latest() - since_s, 3))
+            self._expiry = RefusedError(text, status=503, retry_after_s=5)
             self._stream.abort()
 
-        return asyncio.get_running_loop().call_later(max(0.0, seconds), expire)
+        return loop.call_later(max(0.0, latest() - timeline.now()), expire)
 
 
 class GenerationService:

@@ -28,23 +28,47 @@ class Party:
 class Place:
     """One prompt's place in the waiting room; it is given up once, by `leave`."""
 
-    __slots__ = ("_num_tokens", "_party", "_room")
+    __slots__ = ("_is_started", "_num_ahead", "_num_tokens", "_party", "_room")
 
     def __init__(self, room: WaitingRoom, party: Party) -> None:
         self._room: WaitingRoom | None = room
         self._party = party
         self._num_tokens = 0
+        self._num_ahead = 0
+        self._is_started = False
 
     def hold(self, num_tokens: int) -> None:
         """State the prompt's tokens, once they are known. RefusedError 503 if too many wait."""
         if self._room is not None:
+            num_ahead = self._room.num_tokens + self._room.num_computing
             self._room.add_tokens(num_tokens, self._party)
-            self._num_tokens = num_tokens
+            self._num_tokens, self._num_ahead = num_tokens, num_ahead
+
+    def queue_s(self) -> float:
+        """Seconds that this prompt may wait for its first step, by the speed as it is known now."""
+        return 0.0 if self._room is None else self._room.queue_s(self._num_ahead)
+
+    def first_token_s(self) -> float:
+        """Seconds from arrival within which its first token must come."""
+        if self._room is None:
+            return 0.0
+        return self._room.first_token_s(self._num_ahead + self._num_tokens)
+
+    def start(self) -> None:
+        """The first step was planned: it waits no more, and others wait for it until `leave`."""
+        if self._room is not None and not self._is_started:
+            self._is_started = True
+            self._room.release(self._num_tokens, self._party)
+            self._room.num_computing += self._num_tokens
 
     def leave(self) -> None:
-        """The first step was planned, or the request is gone. May be called twice."""
+        """The first token is there, or the request is gone. May be called twice."""
         room, self._room = self._room, None
-        if room is not None:
+        if room is None:
+            return
+        if self._is_started:
+            room.num_computing -= self._num_tokens
+        else:
             room.release(self._num_tokens, self._party)
 
 
@@ -69,6 +93,9 @@ class WaitingRoom:
         self._num_requests = 0
         self._num_tokens = 0
         self._rate = 0.0
+        self._speed = 0.0
+        self.num_computing = 0
+        """Prompt tokens of requests between their first step and their first token."""
         self._last: tuple[float, int] | None = None
         self._max_model_len = 1
         self._max_num_seqs = 1
@@ -98,6 +125,18 @@ class WaitingRoom:
             rate = max(0, prompt_tokens_total - self._last[1]) / (now - self._last[0])
             self._rate = rate if self._rate == 0.0 else 0.8 * self._rate + 0.2 * rate
         self._last = (now, prompt_tokens_total)
+
+    def observe_speed(self, prefill_tokens_per_s: float) -> None:
+        """What the engine measures of itself; 0.0 before it has."""
+        self._speed = prefill_tokens_per_s
+
+    def queue_s(self, num_ahead: int) -> float:
+        """Longest wait behind prompts of so many tokens."""
+        return self._limits.queue_s(num_ahead, self._speed)
+
+    def first_token_s(self, num_tokens: int) -> float:
+        """Longest time to the first token of the last of prompts with so many tokens."""
+        return self._limits.first_token_s(num_tokens, self._speed)
 
     def check(self) -> None:
         """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""

@@ -72,6 +72,10 @@ class BodyReader:
             )
 
 
+_ENDS_EARLY = "Input data was truncated"
+"""msgspec's words for JSON that goes on; nothing was cut off here."""
+
+
 class BodyDecoder(Generic[Body]):
     """Decodes the bodies of one route into `kind`.
 
@@ -89,6 +93,11 @@ class BodyDecoder(Generic[Body]):
         """RefusedError names the field, what it is and what it may be. Gives way to other tasks
         while a large body is checked."""
         body = body.removeprefix(codecs.BOM_UTF8)
+        if not body.strip():
+            raise RefusedError(
+                "The request has no body. Send a JSON object; a redirect on the way here may have "
+                "dropped it."
+            )
         await check_shape_by_turns(body, self._limits)
         try:
             try:
@@ -100,6 +109,11 @@ class BodyDecoder(Generic[Body]):
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if str(error) == _ENDS_EARLY:
+                raise RefusedError(
+                    f"The body is not valid JSON: it ends within a value, after {len(body)} bytes. "
+                    "Close all quotes, brackets and braces, and send all of it."
+                ) from error
             raise RefusedError(
                 f"The body is not valid JSON: {_short(error)}. Correct it."
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,7 +27,7 @@ from quire.server.openai.logprobs import LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import ChatRequest
 
-__all__ = ["CHAT_SHAPE", "ChatAnswer"]
+__all__ = ["CHAT_SHAPE", "ChatAnswer", "ChatCompletion"]
 
 CHAT_SHAPE = ChunkShape(
     opening=b'"delta":{"role":"assistant","content":',
@@ -38,36 +39,36 @@ CHAT_SHAPE = ChunkShape(
 )
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[object]
+class ChatLogprobs(msgspec.Struct):
+    content: list[Any]
     refusal: None = None
 
 
-class _Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     content: str
     role: str = "assistant"
     refusal: None = None
 
 
-class _Choice(msgspec.Struct):
+class ChatChoice(msgspec.Struct):
     index: int
-    message: _Message
-    logprobs: _Logprobs | None
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class _Completion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct):
     id: str
     object: str
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: object = UNSET
+    prompt_logprobs: Any = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    timeline: dict[str, object] | UnsetType = UNSET
+    timeline: dict[str, Any] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class ChatAnswer:
         head, body = self._head("chat.completion"), self.body
         async with self._open() as generation:
             samples = await collect(generation)
-            answer = _Completion(
+            answer = ChatCompletion(
                 head.id,
                 head.kind,
                 head.created,
@@ -144,13 +145,13 @@ class ChatAnswer:
     def _writer(self, generation: Generation) -> LogprobsWriter:
         return self.job.logprobs(self.params.logprobs or 0, self.body, generation)
 
-    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> _Choice:
+    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> ChatChoice:
         logprobs = None
         if self.params.logprobs is not None:
-            logprobs = _Logprobs(list(self._writer(generation).chat(sample.logprobs)))
-        return _Choice(
+            logprobs = ChatLogprobs(list(self._writer(generation).chat(sample.logprobs)))
+        return ChatChoice(
             index,
-            _Message(sample.text),
+            ChatMessage(sample.text),
             logprobs,
             sample.finish_reason,
             sample.stop_reason,

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,7 +32,7 @@ from quire.server.openai.logprobs import CompletionLogprobs, LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import CompletionRequest
 
-__all__ = ["CompletionAnswer"]
+__all__ = ["CompletionAnswer", "TextCompletion"]
 
 _SHAPE = ChunkShape(
     opening=b'"text":',
@@ -43,25 +44,25 @@ _SHAPE = ChunkShape(
 )
 
 
-class _Choice(msgspec.Struct):
+class TextChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
-    prompt_logprobs: object = UNSET
+    prompt_logprobs: Any = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class _Completion(msgspec.Struct):
+class TextCompletion(msgspec.Struct):
     id: str
     object: str
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[TextChoice]
     usage: Usage
-    timeline: dict[str, object] | UnsetType = UNSET
+    timeline: dict[str, Any] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class CompletionAnswer:
     async def whole(self) -> bytes:
         """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
         head = self._head()
-        choices: dict[int, _Choice] = {}
+        choices: dict[int, TextChoice] = {}
         generations: list[Generation] = []
 
         async def answer(number: int, prompt: Prompt) -> None:
@@ -89,7 +90,7 @@ class CompletionAnswer:
                     choices[index] = self._choice(index, sample, echo)
 
         await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
-        found = _Completion(
+        found = TextCompletion(
             head.id,
             head.kind,
             head.created,
@@ -212,10 +213,10 @@ class CompletionAnswer:
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")
 
-    def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> _Choice:
+    def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> TextChoice:
         sample, generation = self._shown_sample(sample), echo.generation
         text, logprobs = echo.text + sample.text, self._new_logprobs(echo)
-        choice = _Choice(
+        choice = TextChoice(
             index,
             text,
             logprobs and logprobs.take(sample.token_ids, sample.logprobs, text_end=len(text)),

@@ -13,7 +13,7 @@ import numpy as np
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.control import ListPins
-from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState, EngineStatus
@@ -37,7 +37,8 @@ async def pin_prefix(
     scheduling: SchedulingParams | None = None,
     is_shared: bool = False,
 ) -> PinnedPrefix:
-    """Compute a prefix and keep it. name: no other pin has it.
+    """Compute a prefix and keep it. name: of the pin, unless an equal prefix is one already: then
+    that one stays for as long as either asked.
 
     Raises RequestError if the engine refuses it or it expires at once, EngineError if it was not
     pinned after all, and EngineUnavailableError.
@@ -61,9 +62,10 @@ async def pin_prefix(
     if finish is None or finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
         message = "the engine ended the request" if finish is None else finish.message
         raise EngineError(f"The prefix was not pinned: {message}.")
-    # By its name: a request that was replayed to another core has another handle there.
+    # By its key: a request that was replayed to another core has another handle there.
+    key = prefix_key(token_ids, salt, is_shared=is_shared)
     for pin in (await client.control(ListPins())).pins:
-        if pin.name == name:
+        if pin.key == key:
             return pin
     if time.monotonic() - request.arrival_time > seconds:
         raise RequestError(
@@ -126,9 +128,9 @@ class PrefixKeeper:
         """Those that the present core does not have."""
         if self._prefixes:
             pins = (await self._client.control(ListPins())).pins
-            held = {pin.name for pin in pins if pin.is_shared}
+            held = {pin.key for pin in pins}
             for prefix in self._prefixes:
-                if prefix.name not in held:
+                if prefix_key(prefix.token_ids, "", is_shared=True) not in held:
                     await self._pin(prefix)
         self._served = status.restarts
 

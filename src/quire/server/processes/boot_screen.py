@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, TextIO
 
@@ -70,5 +71,7 @@ class BootScreen:
         )
 
     def _line(self, text: str) -> None:
-        self._out.write(text + "\n")
-        self._out.flush()
+        # A reader that has gone must not end the server.
+        with contextlib.suppress(OSError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()

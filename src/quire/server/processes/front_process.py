@@ -24,6 +24,7 @@ from quire.config.settings import EngineSettings
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.launch import read_message
 from quire.errors import ConfigError
+from quire.platform.streams import claim_streams
 from quire.protocol.codec import Codec
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
@@ -49,6 +50,7 @@ def main() -> int:
     """Serve until told to stop; the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # for the owner, which tells when to drain
+    claim_streams()
     log_to_stderr()
     owner = _claim_output()
     try:

@@ -16,6 +16,10 @@ def _limit(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+LEAST_QUEUE_S, LEAST_FIRST_TOKEN_S = 60.0, 300.0
+"""What a fast machine needs under load. A large model on a CPU takes longer for one long prompt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Units are in the names. None means that the value follows from the model (see each text)."""
@@ -67,11 +71,19 @@ class Limits:
     max_queue_tokens: int | None = _limit(
         None, "prompt tokens that wait (30 s of the measured rate, at least 4 x max_model_len)"
     )
-    max_queue_s: float = _limit(60.0, "seconds that a request may wait for its first step")
+    max_queue_s: float | None = _limit(
+        None,
+        "seconds that a request may wait for its first step (60, or twice what the prompts before "
+        "it take at the measured speed)",
+    )
     max_requests_per_key: int | None = _limit(
         None, "requests of one API key at once (64 when there are several keys)"
     )
-    first_token_timeout_s: float = _limit(300.0, "seconds from arrival to the first token")
+    first_token_timeout_s: float | None = _limit(
+        None,
+        "seconds from arrival to the first token (300, or twice what its prompt and those before "
+        "it take at the measured speed)",
+    )
     total_timeout_s: float = _limit(3600.0, "seconds from arrival to the last token")
     stalled_write_timeout_s: float = _limit(
         30.0, "seconds for which a client may take nothing of a response"
@@ -111,9 +123,27 @@ class Limits:
             return self.max_queue_tokens
         return max(4 * max_model_len, int(30 * prefill_tokens_per_s))
 
+    def queue_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
+        """Longest wait for the first step behind prompts of so many tokens; at a speed of 0 that is
+        not known yet."""
+        if self.max_queue_s is not None:
+            return self.max_queue_s
+        return max(LEAST_QUEUE_S, _patience(num_tokens, prefill_tokens_per_s))
+
+    def first_token_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
+        """Longest time to the first token. num_tokens: those of the prompt too."""
+        if self.first_token_timeout_s is not None:
+            return self.first_token_timeout_s
+        return max(LEAST_FIRST_TOKEN_S, _patience(num_tokens, prefill_tokens_per_s))
+
     def requests_per_key(self, num_keys: int) -> int | None:
         """Most requests of one key at once; None without a limit."""
         return self.max_requests_per_key or (64 if num_keys > 1 else None)
+
+
+def _patience(num_tokens: int, prefill_tokens_per_s: float) -> float:
+    """Twice the time that they take: others decode meanwhile."""
+    return 2 * num_tokens / prefill_tokens_per_s if prefill_tokens_per_s > 0 else 0.0
 
 
 LIMIT_HELP: Mapping[str, str] = {item.name: item.metadata["help"] for item in fields(Limits)}

@@ -114,5 +114,6 @@ def _model_card(services: Services, name: str) -> dict[str, Any]:
         "root": ready.model.root,
         "parent": None,
         "max_model_len": ready.capacity.max_model_len,
+        "default_sampling_params": dict(ready.model.front.default_sampling),
         "permission": [],
     }

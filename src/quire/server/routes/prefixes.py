@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import Any
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -30,6 +32,8 @@ from quire.server.requests.errors import RefusedError
 from quire.server.routes.services import Services
 
 __all__ = ["prefix_router"]
+
+T = TypeVar("T")
 
 JSON = "application/json"
 
@@ -83,7 +87,6 @@ async def _pin(
     services: Services, ready: Ready, request: Request, body: PinRequest
 ) -> PinnedPrefix:
     """As any other prompt it takes a place in the waiting room."""
-    limits = services.settings.limits
     seconds = math.inf if body.ttl_s is None else body.ttl_s
     if not seconds > 0:
         raise RefusedError(f"ttl_s is {seconds:g}. Give seconds above 0.", param="ttl_s")
@@ -91,20 +94,18 @@ async def _pin(
     try:
         prompt = await _render(services, ready, body)
         place.hold(len(prompt.token_ids))
-        async with asyncio.timeout(limits.first_token_timeout_s):
-            return await pin_prefix(
-                ready.client,
-                f"api-{secrets.token_hex(8)}",
-                prompt.token_ids,
-                seconds=seconds,
-                salt=tenant_salt(request.state.tenant, body.cache_salt),
-                scheduling=SchedulingParams(
-                    tenant=request.state.tenant, weight=request.state.weight
-                ),
-            )
+        work = pin_prefix(
+            ready.client,
+            f"api-{secrets.token_hex(8)}",
+            prompt.token_ids,
+            seconds=seconds,
+            salt=tenant_salt(request.state.tenant, body.cache_salt),
+            scheduling=SchedulingParams(tenant=request.state.tenant, weight=request.state.weight),
+        )
+        return await _within(place.first_token_s, work)
     except TimeoutError as error:
         raise RefusedError(
-            f"The prefix was not computed within {limits.first_token_timeout_s:g} s "
+            f"The prefix was not computed within {round(place.first_token_s(), 3):g} s "
             "(first_token_timeout_s). Shorten it or try again later.",
             status=503,
             retry_after_s=5,
@@ -115,6 +116,19 @@ async def _pin(
         raise RefusedError(str(error), status=503, retry_after_s=1) from error
     finally:
         place.leave()
+
+
+async def _within(limit_s: Callable[[], float], work: Coroutine[Any, Any, T]) -> T:
+    """The result. TimeoutError after `limit_s()` seconds, which may have become more meanwhile."""
+    task = asyncio.ensure_future(work)
+    begun = time.monotonic()
+    try:
+        while (left := begun + limit_s() - time.monotonic()) > 0.0:
+            if (await asyncio.wait({task}, timeout=left))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        task.cancel()
 
 
 async def _render(services: Services, ready: Ready, body: PinRequest) -> RenderedPrompt:

@@ -125,7 +125,8 @@ class Services:
             if not reason.startswith(_ENDS):
                 reason = f"{_ENDS} ({reason})"
             return RefusedError(
-                f"{reason[0].upper()}{reason[1:]}. Send the request again.",
+                f"{reason[0].upper()}{reason[1:]}. Send the request again when a server is back "
+                "at this address.",
                 status=503,
                 retry_after_s=1,
             )

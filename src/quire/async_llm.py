@@ -1,0 +1,412 @@
+"""An engine for asyncio programs: `AsyncLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+from quire.engine.clients.in_process import EngineClient
+from quire.engine_args import EngineArgs
+from quire.errors import EngineError, EngineUnavailableError, RequestError
+from quire.foreign import check_foreign, missing_attribute
+from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
+from quire.llm_engine import built_engine
+from quire.protocol.control import (
+    ControlOp,
+    Pause,
+    PauseMode,
+    Report,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Wake,
+)
+from quire.protocol.outputs import RequestOutput
+from quire.protocol.request import EngineOutput
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.rendering import (
+    OutputAssembler,
+    OutputReader,
+    Prompt,
+    RequestRenderer,
+    TokenizerFace,
+    truncated,
+)
+from quire.telemetry.engine_stats import Metric, scheduler_metrics
+
+__all__ = ["AsyncLLM"]
+
+T = TypeVar("T")
+
+
+class _EngineThread:
+    """The thread that computes. Whatever is done to the engine is done there, between steps."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        on_output: Callable[[EngineOutput], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        """on_output, on_death: called in the thread."""
+        self._client = client
+        self._on_output = on_output
+        self._on_death = on_death
+        self._work: queue.SimpleQueue[tuple[Callable[[EngineClient], Any], Future[Any]] | None]
+        self._work = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of taking work, against the end
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # a step must not meet an interpreter that is gone
+
+    def do(self, work: Callable[[EngineClient], T]) -> Future[T]:
+        """Have the thread do it; its result, or what it raised."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_over:
+                future.set_exception(_over())
+            else:
+                self._work.put((work, future))
+        return future
+
+    def stop(self) -> None:
+        """Compute nothing more, and free the engine. May be called twice."""
+        atexit.unregister(self.stop)
+        if self._thread.is_alive():
+            self._work.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _run(self) -> None:
+        client = self._client
+        try:
+            while self._do_work(client):
+                if client.has_unfinished and not client.waits_for_input:
+                    self._on_output(client.step())
+        except BaseException as error:  # noqa: BLE001  told to everybody who waits
+            self._on_death(error)
+        finally:
+            self._end()
+            client.shutdown()
+
+    def _do_work(self, client: EngineClient) -> bool:
+        """Do what waits; where nothing is to be computed, wait for more. False at the end."""
+        while True:
+            is_idle = not client.has_unfinished or client.waits_for_input
+            try:
+                item = self._work.get(block=is_idle)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            work, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work(client))
+            except BaseException as error:  # noqa: BLE001  whoever waits gets it
+                future.set_exception(error)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_over = True
+        while not self._work.empty():
+            item = self._work.get()
+            if item is not None and item[1].set_running_or_notify_cancel():
+                item[1].set_exception(_over())
+
+
+def _over() -> EngineUnavailableError:
+    return EngineUnavailableError("this AsyncLLM was shut down or has died: make another one")
+
+
+class _Open:
+    """A request whose outputs somebody reads. news: set when there may be some."""
+
+    def __init__(self, output: RequestOutput, params: SamplingParams, handles: range) -> None:
+        self.output = output
+        self.reader = OutputReader(output, params.output_kind)
+        self.handles = handles
+        self.news = asyncio.Event()
+
+
+class AsyncLLM:
+    """An engine in a thread of this process, for requests of one event loop.
+
+    Settings are those of `LLM`. Use it as a context manager, or call `shutdown`, to give its memory
+    back.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self.engine = built_engine({**settings, "model": model})
+        eos = self.engine.eos_token_ids
+        seed = self.engine.resolved.settings.seed
+        self._requests = RequestRenderer(self.engine.renderer, eos, seed)
+        self._assembler = OutputAssembler(self.engine.renderer, eos)
+        self._open: dict[str, _Open] = {}
+        self._next_handle = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._death: BaseException | None = None
+        self._is_shut_down = False
+        self._thread = _EngineThread(self.engine.client, self._hand_over, self._hand_over_death)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
+        """The engine that these arguments describe."""
+        check_foreign(RequestError, "from_engine_args", CALL_ARGUMENTS, others)
+        return cls(**engine_args.given)
+
+    # --- generating -----------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        scheduling_params: SchedulingParams | None = None,
+        **others: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt; outputs come as `sampling_params.output_kind` says, and those that
+        were given do not change any more. Leaving the loop early ends the request.
+
+        request_id: for `abort`, of no open request; None makes one up. Raises RequestError if the
+        prompt cannot be served, EngineError if the engine fails.
+        """
+        check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
+        self._check_alive()
+        self._enter_loop()
+        params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
+        scheduling = scheduling_params or SchedulingParams(priority=priority)
+        request_id = f"request-{self._next_handle}" if request_id is None else request_id
+        if request_id in self._open:
+            raise RequestError(f"request_id {request_id!r} is open already: give another one")
+        opened = await self._add(prompt, params, request_id, scheduling)
+        try:
+            while True:
+                await opened.news.wait()
+                opened.news.clear()
+                self._check_alive()
+                found, is_over = opened.reader.read(), opened.output.finished
+                if opened.output.error is not None:
+                    raise RequestError(opened.output.error)
+                if found is not None:
+                    yield found
+                if is_over:
+                    return
+        finally:
+            self._end(request_id)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests: their last outputs come with finish_reason "abort". Unknown ones are passed
+        over."""
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            if each in self._open:
+                self._abort(self._open[each])
+
+    async def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        scheduling: SchedulingParams,
+    ) -> _Open:
+        rendered = self.engine.renderer.render_prompt(prompt)
+        if rendered.embeds is not None:
+            raise RequestError("AsyncLLM takes no prompt_embeds so far: use LLM, or quire serve.")
+        rendered = truncated(rendered, params, self.engine.resolved.settings.max_model_len)
+        handle = self._next_handle
+        handles = range(handle, handle + params.n)
+        request = self._requests.render(request_id, handle, rendered, params, time.monotonic())
+        request = replace(request, scheduling=scheduling)
+        output = self._assembler.add(request_id, handle, rendered, params)
+        self._next_handle += params.n
+        opened = self._open[request_id] = _Open(output, params, handles)
+        try:
+            await asyncio.wrap_future(self._thread.do(lambda client: client.add(request)))
+        except BaseException:
+            self._end(request_id)
+            raise
+        return opened
+
+    def _abort(self, opened: _Open) -> None:
+        """Mark what has not ended, and tell the engine."""
+        live = set(self._assembler.handles()) & set(opened.handles)
+        if not live:
+            return
+        self._assembler.drop(list(live))
+        self._thread.do(lambda client: client.abort(sorted(live)))
+        for completion in opened.output.outputs:
+            completion.finish_reason = completion.finish_reason or "abort"
+        opened.output.finished = True
+        opened.news.set()
+
+    def _end(self, request_id: str) -> None:
+        """Leave nothing of a request behind."""
+        opened = self._open.pop(request_id, None)
+        if opened is not None:
+            self._abort(opened)
+
+    # --- from the thread to the loop ------------------------------------------------------------
+
+    def _hand_over(self, output: EngineOutput) -> None:
+        self._in_loop(lambda: self._take(output))
+
+    def _hand_over_death(self, error: BaseException) -> None:
+        self._death = error
+        self._in_loop(self._wake_all)
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        loop = self._loop
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop has been closed: `_enter_loop` of the next one clears up
+            return
+
+    def _take(self, output: EngineOutput) -> None:
+        update = self._assembler.process(output)
+        if update.aborts:
+            self._thread.do(lambda client: client.abort(update.aborts))
+        for request_id in update.requests:
+            if request_id in self._open:
+                self._open[request_id].news.set()
+
+    def _wake_all(self) -> None:
+        for opened in self._open.values():
+            opened.news.set()
+
+    def _enter_loop(self) -> None:
+        """Outputs go to the running loop. EngineError if requests of another one are open."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed() and self._open:
+            raise EngineError(
+                "requests of another event loop are open: use an AsyncLLM from one loop at a time"
+            )
+        for request_id in list(self._open):
+            self._end(request_id)
+        self._loop = loop
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineError(f"the engine has died: {self._death}") from self._death
+        if self._is_shut_down:
+            raise EngineUnavailableError("this AsyncLLM was shut down: make another one")
+
+    # --- control --------------------------------------------------------------------------------
+
+    async def _control(self, op: ControlOp) -> Report:
+        self._check_alive()
+        return await asyncio.wrap_future(self._thread.do(lambda client: client.control(op)))
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """As `LLM.sleep`."""
+        await self._control(Sleep(level, mode))
+
+    async def wake_up(self, tags: None = None) -> None:
+        """As `LLM.wake_up`."""
+        check_foreign(RequestError, "wake_up", CALL_ARGUMENTS, {"tags": tags})
+        await self._control(Wake())
+
+    async def is_sleeping(self) -> bool:
+        return self.engine.client.report.sleep_level > 0
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", **others: Any) -> None:
+        """As `LLM.pause`."""
+        check_foreign(RequestError, "pause_generation", CALL_ARGUMENTS, others)
+        await self._control(Pause(mode))
+
+    async def resume_generation(self) -> None:
+        """As `LLM.resume`."""
+        await self._control(Resume())
+
+    async def is_paused(self) -> bool:
+        return self.engine.client.report.is_paused
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        given = {"reset_connector": reset_connector}
+        check_foreign(RequestError, "reset_prefix_cache", CALL_ARGUMENTS, given)
+        await self._control(ResetPrefixCache(reset_running_requests))
+        return True
+
+    async def start_profile(self, directory: str = "quire-profile") -> None:
+        """As `LLM.start_profile`."""
+        await self._control(StartProfile(directory))
+
+    async def stop_profile(self) -> str:
+        """As `LLM.stop_profile`."""
+        return (await self._control(StopProfile())).profile
+
+    # --- readings -------------------------------------------------------------------------------
+
+    async def get_tokenizer(self) -> TokenizerFace | None:
+        """As `LLM.get_tokenizer`."""
+        return TokenizerFace.of(self.engine.renderer)
+
+    async def get_metrics(self) -> list[Metric]:
+        """As `LLM.get_metrics`."""
+        self._check_alive()
+        return await asyncio.wrap_future(
+            self._thread.do(lambda client: scheduler_metrics(client.stats()))
+        )
+
+    async def check_health(self) -> None:
+        """EngineError if it computes no more."""
+        self._check_alive()
+
+    @property
+    def is_running(self) -> bool:
+        return self._death is None and not self._is_shut_down
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return self._death is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What the engine has died of."""
+        return self._death or EngineError("the engine has not died")
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End all requests, and free the model and the cache. May be called twice."""
+        self._is_shut_down = True
+        self._thread.stop()
+        self._in_loop(self._wake_all)
+
+    def __enter__(self) -> AsyncLLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute("AsyncLLM", name, MISSING_METHODS)

@@ -1,0 +1,121 @@
+"""Names that users of other engines bring along and that have no counterpart here: most ask for
+what is so anyway, and a sentence explains the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+__all__ = ["ForeignName", "check_foreign", "explaining", "missing_attribute", "nearest", "shown"]
+
+T = TypeVar("T")
+
+_NEAR = 0.75
+"""Names less alike than this (of 1) are no help."""
+_MAX_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignName:
+    """A setting, parameter or argument without a counterpart.
+
+    reason: why it is not needed, or what is missing. neutral: values, as text in lower case, that
+    ask for what is so anyway; None: all values do. always: it cannot be turned off; what to do
+    instead, or empty.
+    """
+
+    reason: str
+    neutral: tuple[str, ...] | None = ()
+    always: str | None = None
+
+    def asks_for_nothing(self, value: object) -> bool:
+        """Whether this value changes nothing here."""
+        if value is None:
+            return True
+        if value is False and self.always is not None:
+            return False
+        if self.neutral is None or value is False:
+            return True
+        if isinstance(value, Sized) and not len(value):
+            return True
+        return str(value).lower() in self.neutral
+
+    def refusal(self, shown: str) -> str:
+        """A sentence on `shown`, which names it and its value."""
+        advice = "" if self.always is None else f"; {self.always or 'leave it out'}"
+        return f"{shown} cannot be served: {self.reason}{advice}."
+
+
+def shown(name: str, value: object) -> str:
+    """`name=value`, the value cut where it is long."""
+    text = repr(value)
+    return f"{name}={text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + '…'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    return near[0] if near else None
+
+
+def check_foreign(
+    error: type[Exception], what: str, foreign: Mapping[str, ForeignName], given: Mapping[str, Any]
+) -> None:
+    """Pass over names that ask for nothing, and raise `error` with a sentence on any other. what:
+    takes them ("generate")."""
+    for name, value in given.items():
+        if name not in foreign:
+            raise error(f"{what} takes no {shown(name, value)}. Leave it out; help() lists all.")
+        if not foreign[name].asks_for_nothing(value):
+            raise error(foreign[name].refusal(shown(name, value)))
+
+
+def missing_attribute(owner: str, name: str, reasons: Mapping[str, str]) -> AttributeError:
+    """The error for `name`, which `owner` lacks, with the reason where it is known."""
+    plain = f"{owner} has no attribute {name!r}"
+    return AttributeError(f"{plain}: {reasons[name]}" if name in reasons else plain)
+
+
+def explaining(
+    error: type[Exception], what: str, foreign: Mapping[str, ForeignName]
+) -> Callable[[type[T]], type[T]]:
+    """A decorator of frozen dataclasses: names that are no field are passed over where they ask
+    for nothing, and else refused in a sentence; so is a change of a field.
+
+    error: that is raised. what: such a name is ("a sampling parameter").
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        target: Any = kind
+        names = [item.name for item in dataclasses.fields(target)]
+        plain_init = target.__init__
+
+        @functools.wraps(plain_init)
+        def init(self: T, *args: Any, **given: Any) -> None:
+            for name in given.keys() - set(names):
+                check(name, given.pop(name))
+            plain_init(self, *args, **given)
+
+        def check(name: str, value: object) -> None:
+            if name not in foreign:
+                near = nearest(name, names)
+                advice = f"Did you mean {near}? Leave it out" if near else "Leave it out"
+                advice += f"; help({kind.__name__}) lists them."
+                raise error(f"{shown(name, value)} is not {what}. {advice}")
+            if not foreign[name].asks_for_nothing(value):
+                raise error(foreign[name].refusal(shown(name, value)))
+
+        def refuse_change(_self: T, name: str, _value: object) -> NoReturn:
+            raise dataclasses.FrozenInstanceError(
+                f"{kind.__name__} objects do not change, since requests share them: use "
+                f"dataclasses.replace(params, {name}=…), or params.clone({name}=…)"
+            )
+
+        target.__init__, target.__setattr__ = init, refuse_change
+        return kind
+
+    return decorate

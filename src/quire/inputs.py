@@ -1,0 +1,40 @@
+"""`quire.inputs`: forms of a prompt, by the names of vLLM's module."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from quire.idioms import missing_name
+from quire.rendering import Prompt
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
+
+PromptType = Prompt
+
+
+class _Given(TypedDict, total=False):
+    """cache_salt: only prompts of the same one share cached prefixes. multi_modal_data: None, since
+    models take text only."""
+
+    cache_salt: str
+    multi_modal_data: Any
+
+
+class _Text(TypedDict):
+    prompt: str
+
+
+class _Tokens(TypedDict):
+    prompt_token_ids: list[int]
+
+
+class TextPrompt(_Text, _Given):
+    """A text."""
+
+
+class TokensPrompt(_Tokens, _Given):
+    """Token ids, and perhaps the text that they came from."""
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name, __all__)

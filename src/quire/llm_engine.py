@@ -1,0 +1,227 @@
+"""Requests by their ids over an engine in this process: `LLMEngine`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings
+from quire.engine.build import Engine, build_engine
+from quire.engine_args import EngineArgs
+from quire.errors import EngineError, RequestError
+from quire.foreign import check_foreign, missing_attribute
+from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
+from quire.protocol.beam_search import BeamRules
+from quire.protocol.control import ControlOp, Report
+from quire.protocol.outputs import RequestOutput
+from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.rendering import (
+    OutputAssembler,
+    OutputReader,
+    Prompt,
+    RenderedPrompt,
+    RequestRenderer,
+    TokenizerFace,
+    truncated,
+)
+
+__all__ = ["LLMEngine", "built_engine"]
+
+
+def built_engine(settings: Mapping[str, Any]) -> Engine:
+    """An engine by the settings' names; of the bundled model if none is named."""
+    model = settings.get("model")
+    chosen = {**settings, "model": str(bundled_model_path()) if model is None else model}
+    return build_engine(EngineSettings.from_options(chosen))
+
+
+class LLMEngine:
+    """`add_request`, then `step` until `has_unfinished_requests` is false. `LLM` does all of it.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        seed = engine.resolved.settings.seed
+        self.requests = RequestRenderer(engine.renderer, engine.eos_token_ids, seed)
+        self.assembler = OutputAssembler(engine.renderer, engine.eos_token_ids)
+        self._in_use = threading.Lock()
+        self._next_handle = 0
+        self._next_request = 0
+        self._readers: dict[str, tuple[OutputReader, range]] = {}
+        self._media: set[int] = set()  # handles of what the engine was given
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
+        """The engine that these arguments describe."""
+        check_foreign(RequestError, "from_engine_args", CALL_ARGUMENTS, others)
+        return cls(built_engine(engine_args.given))
+
+    # --- requests by id -------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        **others: Any,
+    ) -> str:
+        """Queue a request, whose outputs `step` gives. Its id. RequestError if it cannot be served,
+        or the id is of an open request."""
+        check_foreign(RequestError, "add_request", CALL_ARGUMENTS, others)
+        if request_id in self._readers:
+            raise RequestError(f"request_id {request_id!r} is open already: give another one")
+        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"params is {params!r}: give SamplingParams")
+        rendered = self.engine.renderer.render_prompt(prompt)
+        first = self._next_handle
+        scheduling = SchedulingParams(priority=priority)
+        output = self.add(rendered, params, scheduling, request_id=request_id)
+        handles = range(first, self._next_handle)
+        self._readers[request_id] = (OutputReader(output, params.output_kind), handles)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. The requests of `add_request` that it changed, by their output_kind;
+        one that failed has its `error` set."""
+        found: list[RequestOutput] = []
+        for request_id, output in self.run_step().items():
+            if request_id not in self._readers:
+                continue
+            reader, handles = self._readers[request_id]
+            shown = reader.read()
+            if output.finished:
+                del self._readers[request_id]
+                self._drop_media([handle for handle in self._media if handle in handles])
+            if shown is not None:
+                found.append(shown)
+        return found
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests; unknown and finished ones are passed over."""
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            if each in self._readers:
+                self.abort(self._readers.pop(each)[1])
+
+    def has_unfinished_requests(self) -> bool:
+        return self.assembler.has_unfinished
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._readers)
+
+    def get_tokenizer(self) -> TokenizerFace | None:
+        """The model's tokenizer; None with skip_tokenizer_init."""
+        return TokenizerFace.of(self.engine.renderer)
+
+    # --- what it is made of ---------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        beams: BeamRules | None = None,
+        *,
+        pin_seconds: float | None = None,
+        request_id: str | None = None,
+    ) -> RequestOutput:
+        """Queue a rendered request; the output that grows while it runs. RequestError if it cannot
+        be served; then nothing has changed."""
+        prompt = self._with_media(prompt)
+        request_id = self.new_request_id() if request_id is None else request_id
+        handle = self.take_handles(params.n)
+        now = time.monotonic()
+        try:
+            prompt = truncated(prompt, params, self.engine.resolved.settings.max_model_len)
+            request = self.requests.render(request_id, handle, prompt, params, now, beams)
+            request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
+            output = self.assembler.add(request_id, handle, prompt, params)
+            self.engine.client.add(request)
+        except RequestError:
+            self.assembler.drop(range(handle, handle + params.n))
+            self._drop_media([each.span.handle for each in prompt.media])
+            raise
+        return output
+
+    def _with_media(self, prompt: RenderedPrompt) -> RenderedPrompt:
+        """The prompt when the engine has been given its embeddings, if it has some."""
+        if prompt.embeds is None:
+            return prompt
+        handle = self.take_handles(1)
+        info = self.engine.client.put_media(handle, prompt.embeds)
+        self._media.add(handle)
+        return RenderedPrompt.of_embeds(info, handle)
+
+    def _drop_media(self, handles: Sequence[int]) -> None:
+        self._media.difference_update(handles)
+        self.engine.client.drop_media(handles)
+
+    @property
+    def next_handle(self) -> int:
+        """That of the next request."""
+        return self._next_handle
+
+    def take_handles(self, count: int) -> int:
+        """The first of `count` handles that no request had."""
+        self._next_handle += count
+        return self._next_handle - count
+
+    def new_request_id(self) -> str:
+        """One that no request of `LLM` had, and that is not open in `add_request`."""
+        while (found := str(self._next_request)) in self._readers:
+            self._next_request += 1
+        self._next_request += 1
+        return found
+
+    def run_step(self) -> Mapping[str, RequestOutput]:
+        """One engine step; the requests that it changed, by id."""
+        client = self.engine.client
+        if client.report.is_paused and client.waits_for_input:
+            raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
+        with self.sole_use():
+            update = self.assembler.process(client.step())
+            if update.aborts:
+                client.abort(update.aborts)
+            return update.requests
+
+    def control(self, op: ControlOp) -> Report:
+        """Carry out an operation between steps."""
+        with self.sole_use():
+            return self.engine.client.control(op)
+
+    def abort(self, handles: range) -> None:
+        """Leave nothing of these sequences behind: after Ctrl-C, an error, a stream cut short."""
+        live = [handle for handle in self.assembler.handles() if handle in handles]
+        client = self.engine.client
+        if live:
+            self.assembler.drop(live)
+            client.abort(live)
+        while client.has_unfinished and not self.assembler.has_unfinished:
+            if client.waits_for_input:
+                break
+            client.step()
+        self._drop_media([handle for handle in self._media if handle in handles])
+
+    @contextmanager
+    def sole_use(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise EngineError(
+                "another thread is using this LLM: use it from one thread at a time, or start one "
+                "LLM per thread"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute("LLMEngine", name, MISSING_METHODS)

@@ -1,0 +1,24 @@
+"""`quire.outputs`: what comes of a request, by the names of vLLM's module."""
+
+from quire.idioms import missing_name
+from quire.protocol.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
+
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+]
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name, __all__)

@@ -1,0 +1,11 @@
+"""`quire.sampling_params`: what a request may ask of sampling, by the names of vLLM's module."""
+
+from quire.idioms import missing_name
+from quire.protocol.beam_search import BeamSearchParams
+from quire.protocol.sampling_params import LogitsProcessor, RequestOutputKind, SamplingParams
+
+__all__ = ["BeamSearchParams", "LogitsProcessor", "RequestOutputKind", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name, __all__)

@@ -1,0 +1,254 @@
+"""What /openapi.json says beside the bodies of requests: every status of every route with its
+schema, and the bounds of fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.protocol.sampling_params import MAX_LOGPROBS
+from quire.protocol.status import EngineStatus
+from quire.server.openai.chat import ChatCompletion
+from quire.server.openai.completions import TextCompletion
+from quire.server.readings.short_status import PROBES, ShortStatus
+from quire.server.requests.limits import Limits
+
+__all__ = ["describe"]
+
+_REFERENCE = "#/components/schemas/{name}"
+_JSON = "application/json"
+_STREAM = "text/event-stream"
+_TEXT = "text/plain"
+
+
+class ErrorDetail(msgspec.Struct):
+    """type: a name for the status. param: the field at fault. code: the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(msgspec.Struct):
+    """Of every status but 200."""
+
+    error: ErrorDetail
+
+
+class ModelCard(msgspec.Struct):
+    """A name of the served model."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    default_sampling_params: dict[str, float]
+    permission: list[Any]
+
+
+class ModelList(msgspec.Struct):
+    object: str
+    data: list[ModelCard]
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class Load(msgspec.Struct):
+    server_load: int
+    waiting_requests: int
+    waiting_tokens: int
+
+
+class Prefix(msgspec.Struct):
+    """A pinned prefix; seconds_left is null for one without end."""
+
+    id: str
+    name: str
+    tokens: int
+    blocks: int
+    hits: int
+    seconds_left: float | None
+    shared: bool
+
+
+class PrefixList(msgspec.Struct):
+    prefixes: list[Prefix]
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    deleted: bool
+
+
+class EngineActivity(msgspec.Struct):
+    sleep_level: int
+    is_paused: bool
+
+
+_ANSWERS: dict[str, type[Any]] = {
+    "/v1/chat/completions": ChatCompletion,
+    "/v1/completions": TextCompletion,
+    "/v1/models": ModelList,
+    "/v1/models/{model_id}": ModelCard,
+    "/tokenize": TokenizeResponse,
+    "/detokenize": DetokenizeResponse,
+    "/version": Version,
+    "/load": Load,
+    "/livez": ShortStatus,
+    "/health": ShortStatus,
+    "/readyz": ShortStatus,
+    "/admin/status": EngineStatus,
+    "post /admin/prefixes": Prefix,
+    "get /admin/prefixes": PrefixList,
+    "/admin/prefixes/{prefix_id}": Deleted,
+    **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), EngineActivity),
+}
+"""By path, and method where there are several. Others answer with an object of no fixed fields."""
+
+_MEANINGS = {
+    400: "The request cannot be served as it is.",
+    401: "No valid API key.",
+    403: "Not for this caller, or a Host that is not this machine's.",
+    404: "No such model, or no such thing.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "Not JSON.",
+    429: "Too many requests at once; Retry-After says when to come again.",
+    431: "Too many or too large headers.",
+    500: "A fault of the server.",
+    503: "The engine takes no requests now; Retry-After says when to come again.",
+}
+_OF_EVERY_ROUTE = (401, 403, 429, 431, 500)
+_OF_BODIES = (400, 404, 408, 413, 415, 503)
+_OF_OTHERS: dict[str, tuple[int, ...]] = {
+    "/v1/models": (503,),
+    "/v1/models/{model_id}": (404, 503),
+    "/tokenizer_info": (400, 503),
+    "/admin/prefixes": (503,),
+    "/admin/prefixes/{prefix_id}": (404, 503),
+    "/admin/requests/{request_id}": (404,),
+    **dict.fromkeys(("/is_sleeping", "/is_paused"), (400, 503)),
+    **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), (400, 503)),
+    **dict.fromkeys(("/reset_prefix_cache", "/start_profile", "/stop_profile"), (400, 503)),
+}
+"""Of routes without a body, beside `_OF_EVERY_ROUTE`."""
+
+
+def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """The document of the framework with all responses, and with bounds by `limits`."""
+    kinds = list(dict.fromkeys((ErrorResponse, *_ANSWERS.values())))
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(components)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"] = _responses(path, method, "requestBody" in operation)
+    for name, bounds in _bounds(limits).items():
+        for schema in schemas.values():
+            _bind(schema.get("properties", {}).get(name), bounds)
+    _bind(schemas["CompletionRequest"]["properties"]["logprobs"], _up_to(limits.max_logprobs))
+    _bind(schemas["CompletionRequest"]["properties"]["max_tokens"], {"minimum": 0})
+    return document
+
+
+def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
+    kind = _ANSWERS.get(f"{method} {path}") or _ANSWERS.get(path)
+    schema: dict[str, Any] = {"type": "object"}
+    if kind is not None:
+        schema = {"$ref": _REFERENCE.format(name=kind.__name__)}
+    content: dict[str, Any] = {_JSON: {"schema": schema}}
+    if path == "/metrics":
+        content = {_TEXT: {"schema": {"type": "string"}}}
+    elif path in ("/v1/chat/completions", "/v1/completions"):
+        content[_STREAM] = {"schema": {"type": "string"}}
+    found: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
+    if path in PROBES:
+        not_well = {"description": "The state in which it is not so.", "content": content}
+        return {**found, "503": not_well, **_refusals((403, 431, 500))}
+    own = _OF_BODIES if has_body else _OF_OTHERS.get(path, ())
+    return {**found, **_refusals((*_OF_EVERY_ROUTE, *own))}
+
+
+def _refusals(statuses: tuple[int, ...]) -> dict[str, Any]:
+    content = {_JSON: {"schema": {"$ref": _REFERENCE.format(name="ErrorResponse")}}}
+    return {
+        str(status): {"description": _MEANINGS[status], "content": content}
+        for status in sorted(statuses)
+    }
+
+
+def _up_to(highest: int) -> dict[str, Any]:
+    return {"minimum": 0, "maximum": highest}
+
+
+def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
+    """Of fields by name, as JSON schema has them."""
+    label = {"maxLength": limits.max_label_chars}
+    return {
+        "n": {"minimum": 1, "maximum": limits.max_n},
+        "temperature": {"minimum": 0},
+        "top_p": {"minimum": 0, "maximum": 1},
+        "top_k": {"minimum": -1},
+        "min_p": {"minimum": 0, "maximum": 1},
+        "presence_penalty": {"minimum": -2, "maximum": 2},
+        "frequency_penalty": {"minimum": -2, "maximum": 2},
+        "repetition_penalty": {"minimum": 1e-6, "maximum": 1e6},
+        "max_tokens": {"minimum": 1},
+        "max_completion_tokens": {"minimum": 1},
+        "min_tokens": {"minimum": 0},
+        "prompt_logprobs": _up_to(min(limits.max_logprobs, MAX_LOGPROBS)),
+        "top_logprobs": _up_to(limits.max_logprobs),
+        "priority": {"minimum": -limits.max_priority, "maximum": limits.max_priority},
+        "deadline_s": {"exclusiveMinimum": 0},
+        "ttl_s": {"exclusiveMinimum": 0},
+        "truncate_prompt_tokens": {"minimum": -1},
+        "stop": {"maxItems": limits.max_stop, "maxLength": limits.max_stop_chars, "minLength": 1},
+        "stop_token_ids": {"maxItems": limits.max_stop_token_ids},
+        "logit_bias": {"maxProperties": limits.max_logit_bias},
+        "allowed_token_ids": {"minItems": 1, "maxItems": limits.max_allowed_token_ids},
+        "bad_words": {"maxItems": limits.max_bad_words},
+        "messages": {"minItems": 1, "maxItems": limits.max_messages},
+        "cache_salt": label,
+        "request_id": label,
+    }
+
+
+_KINDS = {
+    "minimum": ("integer", "number"),
+    "maximum": ("integer", "number"),
+    "exclusiveMinimum": ("integer", "number"),
+    "minLength": ("string",),
+    "maxLength": ("string",),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+    "maxProperties": ("object",),
+}
+"""Types to which a bound applies."""
+
+
+def _bind(schema: dict[str, Any] | None, bounds: dict[str, Any]) -> None:
+    """Put the bounds into those alternatives of a field that have such a type."""
+    if schema is None:
+        return
+    for each in schema.get("anyOf", [schema]):
+        for name, value in bounds.items():
+            if each.get("type") in _KINDS[name]:
+                each[name] = value
