@@ -298,7 +298,8 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
     ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor holds 1 numbers"),
     ({"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
-    ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq' is not supported"),
+    ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm' is not supported"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits=3 is not supported"),
     (
         {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
         "layer_types has 1 entries for 4 layers",

@@ -49,8 +49,7 @@ class TiedEmbedding:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        weight = torch.empty((num_rows, size), dtype=dtype, device=device)
-        self.weights = PackedWeights(weight_format.pack, weight, None, {"weight": weight})
+        self.weights = PackedWeights(weight_format, size, {"": num_rows}, dtype, device, bias=False)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix.rows(ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
@@ -30,12 +29,10 @@ class Linear:
         bias: bool,
         transposed: bool = False,
     ) -> None:
-        weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
-        biases = torch.empty((out_features,), dtype=dtype, device=device) if bias else None
-        storage = {"weight": weight.t() if transposed else weight}
-        if biases is not None:
-            storage["bias"] = biases
-        self.weights = PackedWeights(weight_format.pack, weight, biases, storage)
+        parts = {"": out_features}
+        self.weights = PackedWeights(
+            weight_format, in_features, parts, dtype, device, bias=bias, transposed=transposed
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)
@@ -59,16 +56,9 @@ class MergedLinear:
         bias: bool,
         gate: str | None = None,
     ) -> None:
-        sizes = list(parts.values())
-        weight = torch.empty((sum(sizes), in_features), dtype=dtype, device=device)
-        biases = torch.empty((sum(sizes),), dtype=dtype, device=device) if bias else None
-        rows = zip(parts, weight.split(sizes), strict=True)
-        storage = {f"{part}.weight": view for part, view in rows}
-        if biases is not None:
-            views = zip(parts, biases.split(sizes), strict=True)
-            storage |= {f"{part}.bias": view for part, view in views}
-        pack = partial(weight_format.pack, gate=gate)
-        self.weights = PackedWeights(pack, weight, biases, storage)
+        self.weights = PackedWeights(
+            weight_format, in_features, parts, dtype, device, bias=bias, gate=gate
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix
+from quire.quantization import StoredMatrix, WeightFormat
 
 __all__ = ["DenseWeights", "LayerWeights", "PackedWeights", "WeightedLayer"]
 
@@ -25,8 +26,17 @@ class LayerWeights(Protocol):
         """Every part that must be loaded, with its shape on disk."""
         ...
 
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        """Of a part that comes as a quantized matrix: [outputs, inputs], whatever a plain one's
+        order is."""
+        ...
+
     def load(self, part: str, tensor: torch.Tensor) -> None:
         """Take one part, of the shape that `shapes` states; `tensor` is not kept."""
+        ...
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        """Take one part that the checkpoint holds quantized, of the shape `stored_shape`."""
         ...
 
     def finish(self) -> None:
@@ -56,8 +66,15 @@ class DenseWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {part: tuple(tensor.shape) for part, tensor in self._storage.items()}
 
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        return tuple(self._storage[part].shape)
+
     def load(self, part: str, tensor: torch.Tensor) -> None:
         self._storage[part].copy_(tensor.float() + self._offset if self._offset else tensor)
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        for first, numbers in stored.slices():
+            self._storage[part][first : first + len(numbers)] = numbers + self._offset
 
     def finish(self) -> None:
         self.is_loaded = True
@@ -68,20 +85,28 @@ class PackedWeights:
 
     While a model loads, one layer at a time exists twice.
 
-    pack: of the format in which the layer keeps its matrix. weight [O, I], bias [O]: empty, to be
-    filled. storage: by part, the slice or view of them to copy into.
+    weight_format: in which the layer keeps its matrix. parts: number of outputs by name, in their
+    order; "" is the name of an only one. transposed: plain parts are [I, O] on disk. gate: of the
+    first of two parts, as in `quire.ops.linear.plain`.
     """
 
     def __init__(
         self,
-        pack: Callable[..., PackedMatrix],
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        storage: Mapping[str, torch.Tensor],
+        weight_format: WeightFormat,
+        inputs: int,
+        parts: Mapping[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        bias: bool,
+        transposed: bool = False,
+        gate: str | None = None,
     ) -> None:
-        self._shapes = {part: tuple(tensor.shape) for part, tensor in storage.items()}
-        self._pack = pack
-        self._plain: _Plain | None = _Plain(weight, bias, storage)
+        self._format = weight_format
+        self._inputs, self._sizes = inputs, dict(parts)
+        self._dtype, self._device = dtype, device
+        self._has_bias, self._transposed, self._gate = bias, transposed, gate
+        self._coming: _Coming | None = _Coming({}, None, None)
         self._matrix: PackedMatrix | None = None
 
     @property
@@ -92,22 +117,86 @@ class PackedWeights:
         return self._matrix
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part in self._sizes:
+            shape = self.stored_shape(_named(part, "weight"))
+            shapes[_named(part, "weight")] = shape[::-1] if self._transposed else shape
+        if self._has_bias:
+            shapes |= {_named(part, "bias"): (size,) for part, size in self._sizes.items()}
+        return shapes
+
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        owner, _, kind = part.rpartition(".")
+        size = self._sizes[owner]
+        return (size, self._inputs) if kind == "weight" else (size,)
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         """Raises EngineError after `finish`."""
-        if self._plain is None:
+        if self._coming is None:
             raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
-        self._plain.storage[part].copy_(tensor)
+        owner, _, kind = part.rpartition(".")
+        if kind == "bias":
+            self._bias_of(owner).copy_(tensor)
+        else:
+            self._rows_of(owner).copy_(tensor.t() if self._transposed else tensor)
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        """As `load`: kept as it is, or widened, as the format says."""
+        owner = part.rpartition(".")[0]
+        if self._format.keeps_stored:
+            self._open.stored[owner] = stored.to(self._device)
+            return
+        rows = self._rows_of(owner)
+        for first, numbers in stored.slices():
+            rows[first : first + len(numbers)] = numbers
 
     def finish(self) -> None:
-        if self._plain is not None:
-            self._matrix = self._pack(self._plain.weight, self._plain.bias)
-            self._plain = None
+        coming = self._coming
+        if coming is None:
+            return
+        if coming.stored:
+            parts = [coming.stored.get(part) or self._rows_of(part) for part in self._sizes]
+            self._matrix = self._format.keep(parts, coming.bias, self._dtype, gate=self._gate)
+        else:
+            if coming.weight is None:
+                raise EngineError("A layer was finished without its weight; this is a bug.")
+            self._matrix = self._format.pack(coming.weight, coming.bias, gate=self._gate)
+        self._coming = None
+
+    @property
+    def _open(self) -> _Coming:
+        if self._coming is None:
+            raise EngineError("A layer was filled after its last part; this is a bug.")
+        return self._coming
+
+    def _rows_of(self, owner: str) -> torch.Tensor:
+        """Where the plain weight of a part goes: [outputs, I]."""
+        coming = self._open
+        if coming.weight is None:
+            coming.weight = self._empty(sum(self._sizes.values()), self._inputs)
+        return self._of_part(coming.weight, owner)
+
+    def _bias_of(self, owner: str) -> torch.Tensor:
+        coming = self._open
+        if coming.bias is None:
+            coming.bias = self._empty(sum(self._sizes.values()))
+        return self._of_part(coming.bias, owner)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _of_part(self, tensor: torch.Tensor, owner: str) -> torch.Tensor:
+        return dict(zip(self._sizes, tensor.split(list(self._sizes.values())), strict=True))[owner]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    weight: torch.Tensor
+@dataclass(slots=True)
+class _Coming:
+    """What has come of a layer: parts as they are stored, plain ones in one matrix, the bias."""
+
+    stored: dict[str, StoredMatrix]
+    weight: torch.Tensor | None
     bias: torch.Tensor | None
-    storage: Mapping[str, torch.Tensor]
+
+
+def _named(part: str, kind: str) -> str:
+    return f"{part}.{kind}" if part else kind

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
+from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.models.causal_lm import CausalLM
@@ -24,9 +25,10 @@ from quire.models.dummy import dummy_weights
 from quire.models.progress import track
 from quire.models.registry import find_model
 from quire.models.weight_map import WeightMap, WeightTarget
+from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
 
-__all__ = ["LoadFormat", "check_replacements", "load_model"]
+__all__ = ["LoadFormat", "check_replacements", "load_model", "read_packed"]
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -118,7 +120,7 @@ def _has_own_head(tensors: Mapping[str, TensorInfo], names: WeightMap) -> bool:
     embedding, head = tensors.get(names.embedding), tensors.get(names.head)
     if embedding is None or head is None:
         return False
-    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape):
+    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape) or head.packed is not None:
         return True
     with embedding.file.open("rb") as left, head.file.open("rb") as right:
         left.seek(embedding.start)
@@ -154,12 +156,15 @@ def _match(
         )
     for name, target in targets.items():
         tensor = found[name]
-        if tensor.shape != target.shape:
+        shape = target.shape
+        if tensor.packed is not None:
+            shape = target.weights.stored_shape(target.part)
+        if tensor.shape != shape:
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but config.json "
-                f"asks for {list(target.shape)}; correct config.json, or use the matching files"
+                f"asks for {list(shape)}; correct config.json, or use the matching files"
             )
-        if tensor.gguf is None and tensor.dtype not in FLOAT_DTYPES:
+        if tensor.gguf is None and tensor.packed is None and tensor.dtype not in FLOAT_DTYPES:
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}; "
                 f"use weights in one of {', '.join(FLOAT_DTYPES)}"
@@ -182,7 +187,7 @@ def _read(
     dtype: torch.dtype,
     progress: bool,
     replaced: Mapping[str, torch.Tensor],
-) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
+) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
@@ -194,10 +199,24 @@ def _read(
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 weight = replaced.get(tensor.name)
+                if weight is None and tensor.packed is not None:
+                    yield target, read_packed(tensor.packed)
+                    continue
                 if weight is None:
                     weight = opened.get_tensor(tensor.name)
                     _refuse_not_finite(weight, tensor, dtype)
                 yield target, weight
+
+
+def read_packed(layout: PackedLayout) -> StoredMatrix:
+    """The tensors of one matrix, mapped; they may be in several files."""
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, stored in layout.tensors.items():
+        with safe_open(stored.file, framework="pt") as opened:
+            tensors[kind] = opened.get_tensor(stored.name)
+    matrix = StoredMatrix(layout, tensors)
+    matrix.check()
+    return matrix
 
 
 def _read_gguf(
@@ -247,12 +266,16 @@ def _refuse_not_finite(weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dt
 
 
 def _fill(
-    targets: Iterable[WeightTarget], weights: Iterable[tuple[WeightTarget, torch.Tensor]]
+    targets: Iterable[WeightTarget],
+    weights: Iterable[tuple[WeightTarget, torch.Tensor | StoredMatrix]],
 ) -> None:
     """Give every layer its parts, and tell it when it has them all."""
     remaining = Counter(id(target.weights) for target in targets)
-    for target, tensor in weights:
-        target.weights.load(target.part, tensor)
+    for target, weight in weights:
+        if isinstance(weight, StoredMatrix):
+            target.weights.load_stored(target.part, weight)
+        else:
+            target.weights.load(target.part, weight)
         remaining[id(target.weights)] -= 1
         if remaining[id(target.weights)] == 0:
             target.weights.finish()

@@ -3,6 +3,7 @@
 from quire.quantization.formats import MatrixFormats, QuantizedFormats
 from quire.quantization.int4 import Int4Format, quantize_int4
 from quire.quantization.int8 import Int8Format, quantize_int8
+from quire.quantization.packed import StoredMatrix, numbers_of
 from quire.quantization.plain import PlainFormat
 from quire.quantization.weight_format import WeightFormat
 
@@ -12,7 +13,9 @@ __all__ = [
     "MatrixFormats",
     "PlainFormat",
     "QuantizedFormats",
+    "StoredMatrix",
     "WeightFormat",
+    "numbers_of",
     "quantize_int4",
     "quantize_int8",
 ]

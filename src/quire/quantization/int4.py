@@ -9,7 +9,7 @@ import torch
 
 from quire.config.quantization import INT4_GROUP_SIZE
 from quire.ops import OpSet, PackedMatrix
-from quire.quantization.weight_format import row_blocks
+from quire.quantization.weight_format import WidensStored, row_blocks
 
 __all__ = ["Int4Format", "Int4Matrix", "quantize_int4"]
 
@@ -26,7 +26,7 @@ SHARES = (1.0, 0.95, 0.9, 0.85)
 """Of the range of a group with a zero point that its grid spans."""
 
 
-class Int4Format:
+class Int4Format(WidensStored):
     """`WeightFormat` for inputs that are a multiple of the group size.
 
     group_size: inputs that share a scale. zero_points: a grid from the smallest to the largest

@@ -24,7 +24,8 @@ __all__ = ["LoadedModel", "load", "open_device"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """spec: with the dtype of the computation. team: the threads that compute on a CPU."""
+    """spec: with the dtype of the computation. team: the threads that compute on a CPU. by_torch:
+    whether torch multiplies with some matrices, as no kernel serves the checkpoint's format."""
 
     spec: ModelSpec
     device: torch.device
@@ -33,6 +34,7 @@ class LoadedModel:
     attention: GroupBackends
     kv_dtype: torch.dtype
     model: CausalLM
+    by_torch: bool
 
     @property
     def whole_prompts(self) -> bool:
@@ -61,7 +63,7 @@ class LoadedModel:
         is_invariant = family == "triton_invariant" or (
             self.device.type == "cpu" and family != REFERENCE
         )
-        return "invariant" if is_invariant else "fast"
+        return "invariant" if is_invariant and not self.by_torch else "fast"
 
 
 def open_device(platform: Platform) -> torch.device:
@@ -115,9 +117,10 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
-    if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
+    by_kernels = ops.chosen["linear"] != REFERENCE and not formats.by_torch
+    if device.type != "cpu" or by_kernels:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model)
+    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, formats.by_torch)
 
 
 def _attention(

@@ -1,0 +1,134 @@
+"""A matrix as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from quire.config.packed import PackedLayout
+from quire.config.packed.schemes import AWQ, GPTQ
+from quire.errors import ConfigError
+from quire.quantization.packed.awq import awq
+from quire.quantization.packed.gptq import gptq
+from quire.quantization.packed.integers import Integers
+
+__all__ = ["DEFINITIONS", "StoredMatrix", "numbers_of"]
+
+SLICE_NUMBERS = 1 << 20
+"""Numbers that exist in float32 at a time, about what caches hold."""
+
+ALIGNMENT = 32
+"""Outputs at whose multiples every format can be cut."""
+
+DEFINITIONS: Mapping[type, Callable[..., Integers | torch.Tensor]] = MappingProxyType(
+    {AWQ: awq, GPTQ: gptq}
+)
+"""By scheme: some outputs, from the scheme, its tensors, and which outputs (a slice whose ends are
+multiples of `ALIGNMENT`, or the last output). What is no integers is float32 [R, I]."""
+
+
+class StoredMatrix:
+    """A matrix [outputs, inputs]. tensors: as stored, by what follows the module's name."""
+
+    def __init__(self, layout: PackedLayout, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.layout = layout
+        self._tensors = tensors
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.layout.outputs, self.layout.inputs
+
+    @property
+    def kernel(self) -> str | None:
+        """As `PackedLayout.kernel`."""
+        return self.layout.kernel
+
+    def to(self, device: torch.device) -> StoredMatrix:
+        """The same with tensors of its own on `device`."""
+        own = {kind: tensor.to(device, copy=True) for kind, tensor in self._tensors.items()}
+        return StoredMatrix(self.layout, own)
+
+    def integers(self) -> Integers:
+        """The whole matrix, of a format that is integers."""
+        pieces: list[Integers] = []
+        for outputs in self._cuts():
+            piece = self._define(outputs)
+            assert isinstance(piece, Integers)
+            pieces.append(piece)
+        values, zeros, scales, _ = zip(*pieces, strict=True)
+        one_zero = isinstance(zeros[0], int)
+        return Integers(
+            torch.cat(values),
+            zeros[0] if one_zero else torch.cat(zeros),
+            torch.cat(scales),
+            pieces[0].groups,
+        )
+
+    def numbers(self, first: int = 0, past: int | None = None) -> torch.Tensor:
+        """Outputs `first` to `past`, float32 [R, I]."""
+        past = self.layout.outputs if past is None else past
+        start = first // ALIGNMENT * ALIGNMENT
+        stop = min(-(-past // ALIGNMENT) * ALIGNMENT, self.layout.outputs)
+        found = self._define(slice(start, stop))
+        numbers = found.numbers() if isinstance(found, Integers) else found
+        return numbers[first - start : past - start]
+
+    def slices(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """All outputs, some at a time: index of the first, and `numbers`."""
+        for outputs in self._cuts():
+            yield outputs.start, self.numbers(outputs.start, outputs.stop)
+
+    def check(self) -> None:
+        """Raises ConfigError, naming file and tensor, for scales that are not finite, and for
+        groups that do not exist."""
+        for kind, tensor in self._tensors.items():
+            stored = self.layout.tensors[kind]
+            if tensor.is_floating_point() and not _is_finite(tensor):
+                raise ConfigError(
+                    f"{stored.file}: tensor {stored.name!r} holds numbers that are not finite; the "
+                    "file is damaged, or the model was saved broken: fetch the checkpoint again, "
+                    "or use another one"
+                )
+        groups = self._tensors.get("g_idx")
+        if groups is not None:
+            stored, num_groups = self.layout.tensors["g_idx"], len(self._tensors["scales"])
+            low, high = (int(end) for end in groups.aminmax())
+            if low < 0 or high >= num_groups:
+                raise ConfigError(
+                    f"{stored.file}: tensor {stored.name!r} names group {low if low < 0 else high} "
+                    f"of {num_groups}; fetch the checkpoint again"
+                )
+
+    def _cuts(self) -> Iterator[slice]:
+        outputs, inputs = self.shape
+        step = max(1, SLICE_NUMBERS // inputs // ALIGNMENT) * ALIGNMENT
+        for first in range(0, outputs, step):
+            yield slice(first, min(first + step, outputs))
+
+    def _define(self, outputs: slice) -> Integers | torch.Tensor:
+        scheme = self.layout.scheme
+        define: Any = DEFINITIONS[type(scheme)]
+        return define(scheme, self._tensors, outputs)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Of any float dtype; some of 8 bits can be looked at only once they are widened."""
+    pieces = tensor.reshape(-1).split(SLICE_NUMBERS)
+    return all(bool(piece.float().isfinite().all()) for piece in pieces)
+
+
+def numbers_of(parts: Sequence[StoredMatrix | torch.Tensor], first: int, past: int) -> torch.Tensor:
+    """Outputs `first` to `past` of parts one below the other, float32 [R, I]."""
+    found: list[torch.Tensor] = []
+    start = 0
+    for part in parts:
+        size = part.shape[0]
+        low, high = max(first - start, 0), min(past - start, size)
+        if low < high:
+            plain = isinstance(part, torch.Tensor)
+            found.append(part[low:high].float() if plain else part.numbers(low, high))
+        start += size
+    return torch.cat(found)
