@@ -324,7 +324,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
         read_model_spec(tmp_path)
 
 
-@pytest.mark.parametrize("text", ['{"hidden_size": 6', "[]", ""])
+@pytest.mark.parametrize("text", ['{"hidden_size": 6', "[]", "", "[" * 100_000])
 def test_broken_config(tmp_path: Path, text: str) -> None:
     """Catches a JSON error that does not name the file."""
     (tmp_path / "config.json").write_text(text)

@@ -158,7 +158,7 @@ def read_json(path: Path) -> RawConfig:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not valid JSON ({error}); the file may be cut off, fetch it again"
         ) from error
@@ -207,6 +207,10 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return self.end - self.start
 
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
 
 def read_header(path: Path) -> tuple[StoredTensor, ...]:
     """The tensors of one safetensors file, checked against its size.
@@ -227,7 +231,7 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     try:
         entries: Any = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(path, f"the header is not JSON: {error}") from error
     if not isinstance(entries, dict):
         raise _broken(path, "the header is not a JSON object")
