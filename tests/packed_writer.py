@@ -135,6 +135,192 @@ def gptq(
     return write
 
 
+def halved(bits: int, random: np.random.Generator, *shape: int) -> np.ndarray:
+    """Scales in bfloat16, whose words are the upper halves of those of float32."""
+    scales = ((random.random(shape) + 0.5) / (6 << bits)).astype(np.float32)
+    return (scales.view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def pack_quantized(
+    bits: int, group_size: int, *, symmetric: bool = True, act_order: int | None = None
+) -> Writer:
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        size = inputs if group_size == -1 else group_size
+        group = np.arange(inputs) // size
+        if act_order is not None:
+            group = np.random.default_rng(act_order).permutation(group)
+        half = 1 << bits - 1
+        values = levels(outputs, inputs, bits, random) - half
+        zeros = grid(outputs, inputs // size, bits, random)[0] - half
+        zeros = np.zeros_like(zeros) if symmetric else zeros
+        scales = halved(bits, random, *zeros.shape)
+        tensors = {
+            "weight_packed": along(values + half, bits, 1),
+            "weight_scale": torch.from_numpy(scales).bfloat16(),
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = along(zeros + half, bits, 0)
+        if act_order is not None:
+            tensors["weight_g_idx"] = torch.from_numpy(group.astype(np.int32))
+        return tensors, scaled(values, zeros, scales, group)
+
+    return write
+
+
+def int_quantized(bits: int, group_size: int, *, symmetric: bool = True, shape: str = "") -> Writer:
+    """shape: "whole" for one scale."""
+
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        size = inputs if group_size == -1 else group_size
+        half = 1 << bits - 1
+        values = levels(outputs, inputs, bits, random) - half
+        zeros = grid(outputs, inputs // size, bits, random)[0] - half
+        zeros = np.zeros_like(zeros) if symmetric else zeros
+        scales = halved(bits, random, *zeros.shape)
+        if shape == "whole":
+            scales[:] = scales[0, 0]
+        stored = torch.from_numpy(scales).bfloat16()
+        tensors = {
+            "weight": torch.from_numpy(values.astype(np.int8)),
+            "weight_scale": stored[0] if shape == "whole" else stored,
+            "input_scale": torch.ones(1),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = torch.from_numpy(zeros.astype(np.int8))
+        return tensors, scaled(values, zeros, scales, np.arange(inputs) // size)
+
+    return write
+
+
+def e4m3(codes: np.ndarray) -> np.ndarray:
+    """1 sign, 4 exponent bits less 7, 3 mantissa bits; exponent 0 is below normal."""
+    exponent, mantissa = (codes >> 3 & 15).astype(np.int32), (codes & 7).astype(np.float32)
+    size = np.where(
+        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    )
+    return np.where(codes >> 7, -size, size).astype(np.float32)
+
+
+def float8(scales: str, name: str = "weight_scale", block: tuple[int, int] = (0, 0)) -> Writer:
+    """scales: "whole", "outputs", "blocks", or "powers" (blocks of e8m0)."""
+
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        codes = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+        codes[codes & 127 == 127] = 3
+        codes[0, :8] = (0, 1, 7, 8, 126, 128, 129, 254)
+        rows = {"whole": outputs, "outputs": 1}.get(scales, block[0])
+        columns = inputs if scales in ("whole", "outputs") else block[1]
+        shape = (-(-outputs // rows), -(-inputs // columns))
+        scale = ((random.random(shape) + 0.5) / 800).astype(np.float32)
+        stored = torch.from_numpy(scale)
+        if scales == "powers":
+            exponents = random.integers(115, 119, shape).astype(np.uint8)
+            scale = 2.0 ** (exponents.astype(np.float32) - 127)
+            stored = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+        each = scale[np.arange(outputs) // rows][:, np.arange(inputs) // columns]
+        tensors = {
+            "weight": torch.from_numpy(codes).view(torch.float8_e4m3fn),
+            name: stored.reshape(()) if scales == "whole" else stored,
+        }
+        return tensors, torch.from_numpy(e4m3(codes) * each.astype(np.float32))
+
+    return write
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def mxfp4(*, blocks: bool) -> Writer:
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        codes = levels(outputs, inputs, 4, random).astype(np.uint8)
+        exponents = random.integers(119, 124, (outputs, inputs // 32)).astype(np.uint8)
+        packed = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+        powers = 2.0 ** (exponents.astype(np.float32) - 127)
+        matrix = torch.from_numpy(E2M1[codes] * np.repeat(powers, 32, axis=1).astype(np.float32))
+        if blocks:
+            own = {"weight_blocks": packed.view(outputs, -1, 16)}
+            return own | {"weight_scales": torch.from_numpy(exponents)}, matrix
+        own = {"weight_packed": packed, "weight_scale": torch.from_numpy(exponents)}
+        return own, matrix
+
+    return write
+
+
+def bits_and_bytes_4(block: int, *, nested: bool, kind: str = "nf4") -> Writer:
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        table = np.sort(random.random(16).astype(np.float32)) * 2 - 1
+        codes = levels(outputs, inputs, 4, random).astype(np.uint8).reshape(-1)
+        blocks = -(-codes.size // block)
+        absmax = (random.random(blocks).astype(np.float32) + 0.5) * np.float32(0.1)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16"}
+        state["shape"] = [outputs, inputs]
+        tensors: Tensors = {}
+        if nested:
+            second = (random.random(256).astype(np.float32) - np.float32(0.5)) * np.float32(0.1)
+            index = random.integers(0, 256, blocks).astype(np.uint8)
+            outer = random.random(-(-blocks // 16)).astype(np.float32)
+            state |= {"nested_blocksize": 16, "nested_offset": 0.0625}
+            absmax = second[index] * outer[np.arange(blocks) // 16] + np.float32(0.0625)
+            tensors["weight.nested_absmax"] = torch.from_numpy(outer)
+            tensors["weight.nested_quant_map"] = torch.from_numpy(second)
+            tensors["weight.absmax"] = torch.from_numpy(index)
+        else:
+            tensors["weight.absmax"] = torch.from_numpy(absmax)
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+        tensors |= {
+            "weight": torch.from_numpy(codes[::2] << 4 | codes[1::2])[:, None],
+            "weight.quant_map": torch.from_numpy(table),
+            f"weight.quant_state.bitsandbytes__{kind}": torch.from_numpy(text),
+        }
+        numbers = table[codes] * absmax[np.arange(codes.size) // block]
+        return tensors, torch.from_numpy(numbers.astype(np.float32)).view(outputs, inputs)
+
+    return write
+
+
+def bits_and_bytes_8(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+    values = levels(outputs, inputs, 8, random) - 128
+    scale = (random.random(outputs) * 0.2 + 0.1).astype(np.float32)
+    tensors = {
+        "weight": torch.from_numpy(values.astype(np.int8)),
+        "SCB": torch.from_numpy(scale),
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    each = (scale / np.float32(127))[:, None]
+    return tensors, torch.from_numpy(values.astype(np.float32) * each)
+
+
+def squeezellm(bits: int, *, sparse: bool = False, full: bool = False) -> Writer:
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        values = levels(outputs, inputs, bits, random)
+        table = ((random.random((outputs, 1 << bits)) - 0.5) * 0.3).astype(np.float32)
+        matrix = np.take_along_axis(table, values, axis=1)
+        tensors = {
+            "qweight": along(values.T, bits, 0),
+            "lookup_table": torch.from_numpy(table),
+        }
+        if sparse:
+            found = random.random((outputs, inputs)) < 0.02
+            found[3] = False
+            extra = np.where(found, random.random(found.shape), 0).astype(np.float32)
+            matrix = matrix + extra
+            tensors |= {
+                "rows": torch.tensor([0, *found.sum(1).cumsum().tolist()], dtype=torch.int32),
+                "cols": torch.from_numpy(np.nonzero(found)[1].astype(np.int32)),
+                "vals": torch.from_numpy(extra[found]),
+            }
+        if full:
+            index = np.array([1, outputs - 2, 34])
+            rows = (random.random((3, inputs)) - 0.5).astype(np.float32)
+            matrix[index] += rows
+            tensors["full_rows"] = torch.from_numpy(rows.T.copy())
+            tensors["full_row_indices"] = torch.from_numpy(index.astype(np.int32))
+        return tensors, torch.from_numpy(matrix)
+
+    return write
+
+
 @dataclass(frozen=True)
 class Format:
     """One way to quantize a model. settings: its quantization_config. kernel: that of matrices
@@ -169,6 +355,38 @@ def _gptq(name: str, bits: int, group_size: int, kernel: str | None = None, **mo
     return Format(f"gptq-{name}", settings, gptq(bits, group_size, **more), kernel)
 
 
+def _compressed(
+    name: str, layout: str, weights: dict[str, Any], write: Writer, kernel: str | None = None
+) -> Format:
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    return Format(f"compressed-{name}", settings, write, kernel)
+
+
+def _pack(name: str, bits: int, size: int, kernel: str | None = None, **more: Any) -> Format:
+    weights = {"num_bits": bits, "type": "int", "symmetric": more.get("symmetric", True)}
+    weights |= {"strategy": "channel"} if size == -1 else {"strategy": "group", "group_size": size}
+    return _compressed(name, "pack-quantized", weights, pack_quantized(bits, size, **more), kernel)
+
+
+def _ints(name: str, bits: int, size: int, kernel: str | None = None, **more: Any) -> Format:
+    weights = {"num_bits": bits, "type": "int", "symmetric": more.get("symmetric", True)}
+    weights |= {"strategy": "channel"} if size == -1 else {"strategy": "group", "group_size": size}
+    return _compressed(name, "int-quantized", weights, int_quantized(bits, size, **more), kernel)
+
+
+def _fp8(name: str, settings: dict[str, Any], write: Writer) -> Format:
+    return Format(f"fp8-{name}", {"quant_method": "fp8", **settings}, write)
+
+
+_FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+_NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
 FORMATS: tuple[Format, ...] = (
     _awq(32, "gemm", "int4"),
     _awq(128, "gemm", "int4-g128"),
@@ -189,6 +407,47 @@ FORMATS: tuple[Format, ...] = (
     _gptq("8", 8, 32),
     _gptq("8-v2-uneven", 8, 48, first_version=False),
     _gptq("8-sym", 8, -1, "int8", symmetric=True),
+    _pack("w4a16", 4, 128, "int4-g128-sym"),
+    _pack("w4a16-asym", 4, 32, "int4", symmetric=False),
+    _pack("w4a16-act-order", 4, 32, "int4-sym", act_order=3),
+    _pack("w4a16-channel", 4, -1, "int4-g128-sym"),
+    _pack("w8a16", 8, -1, "int8"),
+    _pack("w8a16-groups", 8, 64, symmetric=False),
+    _ints("w8a8", 8, -1, "int8"),
+    _ints("w8a8-whole", 8, -1, "int8", shape="whole"),
+    _ints("w8a8-asym", 8, -1, symmetric=False),
+    _ints("w8a8-groups", 8, 32),
+    _ints("w4a8", 4, 64, "int4-g64-sym"),
+    _compressed("fp8", "float-quantized", {**_FLOAT, "strategy": "channel"}, float8("outputs")),
+    _compressed(
+        "fp8-blocks",
+        "float-quantized",
+        {**_FLOAT, "strategy": "block", "block_structure": [32, 48]},
+        float8("blocks", block=(32, 48)),
+    ),
+    _compressed("mxfp4", "mxfp4-pack-quantized", {"num_bits": 4}, mxfp4(blocks=False)),
+    Format("mxfp4-blocks", {"quant_method": "mxfp4"}, mxfp4(blocks=True)),
+    _fp8("whole", {}, float8("whole")),
+    _fp8("outputs", {}, float8("outputs")),
+    _fp8(
+        "blocks",
+        {"weight_block_size": [128, 128]},
+        float8("blocks", "weight_scale_inv", (128, 128)),
+    ),
+    _fp8("powers", {"weight_block_size": [48, 80]}, float8("powers", "weight_scale_inv", (48, 80))),
+    Format("modelopt", {"quant_method": "modelopt", "quant_algo": "FP8"}, float8("whole")),
+    Format("nf4", _NF4, bits_and_bytes_4(64, nested=False)),
+    Format("nf4-nested", _NF4, bits_and_bytes_4(48, nested=True)),
+    Format("fp4", _NF4, bits_and_bytes_4(256, nested=True, kind="fp4")),
+    Format(
+        "int8-bnb", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bits_and_bytes_8, "int8"
+    ),
+    Format("squeezellm-3", {"quant_method": "squeezellm", "wbits": 3}, squeezellm(3)),
+    Format(
+        "squeezellm-4-sparse",
+        {"quant_method": "squeezellm", "wbits": 4},
+        squeezellm(4, sparse=True, full=True),
+    ),
 )
 
 VOCAB, HIDDEN, INNER, LAYERS = 96, 128, 160, 2
@@ -258,7 +517,7 @@ def write_pair(
             plain[f"{module}.weight"] = numbers[module]
     paths = folder / "packed", folder / "plain"
     for path, tensors in zip(paths, (packed, plain), strict=True):
-        path.mkdir()
+        path.mkdir(parents=True)
         own = {"quantization_config": settings} if path == paths[0] and settings else {}
         (path / "config.json").write_text(json.dumps({**config, **own}))
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -56,6 +56,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return _read_gguf(folder)
     files, stored = _read_headers(folder)
     settings = read_packed_settings(folder)
+    if settings is None:
+        _refuse_packed(folder, stored)
     layouts = {} if settings is None else layouts_of(stored, settings)
     parts = {part.name for each in layouts.values() for part in each.all_tensors}
     tensors = {name: _packed_info(name, layout) for name, layout in layouts.items()}
@@ -65,6 +67,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 name, each.shape, each.dtype, each.file, each.start, each.end
             )
     return Checkpoint(files, tensors)
+
+
+def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Raise ConfigError for matrices of which nobody says what their bits mean."""
+    for name, tensor in stored.items():
+        if name.endswith((".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale_inv")):
+            raise ConfigError(
+                f"{tensor.file}: tensor {name!r} is part of a quantized matrix, but "
+                f"{folder / 'config.json'} has no quantization_config; fetch that file again"
+            )
 
 
 def _packed_info(name: str, layout: PackedLayout) -> TensorInfo:

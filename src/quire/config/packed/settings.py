@@ -9,7 +9,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from quire.config.hf import RawConfig, read_json
-from quire.config.packed.schemes import AWQ, GPTQ, Scheme
+from quire.config.packed.schemes import (
+    AWQ,
+    GPTQ,
+    MXFP4,
+    BitsAndBytes4,
+    BitsAndBytes8,
+    Float8,
+    PackedIntegers,
+    PlainIntegers,
+    Scheme,
+    SqueezeLLM,
+)
 from quire.errors import ConfigError
 
 __all__ = ["METHODS", "PackedSettings", "SchemeRule", "read_packed_settings"]
@@ -139,6 +150,97 @@ def _gptq_bits(raw: RawConfig, default: int | None = None) -> int:
     return bits
 
 
+def _read_fp8(raw: RawConfig) -> PackedSettings:
+    kind = raw.read(str, "fmt", "weight_format", default="e4m3").lower()
+    if kind not in ("e4m3", "float8_e4m3fn"):
+        raise _refused(raw, "fmt", kind, "use a checkpoint in e4m3")
+    return PackedSettings(raw.source, Float8(_block(raw, "weight_block_size")))
+
+
+def _read_modelopt(raw: RawConfig) -> PackedSettings:
+    own = raw.section("quantization") or raw
+    algorithm = own.read(str, "quant_algo", default="not stated")
+    if algorithm != "FP8":
+        advice = "use the FP8 checkpoint of the same model"
+        raise _refused(own, "quant_algo", algorithm, advice)
+    return PackedSettings(own.source, Float8())
+
+
+def _read_mxfp4(raw: RawConfig) -> PackedSettings:
+    return PackedSettings(raw.source, MXFP4())
+
+
+def _read_bitsandbytes(raw: RawConfig) -> PackedSettings:
+    if raw.read(bool, "load_in_4bit", "_load_in_4bit", default=False):
+        return PackedSettings(raw.source, BitsAndBytes4())
+    return PackedSettings(raw.source, BitsAndBytes8())
+
+
+def _read_squeezellm(raw: RawConfig) -> PackedSettings:
+    bits = raw.read(int, "wbits", "bits")
+    if bits not in (3, 4):
+        raise _refused(raw, "wbits", bits, "SqueezeLLM has 3 or 4")
+    return PackedSettings(raw.source, SqueezeLLM(bits))
+
+
+def _read_compressed_tensors(raw: RawConfig) -> PackedSettings:
+    for key in ("sparsity_config", "transform_config"):
+        section = raw.section(key)
+        if section and section.read(str, "format", default="") != "dense":
+            raise _refused(raw, key, list(section), "use a checkpoint of the model without")
+    groups = raw.section("config_groups")
+    rules: list[SchemeRule] = []
+    default: Scheme | None = None
+    for name in groups or ():
+        group = None if groups is None else groups.section(name)
+        weights = None if group is None else group.section("weights")
+        if group is None or weights is None:
+            continue
+        layout = group.read(str, "format", default=raw.read(str, "format", default="dense"))
+        scheme = _compressed_scheme(weights, layout)
+        for target in group.read_list(str, "targets") or ("Linear",):
+            if target == "Linear":
+                default = default or scheme
+            elif target.startswith("re:"):
+                rules.append(SchemeRule(_pattern(group, target.removeprefix("re:")), scheme))
+            else:
+                rules.append(SchemeRule(re.compile(re.escape(target) + "$"), scheme))
+    if default is None and not rules:
+        raise _refused(raw, "config_groups", {}, "correct it: no weights are described")
+    return PackedSettings(raw.source, default or rules[0].scheme, tuple(rules))
+
+
+def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
+    """Of a group of config_groups. layout: its `format`."""
+    bits, kind = weights.read(int, "num_bits", default=8), weights.read(str, "type", default="int")
+    symmetric = weights.read(bool, "symmetric", default=True)
+    size = weights.read(int, "group_size", default=-1)
+    size = size if weights.read(str, "strategy", default="group") == "group" else -1
+    if layout == "mxfp4-pack-quantized":
+        return MXFP4()
+    if layout == "pack-quantized" and kind == "int" and bits in (4, 8):
+        return PackedIntegers(bits, size, symmetric)
+    if layout in ("int-quantized", "naive-quantized") and kind == "int" and bits in (4, 8):
+        return PlainIntegers(bits, size, symmetric)
+    if layout in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
+        block = _block(weights, "block_structure")
+        return Float8((1, size) if size != -1 else block)
+    raise ConfigError(
+        f"{weights.source}: num_bits={bits} of type={kind!r} in format={layout!r} is not "
+        "supported; use a checkpoint of the same model in format 'pack-quantized' or "
+        "'int-quantized' (4 or 8 bits), 'float-quantized' or 'mxfp4-pack-quantized'"
+    )
+
+
+def _block(raw: RawConfig, key: str) -> tuple[int, int] | None:
+    sizes = raw.read_list(int, key)
+    if sizes is None:
+        return None
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise _refused(raw, key, list(sizes), "give outputs and inputs of a block")
+    return sizes[0], sizes[1]
+
+
 def _group_size(raw: RawConfig, *keys: str, default: int) -> int:
     size = raw.read(int, *keys, default=default)
     if size != -1 and size < 1:
@@ -160,9 +262,25 @@ def _refused(raw: RawConfig, key: str, value: object, advice: str) -> ConfigErro
 
 
 METHODS: Mapping[str, Callable[[RawConfig], PackedSettings]] = MappingProxyType(
-    {"awq": _read_awq, "gptq": _read_gptq}
+    {
+        "awq": _read_awq,
+        "bitsandbytes": _read_bitsandbytes,
+        "compressed-tensors": _read_compressed_tensors,
+        "fbgemm_fp8": _read_fp8,
+        "fp8": _read_fp8,
+        "gptq": _read_gptq,
+        "modelopt": _read_modelopt,
+        "mxfp4": _read_mxfp4,
+        "squeezellm": _read_squeezellm,
+    }
 )
 """By `quant_method`."""
 
-_FILES_BESIDE = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
+_FILES_BESIDE = MappingProxyType(
+    {
+        "quantize_config.json": "gptq",
+        "quant_config.json": "awq",
+        "hf_quant_config.json": "modelopt",
+    }
+)
 """Where older tools wrote the settings, with the method that a file without one means."""

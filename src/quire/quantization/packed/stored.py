@@ -9,22 +9,50 @@ from typing import Any
 import torch
 
 from quire.config.packed import PackedLayout
-from quire.config.packed.schemes import AWQ, GPTQ
+from quire.config.packed.schemes import (
+    AWQ,
+    GPTQ,
+    MXFP4,
+    BitsAndBytes4,
+    BitsAndBytes8,
+    Float8,
+    PackedIntegers,
+    PlainIntegers,
+    SqueezeLLM,
+)
 from quire.errors import ConfigError
 from quire.quantization.packed.awq import awq
+from quire.quantization.packed.bitsandbytes import bits_and_bytes_4, bits_and_bytes_8
+from quire.quantization.packed.compressed_tensors import packed_integers, plain_integers
+from quire.quantization.packed.float8 import float8
 from quire.quantization.packed.gptq import gptq
 from quire.quantization.packed.integers import Integers
+from quire.quantization.packed.mxfp4 import mxfp4
+from quire.quantization.packed.squeezellm import squeezellm
 
 __all__ = ["DEFINITIONS", "StoredMatrix", "numbers_of"]
 
 SLICE_NUMBERS = 1 << 20
 """Numbers that exist in float32 at a time, about what caches hold."""
 
+LARGEST_EXPONENT = 254
+"""Of powers of two in 8 bits: 255 stands for NaN."""
+
 ALIGNMENT = 32
 """Outputs at whose multiples every format can be cut."""
 
 DEFINITIONS: Mapping[type, Callable[..., Integers | torch.Tensor]] = MappingProxyType(
-    {AWQ: awq, GPTQ: gptq}
+    {
+        AWQ: awq,
+        GPTQ: gptq,
+        MXFP4: mxfp4,
+        BitsAndBytes4: bits_and_bytes_4,
+        BitsAndBytes8: bits_and_bytes_8,
+        Float8: float8,
+        PackedIntegers: packed_integers,
+        PlainIntegers: plain_integers,
+        SqueezeLLM: squeezellm,
+    }
 )
 """By scheme: some outputs, from the scheme, its tensors, and which outputs (a slice whose ends are
 multiples of `ALIGNMENT`, or the last output). What is no integers is float32 [R, I]."""
@@ -82,25 +110,45 @@ class StoredMatrix:
             yield outputs.start, self.numbers(outputs.start, outputs.stop)
 
     def check(self) -> None:
-        """Raises ConfigError, naming file and tensor, for scales that are not finite, and for
-        groups that do not exist."""
-        for kind, tensor in self._tensors.items():
-            stored = self.layout.tensors[kind]
-            if tensor.is_floating_point() and not _is_finite(tensor):
-                raise ConfigError(
-                    f"{stored.file}: tensor {stored.name!r} holds numbers that are not finite; the "
-                    "file is damaged, or the model was saved broken: fetch the checkpoint again, "
-                    "or use another one"
-                )
-        groups = self._tensors.get("g_idx")
-        if groups is not None:
-            stored, num_groups = self.layout.tensors["g_idx"], len(self._tensors["scales"])
-            low, high = (int(end) for end in groups.aminmax())
-            if low < 0 or high >= num_groups:
-                raise ConfigError(
-                    f"{stored.file}: tensor {stored.name!r} names group {low if low < 0 else high} "
-                    f"of {num_groups}; fetch the checkpoint again"
-                )
+        """Raises ConfigError, naming file and tensor, for numbers that are not finite, and for
+        places that do not exist."""
+        for kind in self.layout.scheme.floats:
+            tensor = self._tensors.get(kind)
+            if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor):
+                raise self._broken(kind, "numbers that are not finite")
+        outputs, inputs = self.shape
+        groups = "scales" if "g_idx" in self._tensors else "weight_scale"
+        bounds = {"cols": inputs, "full_row_indices": outputs}
+        for kind in ("g_idx", "weight_g_idx"):
+            if kind in self._tensors:
+                bounds[kind] = self.layout.tensors[groups].num_elements // outputs
+        for kind, bound in bounds.items():
+            self._check_range(kind, 0, bound - 1)
+        if isinstance(self.layout.scheme, PlainIntegers) and self.layout.scheme.bits == 4:
+            self._check_range("weight", -8, 7)
+        for kind in ("weight_scale", "weight_scales"):
+            if kind in self._tensors and self._tensors[kind].dtype == torch.uint8:
+                self._check_range(kind, 0, LARGEST_EXPONENT)
+        rows = self._tensors.get("rows")
+        if rows is not None:
+            ends = (int(rows[0]), int(rows[-1]))
+            if ends != (0, len(self._tensors["cols"])) or bool((rows.diff() < 0).any()):
+                raise self._broken("rows", "ends of rows that are out of order")
+
+    def _check_range(self, kind: str, low: int, high: int) -> None:
+        tensor = self._tensors.get(kind)
+        if tensor is not None and tensor.numel():
+            smallest, largest = (int(end) for end in tensor.aminmax())
+            if smallest < low or largest > high:
+                worst = smallest if smallest < low else largest
+                raise self._broken(kind, f"{worst}, which is not in {low} to {high}")
+
+    def _broken(self, kind: str, what: str) -> ConfigError:
+        stored = self.layout.tensors[kind]
+        return ConfigError(
+            f"{stored.file}: tensor {stored.name!r} holds {what}; the file is damaged, or the "
+            "model was saved broken: fetch the checkpoint again, or use another one"
+        )
 
     def _cuts(self) -> Iterator[slice]:
         outputs, inputs = self.shape

@@ -1,0 +1,54 @@
+"""Integers as the compressed-tensors library stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from quire.config.packed.schemes import PackedIntegers, PlainIntegers
+from quire.quantization.packed.integers import Integers, fields, groups_of
+
+__all__ = ["packed_integers", "plain_integers"]
+
+
+def packed_integers(
+    scheme: PackedIntegers, tensors: Mapping[str, torch.Tensor], outputs: slice
+) -> Integers:
+    """(q - z) · s, where q and z are stored with half of the range added; a symmetric z is 0."""
+    bits, words = scheme.bits, tensors["weight_packed"]
+    index = tensors.get("weight_g_idx")
+    values = fields(words[outputs], bits)
+    shape = tensors.get("weight_shape")
+    if shape is not None:
+        values = values[:, : int(shape[1])]
+    scales = _scales(tensors["weight_scale"], len(words), outputs)
+    zeros: torch.Tensor | int = 1 << bits - 1
+    if not scheme.symmetric:
+        rows = slice(outputs.start * bits // 32, -(-outputs.stop * bits // 32))
+        zeros = fields(tensors["weight_zero_point"][rows].t(), bits).t()[: len(values)]
+    groups = None if index is None or scales.shape[1] == 1 else index.long()
+    if groups is None:
+        groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
+    return Integers(values, zeros, scales, groups)
+
+
+def plain_integers(
+    scheme: PlainIntegers, tensors: Mapping[str, torch.Tensor], outputs: slice
+) -> Integers:
+    """(q - z) · s; a symmetric z is 0."""
+    weight = tensors["weight"]
+    values = weight[outputs]
+    scales = _scales(tensors["weight_scale"], len(weight), outputs)
+    zeros: torch.Tensor | int = 0
+    if not scheme.symmetric:
+        zeros = _scales(tensors["weight_zero_point"], len(weight), outputs).to(torch.int16)
+    groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
+    return Integers(values, zeros, scales, groups)
+
+
+def _scales(scale: torch.Tensor, num_outputs: int, outputs: slice) -> torch.Tensor:
+    """Scales of some outputs, float32 [R, G]; one of the whole matrix is that of each of them."""
+    if scale.numel() == 1:
+        return scale.float().reshape(1, 1).expand(outputs.stop - outputs.start, 1)
+    return scale.float().reshape(num_outputs, -1)[outputs]
