@@ -43,13 +43,15 @@ class PagedModel:
         max_positions: int = 96,
         quantization: str | None = None,
         kv_dtype: str | None = None,
+        formats: MatrixFormats | None = None,
     ) -> None:
         """implementation: "reference" (plain torch only) or "best" (what this machine has).
-        kv_dtype: of the cache; that of the model if None."""
+        kv_dtype: of the cache; that of the model if None. formats: instead of those of
+        `quantization`."""
         self.spec = read_model_spec(folder)
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
-        formats = QuantizedFormats(quantization, new_ops(implementation))
+        formats = formats or QuantizedFormats(quantization, new_ops(implementation))
         factory = new_factory(
             self.spec,
             implementation,
