@@ -43,6 +43,11 @@ class Checkpoint:
         """Bytes of all tensors as stored."""
         return sum(part.num_bytes for each in self.tensors.values() for part in each.stored)
 
+    @property
+    def packed(self) -> tuple[PackedLayout, ...]:
+        """Matrices that are quantized."""
+        return tuple(each.packed for each in self.tensors.values() if each.packed is not None)
+
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Headers of all weight files of `folder`, which may be a GGUF file instead. Its tensors have

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.config.hf import StoredTensor
@@ -11,7 +12,7 @@ from quire.config.packed.schemes import Scheme
 from quire.config.packed.settings import PackedSettings
 from quire.config.quantization import matrix_bytes
 
-__all__ = ["PackedLayout", "layouts_of"]
+__all__ = ["PackedLayout", "describe_layouts", "layouts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,18 @@ def layouts_of(
             scheme.kernel(parts, inputs),
         )
     return found
+
+
+def describe_layouts(layouts: Sequence[PackedLayout]) -> str:
+    """By what they compute: "14 matrices by linear_int4, 2 widened as they are used"."""
+    kernels = Counter(
+        "widened as they are used"
+        if layout.kernel is None
+        else f"by linear_{layout.kernel.partition('-')[0]}"
+        for layout in layouts
+    )
+    words = [f"{count} {how}" for how, count in kernels.most_common()]
+    return ", ".join(words).replace(" ", " matrices ", 1)
 
 
 def _by_module(
