@@ -57,6 +57,10 @@ class RawConfig:
         """Whether `key` is present and not null."""
         return self._data.get(key) is not None
 
+    def as_dict(self) -> dict[str, Any]:
+        """A copy of the object."""
+        return dict(self._data)
+
     def with_defaults(self, defaults: Mapping[str, Any]) -> RawConfig:
         """The same object, with what `defaults` has and it has not."""
         return RawConfig({**defaults, **self._data}, self._source)

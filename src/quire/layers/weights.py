@@ -60,7 +60,7 @@ class DenseWeights:
 
     def __init__(self, storage: Mapping[str, torch.Tensor], offset: float = 0.0) -> None:
         self._storage = storage
-        self._offset = offset
+        self.offset = offset
         self.is_loaded = False
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -70,11 +70,11 @@ class DenseWeights:
         return tuple(self._storage[part].shape)
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        self._storage[part].copy_(tensor.float() + self._offset if self._offset else tensor)
+        self._storage[part].copy_(tensor.float() + self.offset if self.offset else tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
         for first, numbers in stored.slices():
-            self._storage[part][first : first + len(numbers)] = numbers + self._offset
+            self._storage[part][first : first + len(numbers)] = numbers + self.offset
 
     def finish(self) -> None:
         self.is_loaded = True
@@ -102,10 +102,10 @@ class PackedWeights:
         transposed: bool = False,
         gate: str | None = None,
     ) -> None:
-        self._format = weight_format
+        self.weight_format = weight_format
         self._inputs, self._sizes = inputs, dict(parts)
         self._dtype, self._device = dtype, device
-        self._has_bias, self._transposed, self._gate = bias, transposed, gate
+        self._has_bias, self.is_transposed, self._gate = bias, transposed, gate
         self._coming: _Coming | None = _Coming({}, None, None)
         self._matrix: PackedMatrix | None = None
 
@@ -120,7 +120,7 @@ class PackedWeights:
         shapes: dict[str, tuple[int, ...]] = {}
         for part in self._sizes:
             shape = self.stored_shape(_named(part, "weight"))
-            shapes[_named(part, "weight")] = shape[::-1] if self._transposed else shape
+            shapes[_named(part, "weight")] = shape[::-1] if self.is_transposed else shape
         if self._has_bias:
             shapes |= {_named(part, "bias"): (size,) for part, size in self._sizes.items()}
         return shapes
@@ -138,12 +138,12 @@ class PackedWeights:
         if kind == "bias":
             self._bias_of(owner).copy_(tensor)
         else:
-            self._rows_of(owner).copy_(tensor.t() if self._transposed else tensor)
+            self._rows_of(owner).copy_(tensor.t() if self.is_transposed else tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
         """As `load`: kept as it is, or widened, as the format says."""
         owner = part.rpartition(".")[0]
-        if self._format.keeps_stored:
+        if self.weight_format.keeps_stored:
             self._open.stored[owner] = stored.to(self._device)
             return
         rows = self._rows_of(owner)
@@ -156,11 +156,11 @@ class PackedWeights:
             return
         if coming.stored:
             parts = [coming.stored.get(part) or self._rows_of(part) for part in self._sizes]
-            self._matrix = self._format.keep(parts, coming.bias, self._dtype, gate=self._gate)
+            self._matrix = self.weight_format.keep(parts, coming.bias, self._dtype, gate=self._gate)
         else:
             if coming.weight is None:
                 raise EngineError("A layer was finished without its weight; this is a bug.")
-            self._matrix = self._format.pack(coming.weight, coming.bias, gate=self._gate)
+            self._matrix = self.weight_format.pack(coming.weight, coming.bias, gate=self._gate)
         self._coming = None
 
     @property

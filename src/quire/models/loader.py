@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -28,7 +29,14 @@ from quire.models.weight_map import WeightMap, WeightTarget
 from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
 
-__all__ = ["LoadFormat", "check_replacements", "load_model", "read_packed"]
+__all__ = [
+    "LoadFormat",
+    "check_replacements",
+    "load_model",
+    "match_weights",
+    "read_packed",
+    "read_weights",
+]
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -67,14 +75,24 @@ def load_model(
         _fill(targets.values(), weights)
         return model
     checkpoint = read_checkpoint(folder)
+    model, plan = match_weights(spec, folder, factory, checkpoint)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    weights = read_weights(plan, checkpoint.files, dtype, progress=progress, replaced=others)
+    _fill((target for _, target in plan), weights)
+    return model
+
+
+def match_weights(
+    spec: ModelSpec, folder: Path, factory: LayerFactory, checkpoint: Checkpoint
+) -> tuple[CausalLM, list[tuple[TensorInfo, WeightTarget]]]:
+    """The empty model of `spec`, and what on disk goes where. Raises ConfigError unless names and
+    shapes fit."""
+    create = find_model(spec.architecture)
     model = create(spec, factory)
     tensors = _canonical_names(checkpoint, model)
     if spec.tie_word_embeddings and _has_own_head(tensors, model.weight_map):
         model = create(replace(spec, tie_word_embeddings=False), factory)
-    plan = _match(tensors, model, folder)
-    weights = _read(plan, checkpoint.files, getattr(torch, spec.dtype), progress, others)
-    _fill((target for _, target in plan), weights)
-    return model
+    return model, _match(tensors, model, folder)
 
 
 def check_replacements(
@@ -181,12 +199,13 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return f"{len(names)} {noun}s ({shown}{more}) are"
 
 
-def _read(
+def read_weights(
     plan: Iterable[tuple[TensorInfo, WeightTarget]],
     files: Sequence[Path],
     dtype: torch.dtype,
+    *,
     progress: bool,
-    replaced: Mapping[str, torch.Tensor],
+    replaced: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
@@ -225,7 +244,7 @@ def _read_gguf(
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """As `_read`, dequantized; only some rows of a tensor exist in float32 at a time."""
+    """As `read_weights`, dequantized; only some rows of a tensor exist in float32 at a time."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)

@@ -67,7 +67,7 @@ def layouts_of(
             inputs,
             kept,
             tuple(own[kind] for kind in scheme.dropped if kind in own),
-            scheme.kernel(parts, inputs),
+            scheme.kernel(inputs),
         )
     return found
 

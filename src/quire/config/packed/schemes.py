@@ -32,9 +32,6 @@ __all__ = [
 WORD = 32
 """Bits of the words into which numbers are packed."""
 
-HALF_SCALES = ("F16", "BF16")
-"""Scales that `linear_int4`, which has 11 significant bits for them, holds as they are."""
-
 
 class Scheme(Protocol):
     """One way to hold a matrix [outputs, inputs]. name: of the method, for messages. kinds: what
@@ -54,7 +51,7 @@ class Scheme(Protocol):
         """Outputs and inputs. Raises ConfigError unless all shapes and dtypes fit."""
         ...
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None: ...
+    def kernel(self, inputs: int) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +93,8 @@ class AWQ:
         words = -(-self.num_groups(inputs) // 8)
         return -(-words // together) * together
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        return int4_kernel(parts, "scales", inputs, self.group_size, zero_points=True)
+    def kernel(self, inputs: int) -> str | None:
+        return int4_kernel(inputs, self.group_size, zero_points=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +130,10 @@ class GPTQ:
             parts.expect("g_idx", (inputs,), ("I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
+    def kernel(self, inputs: int) -> str | None:
         if self.bits == 4:
             zero_points = not self.symmetric
-            return int4_kernel(parts, "scales", inputs, self.group_size, zero_points=zero_points)
+            return int4_kernel(inputs, self.group_size, zero_points=zero_points)
         groups = num_groups(inputs, self.group_size)
         return int8_kernel(inputs) if self.bits == 8 and self.symmetric and groups == 1 else None
 
@@ -175,11 +172,11 @@ class PackedIntegers:
             parts.expect("weight_g_idx", (inputs,), ("I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
+    def kernel(self, inputs: int) -> str | None:
         if self.bits == 4:
             zero_points = not self.symmetric
             size = self.group_size
-            return int4_kernel(parts, "weight_scale", inputs, size, zero_points=zero_points)
+            return int4_kernel(inputs, size, zero_points=zero_points)
         whole = num_groups(inputs, self.group_size) == 1
         return int8_kernel(inputs) if whole and self.symmetric else None
 
@@ -208,14 +205,14 @@ class PlainIntegers:
             parts.expect("weight_zero_point", shape, ("I8", "I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
+    def kernel(self, inputs: int) -> str | None:
         if not self.symmetric:
             return None
         if num_groups(inputs, self.group_size) == 1:
             return int8_kernel(inputs)
         if self.bits != 4:
             return None
-        return int4_kernel(parts, "weight_scale", inputs, self.group_size, zero_points=False)
+        return int4_kernel(inputs, self.group_size, zero_points=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +249,8 @@ class Float8:
         """Which of the names the scale has; it is multiplied with under both."""
         return "weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        del parts, inputs
+    def kernel(self, inputs: int) -> str | None:
+        del inputs
         return None
 
 
@@ -287,8 +284,8 @@ class MXFP4:
             parts.expect("weight_scale", (outputs, groups), ("U8", "F8_E8M0"))
         return outputs, groups * 32
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        del parts, inputs
+    def kernel(self, inputs: int) -> str | None:
+        del inputs
         return None
 
 
@@ -327,8 +324,8 @@ class BitsAndBytes4:
             parts.expect("weight.nested_quant_map", (256,), ("F32",))
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        del parts, inputs
+    def kernel(self, inputs: int) -> str | None:
+        del inputs
         return None
 
     def read_state(self, parts: Parts) -> BlockState:
@@ -388,8 +385,7 @@ class BitsAndBytes8:
             raise parts.refuse("weight_format", "0, which is rows")
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        del parts
+    def kernel(self, inputs: int) -> str | None:
         return int8_kernel(inputs)
 
 
@@ -425,8 +421,8 @@ class SqueezeLLM:
             parts.expect("full_rows", (inputs, count), SCALES)
         return outputs, inputs
 
-    def kernel(self, parts: Parts, inputs: int) -> str | None:
-        del parts, inputs
+    def kernel(self, inputs: int) -> str | None:
+        del inputs
         return None
 
 
@@ -465,13 +461,10 @@ def num_groups(inputs: int, group_size: int) -> int:
     return 1 if group_size == -1 else -(-inputs // group_size)
 
 
-def int4_kernel(
-    parts: Parts, scales: str, inputs: int, group_size: int, *, zero_points: bool
-) -> str | None:
+def int4_kernel(inputs: int, group_size: int, *, zero_points: bool) -> str | None:
     """The format with the largest groups that divide those of the checkpoint, whose scales are
-    repeated then."""
-    if parts.get(scales).dtype not in HALF_SCALES:
-        return None
+    repeated then. It has 11 significant bits for a scale; one that needs more is found while
+    loading."""
     size = inputs if group_size == -1 else group_size
     if size < inputs and inputs % size:
         return None
