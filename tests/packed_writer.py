@@ -1,7 +1,7 @@
 """Writes quantized matrices number by number, and says what they are in float32.
 
-Nothing here is shared with quire's readers. Each writer returns the tensors of one matrix by what
-follows the module's name, and the matrix [O, I].
+Nothing that writes is shared with quire's readers. Each writer returns the tensors of one matrix
+by what follows the module's name, and the matrix [O, I].
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
+
+from quire.config.packed import PackedLayout
+from quire.models.loader import read_packed
+from quire.quantization import StoredMatrix
 
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]
@@ -528,3 +533,10 @@ def write_pair(
 def all_but_head(writer: Writer) -> Callable[[str], Writer | None]:
     """`write` of `write_pair` that leaves lm_head plain."""
     return lambda module: None if module == "lm_head" else writer
+
+
+def stored_matrix(layout: PackedLayout) -> StoredMatrix:
+    """As the loader reads it."""
+    file = next(iter(layout.tensors.values())).file
+    with safe_open(file, framework="pt") as opened:
+        return read_packed(layout, file, opened)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from quire.config import read_checkpoint, read_model_spec
+from quire.config.hf import DTYPE_BITS
 from quire.config.memory.plan import weight_bytes
 from quire.config.model_spec import DTYPE_BYTES
 from quire.errors import ConfigError
-from quire.models.loader import read_packed
-from tests.packed_writer import FORMATS, Format, all_but_head, gptq, pack_quantized, write_pair
+from tests.packed_writer import (
+    FORMATS,
+    Format,
+    all_but_head,
+    gptq,
+    pack_quantized,
+    stored_matrix,
+    write_pair,
+)
+from tests.profiles import examples
 
 BY_NAME = {each.name: each for each in FORMATS}
 MODULE = "model.layers.0.mlp.down_proj"
@@ -180,7 +193,7 @@ def test_values_that_are_refused(
     layout = read_checkpoint(folder).tensors[f"{MODULE}.weight"].packed
     assert layout is not None
     with pytest.raises(ConfigError, match=message) as error:
-        read_packed(layout)
+        stored_matrix(layout)
     assert "model.safetensors" in str(error.value)
 
 
@@ -304,3 +317,74 @@ def test_a_plain_folder_with_quantized_tensors_says_so(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"down_proj.qweight'.*no quantization_config"):
         read_checkpoint(folder)
+
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-2, 200),
+    st.floats(),
+    st.sampled_from(["", "gptq", "gemv", "e4m3", "int-quantized", "(((", "re:(", "group", "\x00"]),
+    st.lists(st.integers(-1, 129), max_size=3),
+    st.dictionaries(st.sampled_from(["a", "weights", "+:.*"]), st.integers(), max_size=2),
+)
+KEYS = (
+    "quant_method", "bits", "w_bit", "wbits", "group_size", "version", "sym", "desc_act", "dynamic",
+    "checkpoint_format", "weight_block_size", "fmt", "quant_algo", "format", "config_groups",
+    "load_in_4bit", "sparsity_config", "transform_config",
+)  # fmt: skip
+GROUP_KEYS = ("num_bits", "type", "strategy", "group_size", "symmetric", "block_structure")
+
+
+@examples(300)
+@given(st.data())
+def test_any_settings_and_shapes_end_in_a_sentence(data: st.DataObject) -> None:
+    """Catches a traceback, or memory for what a header claims: no tensor is read here."""
+    chosen = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
+    settings: dict[str, Any] = json.loads(json.dumps(chosen.settings))
+    settings |= data.draw(st.dictionaries(st.sampled_from(KEYS), ODD, max_size=2))
+    groups = settings.get("config_groups")
+    if isinstance(groups, dict) and "group_0" in groups:
+        own = data.draw(st.dictionaries(st.sampled_from(GROUP_KEYS), ODD, max_size=2))
+        groups["group_0"]["weights"] |= own
+        groups["group_0"] |= data.draw(st.dictionaries(st.just("targets"), ODD, max_size=1))
+    tensors = chosen.write(64, 128, np.random.default_rng(1))[0]
+    entries, position, body = {}, 0, b""
+    for kind, tensor in tensors.items():
+        dtype, shape = _SPELLED[tensor.dtype], list(tensor.shape)
+        if data.draw(st.integers(0, 4)) == 0:
+            dtype = data.draw(st.sampled_from(sorted(set(_SPELLED.values()))))
+            shape = data.draw(st.lists(st.integers(0, 130), max_size=3))
+        size = int(np.prod(shape)) * DTYPE_BITS[dtype] // 8
+        entries[f"m.{kind}"] = {
+            "dtype": dtype, "shape": shape, "data_offsets": [position, position + size]
+        }  # fmt: skip
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        body += raw[:size].ljust(size, b"\0")
+        position += size
+    header = json.dumps(entries).encode()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        text = struct.pack("<Q", len(header)) + header + body
+        (folder / "model.safetensors").write_bytes(text)
+        (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        try:
+            tensor = read_checkpoint(folder).tensors.get("m.weight")
+            if tensor is not None and tensor.packed is not None:
+                assert stored_matrix(tensor.packed).numbers().shape == tensor.shape
+        except ConfigError as error:
+            assert len(str(error)) < 2000
+
+
+_SPELLED = {
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}

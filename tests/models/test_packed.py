@@ -18,19 +18,21 @@ from tests.packed_writer import (
     Format,
     all_but_head,
     gptq,
+    stored_matrix,
     write_pair,
 )
 
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
+from quire.config.memory.plan import weight_bytes
 from quire.errors import ConfigError
-from quire.models import load_model
-from quire.models.loader import read_packed
+from quire.models import check_replacements, load_model
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.reference import PlainMatrix
 from quire.quantization import MatrixFormats, PlainFormat, WeightFormat
 from quire.quantization.packed import keep
 from quire.quantization.weight_format import WidensStored
+from quire.worker.weight_stash import reachable_tensors
 
 SEQUENCES = {0: [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], 1: [8], 2: [9, 7, 9, 3, 2]}
 FORMATS_BY_NAME = {each.name: each for each in FORMATS}
@@ -47,7 +49,7 @@ def test_numbers_are_those_that_were_packed(name: str, tmp_path: Path) -> None:
         layout = tensors[f"{module}.weight"].packed
         assert layout is not None
         assert layout.kernel == chosen.kernel
-        stored = read_packed(layout)
+        stored = stored_matrix(layout)
         assert torch.equal(stored.numbers(), wanted)
         assert torch.equal(stored.numbers(37, 50), wanted[37:50])
         matrix = keep(new_ops("reference"), (stored,), None, torch.float32).matrix
@@ -247,7 +249,7 @@ def test_kernels_give_the_bits_of_the_reference(name: str, tmp_path: Path) -> No
     for part in ("gate", "up"):
         layout = tensors[f"model.layers.0.mlp.{part}_proj.weight"].packed
         assert layout is not None
-        parts.append(read_packed(layout))
+        parts.append(stored_matrix(layout))
     x = torch.randn(9, HIDDEN)
     for gate in (None, "silu"):
         best, plain = (
@@ -274,3 +276,36 @@ def test_made_up_weights_are_plain(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     spec = read_model_spec(folder)
     load_model(spec, folder, new_factory(spec), "dummy", progress=False)
+
+
+@pytest.mark.parametrize("name", ["gptq-3", "fp8-blocks", "nf4", "squeezellm-4-sparse"])
+def test_what_is_widened_stays_packed(name: str, tmp_path: Path) -> None:
+    """Catches a model that keeps its numbers in 32 bits beside their bits, or the files mapped."""
+    chosen = FORMATS_BY_NAME[name]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    model = PagedModel(folder, "reference", 64)
+    model.step(SEQUENCES)
+    attention = model.model.blocks[0].attention
+    tables = {table.untyped_storage().data_ptr() for table in reachable_tensors(attention)}
+    storages = [tensor.untyped_storage() for tensor in reachable_tensors(model.model)]
+    found = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    size = sum(size for pointer, size in found.items() if pointer not in tables)
+    assert size == weight_bytes(model.spec, read_checkpoint(folder))
+
+
+def test_new_weights_replace_quantized_ones(tmp_path: Path) -> None:
+    """A matrix by its one name, beside parts that stay quantized."""
+    chosen = FORMATS_BY_NAME["awq-gemm-g32"]
+    packed, plain, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    names = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight")
+    tensors = load_file(plain / "model.safetensors")
+    others = {name: torch.randn(tensors[name].shape) * 0.1 for name in names}
+    spec = read_model_spec(packed)
+    check_replacements(load_model(spec, packed, new_factory(spec)), packed, "auto", others)
+    model = load_model(spec, packed, new_factory(spec), progress=False, replaced=others)
+    ids = torch.tensor([1, 2])
+    down = model.blocks[1].mlp.down.weights.matrix
+    assert torch.equal(down.rows(ids), others[names[1]][ids])
+    x = torch.randn(2, HIDDEN)
+    wanted = x @ others[names[0]].t() + tensors["model.layers.0.self_attn.k_proj.bias"]
+    torch.testing.assert_close(model.blocks[0].qkv(x)[:, 128:192], wanted, rtol=0, atol=1e-4)

@@ -255,9 +255,10 @@ class NumericsSettings:
     )
     quantization: str | None = _setting(
         None,
-        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset. "
+        "bits of matrices, made from a checkpoint as it loads; as it is if unset. "
         "int4: in groups of 32 inputs, or of 64 or 128 (g64, g128); sym: without zero points",
         choices=QUANTIZATIONS,
+        advice="a checkpoint that is quantized already says itself how; leave it out then",
     )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     batch_invariant: bool = _setting(

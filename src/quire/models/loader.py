@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -219,7 +219,7 @@ def read_weights(
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 weight = replaced.get(tensor.name)
                 if weight is None and tensor.packed is not None:
-                    yield target, read_packed(tensor.packed)
+                    yield target, read_packed(tensor.packed, file, opened)
                     continue
                 if weight is None:
                     weight = opened.get_tensor(tensor.name)
@@ -227,12 +227,16 @@ def read_weights(
                 yield target, weight
 
 
-def read_packed(layout: PackedLayout) -> StoredMatrix:
-    """The tensors of one matrix, mapped; they may be in several files."""
+def read_packed(layout: PackedLayout, file: Path, opened: Any) -> StoredMatrix:
+    """The tensors of one matrix, mapped. Most or all are in `file`, which is `opened`. Raises
+    ConfigError for numbers that no matrix can have."""
     tensors: dict[str, torch.Tensor] = {}
     for kind, stored in layout.tensors.items():
-        with safe_open(stored.file, framework="pt") as opened:
+        if stored.file == file:
             tensors[kind] = opened.get_tensor(stored.name)
+            continue
+        with safe_open(stored.file, framework="pt") as other:
+            tensors[kind] = other.get_tensor(stored.name)
     matrix = StoredMatrix(layout, tensors)
     matrix.check()
     return matrix
