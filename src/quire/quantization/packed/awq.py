@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config.packed.schemes import AWQ
-from quire.quantization.packed.integers import Integers, fields, groups_of
+from quire.quantization.packed.integers import Integers, fields
 
 __all__ = ["awq"]
 
@@ -28,8 +28,8 @@ def awq(scheme: AWQ, tensors: Mapping[str, torch.Tensor], outputs: slice) -> Int
         values = _outputs(tensors["qweight"][:, words])
         zeros = _outputs(tensors["qzeros"][:, words])
         scales = tensors["scales"][:, outputs].t()
-    groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
-    return Integers(values, zeros, scales.float(), groups)
+    size = values.shape[1] if scheme.group_size == -1 else scheme.group_size
+    return Integers(values, zeros, scales.float(), size)
 
 
 def _outputs(words: torch.Tensor) -> torch.Tensor:

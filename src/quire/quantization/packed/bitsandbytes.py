@@ -42,4 +42,5 @@ def bits_and_bytes_8(
     """q · SCB / 127."""
     del scheme
     scales = tensors["SCB"][outputs].float()[:, None] / 127
-    return Integers(tensors["weight"][outputs], 0, scales, None)
+    values = tensors["weight"][outputs]
+    return Integers(values, 0, scales, values.shape[1])

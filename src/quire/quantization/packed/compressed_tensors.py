@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config.packed.schemes import PackedIntegers, PlainIntegers
-from quire.quantization.packed.integers import Integers, fields, groups_of
+from quire.quantization.packed.integers import Integers, fields, neighbours
 
 __all__ = ["packed_integers", "plain_integers"]
 
@@ -27,10 +27,9 @@ def packed_integers(
     if not scheme.symmetric:
         rows = slice(outputs.start * bits // 32, -(-outputs.stop * bits // 32))
         zeros = fields(tensors["weight_zero_point"][rows].t(), bits).t()[: len(values)]
-    groups = None if index is None or scales.shape[1] == 1 else index.long()
-    if groups is None:
-        groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
-    return Integers(values, zeros, scales, groups)
+    size = values.shape[1] if scheme.group_size == -1 else scheme.group_size
+    ordered = index is None or scales.shape[1] == 1 or neighbours(index, size)
+    return Integers(values, zeros, scales, size if index is None or ordered else index.long())
 
 
 def plain_integers(
@@ -43,8 +42,8 @@ def plain_integers(
     zeros: torch.Tensor | int = 0
     if not scheme.symmetric:
         zeros = _scales(tensors["weight_zero_point"], len(weight), outputs).to(torch.int16)
-    groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
-    return Integers(values, zeros, scales, groups)
+    size = values.shape[1] if scheme.group_size == -1 else scheme.group_size
+    return Integers(values, zeros, scales, size)
 
 
 def _scales(scale: torch.Tensor, num_outputs: int, outputs: slice) -> torch.Tensor:

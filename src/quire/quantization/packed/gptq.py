@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config.packed.schemes import GPTQ
-from quire.quantization.packed.integers import Integers, fields, groups_of
+from quire.quantization.packed.integers import Integers, fields, neighbours
 
 __all__ = ["gptq"]
 
@@ -23,10 +23,10 @@ def gptq(scheme: GPTQ, tensors: Mapping[str, torch.Tensor], outputs: slice) -> I
     else:
         words = slice(outputs.start * bits // 32, outputs.stop * bits // 32)
         zeros = _zeros(tensors["qzeros"][:, words], scheme).t()
-    groups = tensors.get("g_idx")
-    if groups is None or scales.shape[1] == 1:
-        groups = groups_of(values.shape[1], scales.shape[1], scheme.group_size)
-    return Integers(values, zeros, scales, groups if groups is None else groups.long())
+    size = values.shape[1] if scheme.group_size == -1 else scheme.group_size
+    index = tensors.get("g_idx")
+    ordered = index is None or scales.shape[1] == 1 or neighbours(index, size)
+    return Integers(values, zeros, scales, size if index is None or ordered else index.long())
 
 
 def _zeros(words: torch.Tensor, scheme: GPTQ) -> torch.Tensor:

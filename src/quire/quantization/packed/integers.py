@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Integers", "fields", "groups_of"]
+__all__ = ["Integers", "fields", "neighbours", "spread"]
 
 WORD = 32
 
@@ -14,28 +14,33 @@ WORD = 32
 class Integers(NamedTuple):
     """w[o, i] = (values[o, i] - zeros[o, g]) · scales[o, g], where g is the group of input i.
 
-    values: uint8 or int8 [R, I]. zeros: uint8 or int8 [R, G], or one number for all groups. scales:
-    float32 [R, G]. groups: int64 [I], None if there is one.
+    values: uint8 or int8 [R, I]. zeros: integers [R, G], or one number for all groups. scales:
+    float32 [R, G]. groups: int64 [I], or the number of neighbours that are a group.
     """
 
     values: torch.Tensor
     zeros: torch.Tensor | int
     scales: torch.Tensor
-    groups: torch.Tensor | None
+    groups: torch.Tensor | int
 
     def numbers(self) -> torch.Tensor:
         """float32 [R, I]."""
-        zeros, scales, groups = self.zeros, self.scales, self.groups
-        if groups is not None:
-            scales = scales[:, groups]
-            zeros = zeros if isinstance(zeros, int) else zeros[:, groups]
-        levels = self.values.float() - (zeros if isinstance(zeros, int) else zeros.float())
-        return levels * scales
+        levels = self.values.float()
+        if isinstance(self.zeros, int):
+            levels -= self.zeros
+        else:
+            levels -= spread(self.zeros.float(), self.groups, levels.shape[1])
+        return levels.mul_(spread(self.scales, self.groups, levels.shape[1]))
 
 
-def groups_of(inputs: int, num_groups: int, group_size: int) -> torch.Tensor | None:
-    """Groups of neighbouring inputs."""
-    return None if num_groups == 1 else torch.arange(inputs) // group_size
+def spread(values: torch.Tensor, groups: torch.Tensor | int, inputs: int) -> torch.Tensor:
+    """values [R, G] → [R, I], that of its group for each input."""
+    if not isinstance(groups, int):
+        return values[:, groups]
+    if values.shape[1] == 1:
+        return values
+    wide = values[:, :, None].expand(-1, -1, groups).reshape(len(values), -1)
+    return wide[:, :inputs]
 
 
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -50,3 +55,9 @@ def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
     for bit in range(1, bits):
         found = found | stream[..., bit] << bit
     return found
+
+
+def neighbours(index: torch.Tensor, size: int) -> bool:
+    """Whether inputs that follow each other, `size` of them, are a group each; index [I]."""
+    order = torch.arange(len(index), device=index.device) // size
+    return torch.equal(index, order.to(index.dtype))

@@ -13,7 +13,7 @@ from quire.config.quantization import INT4_FORMATS
 from quire.ops import OpSet, PackedMatrix
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, pack_scale
 from quire.ops.linear.plain.gated import GatedMatrix
-from quire.quantization.packed.integers import Integers
+from quire.quantization.packed.integers import Integers, neighbours
 from quire.quantization.packed.panels import PanelMatrix, PermutedMatrix, SideBySide
 from quire.quantization.packed.stored import StoredMatrix
 
@@ -119,13 +119,12 @@ def _int4(integers: Integers, size: int) -> _Int4 | None:
     inputs of a group can lie together."""
     values, zeros, scales, groups = integers
     inputs, num_groups = values.shape[1], scales.shape[1]
-    order = None
-    if groups is not None and bool((groups[1:] < groups[:-1]).any()):
+    order, group_size = None, inputs // num_groups
+    if not isinstance(groups, int):
         order = groups.argsort(stable=True)
-        values, groups = values[:, order], groups[order]
-    group_size = inputs // num_groups
-    if groups is not None and not bool((groups == torch.arange(inputs) // group_size).all()):
-        return None
+        if not neighbours(groups[order], group_size):
+            return None
+        values = values[:, order]
     half, power = pack_scale(scales)
     if not torch.equal(half.float() * power[:, None], scales):
         return None
