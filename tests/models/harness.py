@@ -58,7 +58,7 @@ class PagedModel:
             self._backend,
             max_positions,
             formats,
-            quantized_cache=dtype == torch.int8,
+            quantized_cache=dtype.itemsize == 1,
         )
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
         self._pool = _new_pool(self.spec, dtype)

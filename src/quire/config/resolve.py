@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import FP8_DTYPES, KVFormat, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
@@ -81,6 +81,7 @@ def resolve(
     dtype, dtype_reason = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    kv_dtype = FP8_DTYPES.get(kv_dtype, kv_dtype)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     num_seqs, seqs_reason = choose_seqs(settings, platform)
     step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)

@@ -16,7 +16,8 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
 from quire.config.env import KERNEL_ISAS
-from quire.config.kv_layout import KV_DTYPES
+from quire.config.kv_layout import FP8_DTYPES
+from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.scheduling import SCHEDULING_POLICIES, is_policy_name
 from quire.errors import ConfigError
@@ -142,8 +143,9 @@ class CacheSettings:
 
     kv_cache_dtype: str = _setting(
         "auto",
-        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory",
-        choices=("auto", *KV_DTYPES),
+        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory; fp8 "
+        "(e4m3, or e5m2): the same, slow, for comparison with other engines",
+        choices=("auto", *DTYPE_BYTES, "int8", *FP8_DTYPES),
     )
     block_size: int | None = _setting(None, "tokens per KV block (16)", low=1, high=4096)
     kv_cache_memory: int | None = _setting(

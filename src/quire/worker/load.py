@@ -15,6 +15,7 @@ from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
+from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES
 from quire.platform import Platform
 from quire.quantization import QuantizedFormats
 from quire.worker.settings import WorkerSettings
@@ -93,7 +94,10 @@ def load(
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
     kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
     spec = replace(settings.spec, dtype=settings.chosen.dtype)
-    ops = build_op_set(settings.platform, settings.forced_ops, team)
+    forced = settings.forced_ops
+    if kv_dtype not in CACHE_DTYPE_CODES:  # no kernel writes it
+        forced = {**forced, "rope_and_write_kv": REFERENCE}
+    ops = build_op_set(settings.platform, forced, team)
     if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
     attention = _attention(settings, spec, kv_dtype, team)
@@ -105,7 +109,7 @@ def load(
         device,
         settings.chosen.max_model_len,
         formats,
-        quantized_cache=kv_dtype == torch.int8,
+        quantized_cache=kv_dtype.itemsize == 1,
     )
     with torch.inference_mode():
         model = load_model(
