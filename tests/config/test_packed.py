@@ -74,6 +74,7 @@ SETTINGS = [
     ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2' is not supported"),
     ("fp8-blocks", {"weight_block_size": [128]}, r"weight_block_size=\[128\] is not supported"),
     ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo='NVFP4' is not supported.*FP8"),
+    ("gptq-4", {"checkpoint_format": ..., "format": "bitblas"}, "format='bitblas' is not"),
     ("squeezellm-3", {"wbits": 2}, "wbits=2 is not supported"),
     ("compressed-w4a16", {"format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized' is not"),
     ("compressed-w4a16", {"format": "marlin-24"}, "'marlin-24' is not supported"),
@@ -302,7 +303,13 @@ def test_scales_of_a_cache_are_no_weights(tmp_path: Path) -> None:
     folder = folder_of("fp8-outputs", tmp_path)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    names = ("self_attn.k_scale", "self_attn.k_proj.v_scale", "self_attn.v_proj.output_scale")
+    names = (
+        "self_attn.k_scale",
+        "self_attn.kv_scale",
+        "self_attn.k_proj.kv_scale",
+        "self_attn.k_proj.v_scale",
+        "self_attn.v_proj.output_scale",
+    )
     for name in names:
         tensors[f"model.layers.0.{name}"] = torch.ones(1)
     save_file(tensors, file, {"format": "pt"})
@@ -388,3 +395,15 @@ _SPELLED = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
+
+
+def test_spellings_of_other_versions(tmp_path: Path) -> None:
+    """Keys that tools have renamed."""
+    folder = folder_of("gptq-4-v2", tmp_path / "gptq")
+    change_settings(folder, checkpoint_format=..., format="gptq_v2")
+    assert read_checkpoint(folder).tensors[f"{MODULE}.weight"].packed is not None
+    chosen = BY_NAME["compressed-fp8-blocks"]
+    settings = json.loads(json.dumps(chosen.settings))
+    settings["config_groups"]["group_0"]["weights"]["block_structure"] = "32x48"
+    folder = write_pair(tmp_path / "blocks", settings, all_but_head(chosen.write))[0]
+    assert read_checkpoint(folder).tensors[f"{MODULE}.weight"].packed is not None

@@ -189,7 +189,7 @@ def test_a_head_that_is_quantized(name: str, tmp_path: Path) -> None:
     close(run(packed), wanted, tolerance(chosen))
 
 
-@pytest.mark.parametrize("name", ["awq-gemm-g32", "int8-bnb", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["awq-gemm-g32", "int8-bnb", "fp8-blocks", "gptq-4-act-order"])
 def test_a_table_that_is_quantized(name: str, tmp_path: Path) -> None:
     """An embedding is widened as it loads; one that is the head too stays as it is."""
     chosen = FORMATS_BY_NAME[name]
@@ -309,3 +309,18 @@ def test_new_weights_replace_quantized_ones(tmp_path: Path) -> None:
     x = torch.randn(2, HIDDEN)
     wanted = x @ others[names[0]].t() + tensors["model.layers.0.self_attn.k_proj.bias"]
     torch.testing.assert_close(model.blocks[0].qkv(x)[:, 128:192], wanted, rtol=0, atol=1e-4)
+
+
+def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ gives every matrix one; others than zeros belong to another model."""
+    chosen = FORMATS_BY_NAME["gptq-4"]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    wanted = run(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.down_proj.bias"
+    save_file(tensors | {name: torch.zeros(HIDDEN).half()}, file)
+    assert all(torch.equal(logits, wanted[seq]) for seq, logits in run(folder).items())
+    save_file(tensors | {name: torch.ones(HIDDEN).half()}, file)
+    with pytest.raises(ConfigError, match=r"1 tensor \('model.layers.1.mlp.down_proj.bias'\)"):
+        run(folder)

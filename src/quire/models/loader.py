@@ -167,6 +167,7 @@ def _match(
             "fetch the checkpoint again, or correct config.json"
         )
     unexpected = [name for name in found if name not in targets]
+    unexpected = [name for name in unexpected if not _is_empty_bias(name, found)]
     if unexpected:
         raise ConfigError(
             f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but config.json "
@@ -188,6 +189,15 @@ def _match(
                 f"use weights in one of {', '.join(FLOAT_DTYPES)}"
             )
     return [(found[name], target) for name, target in targets.items()]
+
+
+def _is_empty_bias(name: str, found: Mapping[str, TensorInfo]) -> bool:
+    """Whether it is a bias of zeros, which GPTQ's tools give to every matrix that they quantize."""
+    matrix, bias = found.get(f"{name.removesuffix('.bias')}.weight"), found[name]
+    if not name.endswith(".bias") or matrix is None or matrix.packed is None:
+        return False
+    with safe_open(bias.file, framework="pt") as opened:
+        return not bool(opened.get_tensor(bias.name).any())
 
 
 def _listed(names: Sequence[str], noun: str) -> str:

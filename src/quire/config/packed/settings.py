@@ -29,7 +29,7 @@ GPTQ_BITS = (2, 3, 4, 8)
 
 _CACHE_SCALE = re.compile(
     r"\.(self_attn|attn|attention)\.(([kv]|kv|q|prob|prob_output)_scale"
-    r"|[qkv]_proj\.([kv]_scale|output_scale))$"
+    r"|[qkv]_proj\.([kv]_scale|kv_scale|output_scale))$"
 )
 
 
@@ -112,7 +112,7 @@ def _read_awq(raw: RawConfig) -> PackedSettings:
 
 
 def _read_gptq(raw: RawConfig) -> PackedSettings:
-    layout = raw.read(str, "checkpoint_format", default="gptq").lower()
+    layout = raw.read(str, "checkpoint_format", "format", default="gptq").lower()
     if layout not in ("gptq", "gptq_v2"):
         advice = "use a checkpoint in the format 'gptq' or 'gptq_v2'"
         raise _refused(raw, "checkpoint_format", layout, advice)
@@ -232,10 +232,15 @@ def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
     )
 
 
+_BLOCK = re.compile(r"(\d{1,9})x(\d{1,9})")
+"""Outputs and inputs of a block, as compressed-tensors wrote them at first."""
+
+
 def _block(raw: RawConfig, key: str) -> tuple[int, int] | None:
-    sizes = raw.read_list(int, key)
-    if sizes is None:
+    if not raw.has(key):
         return None
+    text = _BLOCK.fullmatch(str(raw.as_dict()[key]))
+    sizes = [int(size) for size in text.groups()] if text else raw.read_list(int, key) or ()
     if len(sizes) != 2 or min(sizes) < 1:
         raise _refused(raw, key, list(sizes), "give outputs and inputs of a block")
     return sizes[0], sizes[1]
