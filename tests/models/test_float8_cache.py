@@ -16,6 +16,7 @@ from tests.packed_writer import e4m3, write_pair
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
+from quire.errors import ConfigError
 from quire.ops.kv.rope_and_write_kv.write_kv import narrow
 
 DTYPES = ("float8_e4m3fn", "float8_e5m2")
@@ -100,3 +101,61 @@ def test_the_plan_has_half_of_the_bytes(capsys: pytest.CaptureFixture[str]) -> N
         plan = json.loads(capsys.readouterr().out)
         sizes[plan["settings"]["kv_cache_dtype"]] = plan["memory"]["kv_per_token"]
     assert sizes["bfloat16"] == 2 * sizes["float8_e4m3fn"]
+
+
+def large_keys(folder: Path, scales: dict[str, torch.Tensor]) -> Path:
+    """Keys of about 3,000, with queries that are as much smaller, and scales by name below each
+    layer's attention."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name in list(tensors):
+        if name.endswith(".self_attn.k_proj.weight"):
+            tensors[name] *= 256
+        elif name.endswith((".self_attn.q_proj.weight", ".self_attn.q_proj.bias")):
+            tensors[name] /= 256
+            prefix = name[: name.index("self_attn.") + len("self_attn.")]
+            tensors |= {prefix + kind: scale.clone() for kind, scale in scales.items()}
+    save_file(tensors, file)
+    return folder
+
+
+def prompt_logprobs(folder: Path, kv_cache_dtype: str) -> torch.Tensor:
+    """Of a prompt's tokens, float32 [N]."""
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with LLM(
+        str(folder), quiet=True, skip_tokenizer_init=True, kv_cache_dtype=kv_cache_dtype
+    ) as llm:
+        output = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)[0]
+    entries = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    return torch.tensor([entry[token].logprob for token, entry in entries])
+
+
+SPELLINGS = [
+    {"k_scale": torch.tensor(16.0), "v_scale": torch.tensor(0.5)},
+    {"k_proj.k_scale": torch.tensor([16.0]), "v_proj.v_scale": torch.tensor([0.5]).bfloat16()},
+    {"k_proj.output_scale": torch.tensor(16.0).half(), "v_proj.output_scale": torch.tensor(0.5)},
+    {"kv_scale": torch.tensor(16.0)},
+]
+
+
+@pytest.mark.parametrize("scales", SPELLINGS, ids=lambda scales: next(iter(scales)))
+def test_scales_of_the_checkpoint(scales: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Catches scales that are read and forgotten, on the way in or out."""
+    paths = (tmp_path / "with", tmp_path / "without")
+    scaled, plain = (write_pair(path, None, lambda _: None)[1] for path in paths)
+    large_keys(scaled, scales)
+    large_keys(plain, {})
+    wanted = prompt_logprobs(plain, "float32")
+    assert torch.equal(prompt_logprobs(scaled, "float32"), wanted)
+    with_scales = (prompt_logprobs(scaled, "fp8") - wanted).abs().mean()
+    without = (prompt_logprobs(plain, "fp8") - wanted).abs().mean()
+    assert with_scales < without / 2
+
+
+def test_impossible_scales(tmp_path: Path) -> None:
+    for index, scale in enumerate((torch.tensor(0.0), torch.tensor(torch.nan), torch.ones(2))):
+        path = tmp_path / str(index)
+        folder = large_keys(write_pair(path, None, lambda _: None)[1], {"k_scale": scale})
+        with pytest.raises(ConfigError, match=r"self_attn.k_scale' .*one positive number"):
+            prompt_logprobs(folder, "fp8")

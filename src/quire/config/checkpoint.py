@@ -8,7 +8,12 @@ from pathlib import Path, PurePosixPath
 
 from quire.config.gguf import GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
-from quire.config.packed import PackedLayout, layouts_of, read_packed_settings
+from quire.config.packed import (
+    PackedLayout,
+    is_cache_scale,
+    layouts_of,
+    read_packed_settings,
+)
 from quire.errors import ConfigError
 
 __all__ = ["Checkpoint", "TensorInfo", "find_weight_files", "read_checkpoint", "read_header"]
@@ -33,10 +38,12 @@ class TensorInfo(StoredTensor):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: in the order in which to read them. tensors: by name on disk."""
+    """files: in the order in which to read them. tensors: by name on disk. cache_scales: of an
+    8-bit KV cache, which are no weights."""
 
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
+    cache_scales: tuple[StoredTensor, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -66,12 +73,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     layouts = {} if settings is None else layouts_of(stored, settings)
     parts = {part.name for each in layouts.values() for part in each.all_tensors}
     tensors = {name: _packed_info(name, layout) for name, layout in layouts.items()}
+    scales = [each for name, each in stored.items() if is_cache_scale(name)]
+    parts |= {each.name for each in scales}
     for name, each in stored.items():
-        if name not in parts and (settings is None or not settings.is_cache_scale(name)):
+        if name not in parts:
             tensors[name] = TensorInfo(
                 name, each.shape, each.dtype, each.file, each.start, each.end
             )
-    return Checkpoint(files, tensors)
+    return Checkpoint(files, tensors, tuple(scales))
 
 
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:

@@ -50,8 +50,8 @@ def _add(digest: hashlib.blake2b, part: bytes) -> None:
 
 
 def _samples(checkpoint: Checkpoint) -> Iterable[bytes]:
-    stored = (part for tensor in checkpoint.tensors.values() for part in tensor.stored)
-    tensors = sorted(stored, key=lambda tensor: tensor.name)
+    stored = [part for tensor in checkpoint.tensors.values() for part in tensor.stored]
+    tensors = sorted((*stored, *checkpoint.cache_scales), key=lambda tensor: tensor.name)
     files = {path: path.open("rb") for path in {tensor.file for tensor in tensors}}
     try:
         for tensor in tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +10,8 @@ from typing import Literal
 import torch
 
 from quire.attention import AttentionNeeds, GroupBackends, select_backends
-from quire.config import ModelSpec
+from quire.config import ModelSpec, read_checkpoint
+from quire.config.packed import CacheScales, read_cache_scales
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
@@ -22,11 +24,14 @@ from quire.worker.settings import WorkerSettings
 
 __all__ = ["LoadedModel", "load", "open_device"]
 
+_log = logging.getLogger("quire.worker")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """spec: with the dtype of the computation. team: the threads that compute on a CPU. by_torch:
-    whether torch multiplies with some matrices, as no kernel serves the checkpoint's format."""
+    whether torch multiplies with some matrices, as no kernel serves the checkpoint's format.
+    cache_scales: of a cache in float8, by layer."""
 
     spec: ModelSpec
     device: torch.device
@@ -36,6 +41,7 @@ class LoadedModel:
     kv_dtype: torch.dtype
     model: CausalLM
     by_torch: bool
+    cache_scales: CacheScales
 
     @property
     def whole_prompts(self) -> bool:
@@ -121,10 +127,24 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
+    scales = _cache_scales(settings, kv_dtype)
     by_kernels = ops.chosen["linear"] != REFERENCE and not formats.by_torch
     if device.type != "cpu" or by_kernels:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, formats.by_torch)
+    return LoadedModel(
+        spec, device, team, ops, attention, kv_dtype, model, formats.by_torch, scales
+    )
+
+
+def _cache_scales(settings: WorkerSettings, kv_dtype: torch.dtype) -> CacheScales:
+    """Of a cache in float8. Raises ConfigError for a checkpoint that has impossible ones."""
+    is_float8 = kv_dtype.itemsize == 1 and kv_dtype.is_floating_point
+    if not is_float8 or settings.load_format == "dummy":
+        return {}
+    found = read_checkpoint(settings.folder).cache_scales
+    if not found:
+        _log.info("The checkpoint has no scales for a KV cache in float8; they are 1.")
+    return read_cache_scales(found, settings.spec.num_layers)
 
 
 def _attention(

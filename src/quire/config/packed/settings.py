@@ -27,11 +27,6 @@ __all__ = ["METHODS", "PackedSettings", "SchemeRule", "read_packed_settings"]
 
 GPTQ_BITS = (2, 3, 4, 8)
 
-_CACHE_SCALE = re.compile(
-    r"\.(self_attn|attn|attention)\.(([kv]|kv|q|prob|prob_output)_scale"
-    r"|[qkv]_proj\.([kv]_scale|kv_scale|output_scale))$"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class SchemeRule:
@@ -60,10 +55,6 @@ class PackedSettings:
             if rule.pattern.match(module):
                 return rule.scheme
         return self.default
-
-    def is_cache_scale(self, name: str) -> bool:
-        """Whether a tensor is a scale of an 8-bit KV cache, which other caches do without."""
-        return _CACHE_SCALE.search(name) is not None
 
 
 def read_packed_settings(folder: Path) -> PackedSettings | None:

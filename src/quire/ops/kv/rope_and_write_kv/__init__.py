@@ -14,8 +14,8 @@ place, v stays. In this order, each rounded to the dtype:
   contiguous. slot_mapping: int64 [T], block · S + offset; a negative slot stores nothing (padding).
   Slots of one call are distinct.
 
-A cache in float8 (e4m3, e5m2) holds the nearest of its numbers, at most the largest; only the
-reference takes it.
+A cache in float8 (e4m3, e5m2) holds the nearest of its numbers, at most the largest, after a
+division by its scales, if it has any, which stay; only the reference takes it.
 
 An int8 cache has scales, float32 [B, S, K], and holds each head of a token symmetrically: scale =
 max |x| / 127, element = x / scale rounded to the nearest even. A scale below the smallest normal

@@ -26,6 +26,9 @@ def write_kv(
     for x, cache, scales in ((k[kept], k_cache, k_scale), (v[kept], v_cache, v_scale)):
         if scales is None:
             cache[block, offset] = narrow(x, cache.dtype)
+        elif cache.dtype != torch.int8:
+            scale = scales[block, offset].unsqueeze(-1)
+            cache[block, offset] = narrow(x.float() / scale, cache.dtype)
         else:
             cache[block, offset], scales[block, offset] = quantize(x.float())
 
