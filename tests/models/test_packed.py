@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.families import Case, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 from tests.packed_writer import (
     FORMATS,
@@ -324,3 +325,29 @@ def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
     save_file(tensors | {name: torch.ones(HIDDEN).half()}, file)
     with pytest.raises(ConfigError, match=r"1 tensor \('model.layers.1.mlp.down_proj.bias'\)"):
         run(folder)
+
+
+@pytest.mark.parametrize("name", ["gptq-8", "gptq-4", "int8-bnb"])
+def test_matrices_that_are_transposed_on_disk(name: str, tmp_path: Path) -> None:
+    """GPT-2 stores [inputs, outputs], its quantized matrices have the order of all others; c_proj
+    is square."""
+    chosen = FORMATS_BY_NAME[name]
+    folders = (tmp_path / "plain", tmp_path / "packed")
+    for folder in folders:
+        write_checkpoint(Case("gpt2", "gpt2", {"n_embd": 64, "n_layer": 1}), folder)
+    random = np.random.default_rng(3)
+    plain, packed = (load_file(folder / "model.safetensors") for folder in folders)
+    for module in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        key = f"transformer.h.0.{module}"
+        inputs, outputs = plain[f"{key}.weight"].shape
+        tensors, numbers = chosen.write(outputs, inputs, random)
+        plain[f"{key}.weight"] = numbers.t().contiguous()
+        del packed[f"{key}.weight"]
+        packed |= {f"{key}.{kind}": tensor for kind, tensor in tensors.items()}
+    for folder, tensors in zip(folders, (plain, packed), strict=True):
+        save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folders[1] / "config.json").read_text())
+    settings = {"quantization_config": dict(chosen.settings)}
+    (folders[1] / "config.json").write_text(json.dumps(config | settings))
+    wanted = run(folders[0], formats=rounding(chosen))
+    close(run(folders[1]), wanted, tolerance(chosen))

@@ -47,7 +47,8 @@ def keep(
     merged = _merge(forms)
     if merged is not None:
         return Kept(merged.pack(ops, bias, dtype, gate), by_torch=False)
-    biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
+    sizes = [part.shape[0] for part in parts]
+    biases = [None] * len(parts) if bias is None else bias.split(sizes)
     matrices: list[PackedMatrix] = []
     for part, form, own in zip(parts, forms, biases, strict=True):
         if isinstance(part, torch.Tensor):
@@ -56,7 +57,7 @@ def keep(
             matrices.append(form.pack(ops, own, dtype, None))
         else:
             matrices.append(PanelMatrix(part, own, dtype))
-    matrix = matrices[0] if len(matrices) == 1 else SideBySide(matrices)
+    matrix = matrices[0] if len(matrices) == 1 else SideBySide(matrices, sizes)
     if gate is not None:
         matrix = GatedMatrix(matrix, ops.activation_and_mul, gate)
     return Kept(matrix, any(isinstance(each, PanelMatrix) for each in matrices))

@@ -25,7 +25,9 @@ class PanelMatrix:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         wide = x.float()
-        y = torch.cat([wide @ panel.t() for _, panel in self._stored.slices()], dim=-1)
+        y = wide.new_empty(*x.shape[:-1], self._stored.shape[0])
+        for first, panel in self._stored.slices():
+            y[..., first : first + len(panel)] = wide @ panel.t()
         if self._bias is not None:
             y += self._bias
         return y.to(out_dtype or x.dtype)
@@ -37,13 +39,18 @@ class PanelMatrix:
 
 
 class SideBySide:
-    """`PackedMatrix` of one input's several matrices, their outputs side by side."""
+    """`PackedMatrix` of one input's several matrices, their outputs side by side. sizes: outputs of
+    each."""
 
-    def __init__(self, matrices: Sequence[PackedMatrix]) -> None:
+    def __init__(self, matrices: Sequence[PackedMatrix], sizes: Sequence[int]) -> None:
         self._matrices = tuple(matrices)
+        self._sizes = tuple(sizes)
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.cat([matrix(x, out_dtype) for matrix in self._matrices], dim=-1)
+        y = x.new_empty(*x.shape[:-1], sum(self._sizes), dtype=out_dtype or x.dtype)
+        for part, matrix in zip(y.split(self._sizes, dim=-1), self._matrices, strict=True):
+            part.copy_(matrix(x, out_dtype))
+        return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         raise EngineError(f"Matrices side by side give no rows ({len(ids)} were asked for).")
