@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
@@ -128,7 +129,7 @@ def test_large_models_have_several_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(torch.equal(found, wanted[seq]) for seq, found in logits(out).items())
 
 
-def test_nothing_stays_of_what_fails(tmp_path: Path) -> None:
+def test_nothing_stays_of_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches half a folder that looks like a whole one."""
     source = write_pair(tmp_path, None, lambda _: None)[1]
     config = CONFIG | {"intermediate_size": 96}
@@ -137,8 +138,17 @@ def test_nothing_stays_of_what_fails(tmp_path: Path) -> None:
         convert_model(source, tmp_path / "out", "int8")
     with pytest.raises(ConfigError, match="quantization cannot be 'int5'"):
         convert_model(source, tmp_path / "out", "int5")
-    with pytest.raises(ConfigError, match="lies within"):
-        convert_model(source, source / "out")
+    for out in (source / "out", source / "deeper" / "out"):
+        with pytest.raises(ConfigError, match="lies within"):
+            convert_model(source, out)
+    (source / "config.json").write_text(json.dumps(CONFIG))
+
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("quire.models.convert.save_file", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        convert_model(source, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "plain"]
 
 

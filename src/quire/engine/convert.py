@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -45,12 +46,11 @@ def convert_model(
         raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
     if out.exists():
         raise ConfigError(f"{out} is there already; name a folder that does not exist yet")
-    if out.parent.resolve() == folder.resolve():
+    if out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
     spec = replace(read_model_spec(folder), dtype=DTYPE)
-    partial = out.with_name(f".{out.name}.partial")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         from quire.models.convert import convert_weights
         from quire.ops import build_op_set, force_isa

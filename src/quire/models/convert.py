@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quire.attention import ReferenceAttention
 from quire.config import MatrixShape, ModelSpec, read_checkpoint
 from quire.config.quantization import INT4_FORMATS, choose_format
+from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.layers.weights import DenseWeights, PackedWeights
 from quire.models.loader import match_weights, read_weights
@@ -211,7 +213,12 @@ class _Shards:
 
     def _write(self) -> None:
         file = self._folder / f"part-{len(self._files)}.safetensors"
-        save_file(self._waiting, file, {"format": "pt"})
+        try:
+            save_file(self._waiting, file, {"format": "pt"})
+        except SafetensorError as error:
+            raise ConfigError(
+                f"{file}: cannot be written ({error}); free some space, or name another place"
+            ) from error
         self._files.append(file)
         self._names.append(list(self._waiting))
         self._waiting, self._size = {}, 0
