@@ -351,3 +351,15 @@ def test_matrices_that_are_transposed_on_disk(name: str, tmp_path: Path) -> None
     (folders[1] / "config.json").write_text(json.dumps(config | settings))
     wanted = run(folders[0], formats=rounding(chosen))
     close(run(folders[1]), wanted, tolerance(chosen))
+
+
+def test_an_order_of_inputs_that_was_never_set(tmp_path: Path) -> None:
+    """compressed-tensors stores -1 for each input then."""
+    chosen = FORMATS_BY_NAME["compressed-w4a16-asym"]
+    folder, _, numbers = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    file, module = folder / "model.safetensors", "model.layers.0.mlp.down_proj"
+    unset = {f"{module}.weight_g_idx": torch.full((HIDDEN,), -1, dtype=torch.int32)}
+    save_file(load_file(file) | unset, file)
+    layout = read_checkpoint(folder).tensors[f"{module}.weight"].packed
+    assert layout is not None
+    assert torch.equal(stored_matrix(layout).numbers(), numbers[module])

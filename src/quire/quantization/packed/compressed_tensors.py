@@ -9,7 +9,10 @@ import torch
 from quire.config.packed.schemes import PackedIntegers, PlainIntegers
 from quire.quantization.packed.integers import Integers, fields, neighbours
 
-__all__ = ["packed_integers", "plain_integers"]
+__all__ = ["UNSET", "packed_integers", "plain_integers"]
+
+UNSET = -1
+"""In weight_g_idx: inputs keep their order."""
 
 
 def packed_integers(
@@ -18,6 +21,8 @@ def packed_integers(
     """(q - z) · s, where q and z are stored with half of the range added; a symmetric z is 0."""
     bits, words = scheme.bits, tensors["weight_packed"]
     index = tensors.get("weight_g_idx")
+    if index is not None and bool((index == UNSET).any()):
+        index = None
     values = fields(words[outputs], bits)
     shape = tensors.get("weight_shape")
     if shape is not None:

@@ -23,7 +23,11 @@ from quire.config.packed.schemes import (
 from quire.errors import ConfigError
 from quire.quantization.packed.awq import awq
 from quire.quantization.packed.bitsandbytes import bits_and_bytes_4, bits_and_bytes_8
-from quire.quantization.packed.compressed_tensors import packed_integers, plain_integers
+from quire.quantization.packed.compressed_tensors import (
+    UNSET,
+    packed_integers,
+    plain_integers,
+)
 from quire.quantization.packed.float8 import float8
 from quire.quantization.packed.gptq import gptq
 from quire.quantization.packed.integers import Integers
@@ -123,7 +127,7 @@ class StoredMatrix:
             if kind in self._tensors:
                 bounds[kind] = self.layout.tensors[groups].num_elements // outputs
         for kind, bound in bounds.items():
-            self._check_range(kind, 0, bound - 1)
+            self._check_range(kind, UNSET if kind == "weight_g_idx" else 0, bound - 1)
         if isinstance(self.layout.scheme, PlainIntegers) and self.layout.scheme.bits == 4:
             self._check_range("weight", -8, 7)
         for kind in ("weight_scale", "weight_scales"):
