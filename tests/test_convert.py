@@ -86,6 +86,8 @@ def test_the_bundled_model_and_its_tokenizer(
     assert f"wrote {out}" in capsys.readouterr().out
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
+    modes = {path.stat().st_mode for path in out.iterdir() if path.suffix != ".jinja"}
+    assert len(modes) == 1
     found, wanted = logits(out), logits(source, "int4")
     assert all(torch.equal(found[seq], wanted[seq]) for seq in SEQUENCES)
     assert main(["convert", str(source), str(out)]) == 2

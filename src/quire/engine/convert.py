@@ -63,6 +63,8 @@ def convert_model(
             config["quantization_config"] = converted.quantization
         _write_json(partial / "config.json", config)
         _write_rest(folder, partial)
+        for file in partial.glob("*.safetensors"):  # which is written for its owner alone
+            shutil.copymode(partial / "config.json", file)
         partial.rename(out)
     except OSError as error:
         raise ConfigError(
