@@ -39,7 +39,9 @@ SUB_ROOMS = {
         "kv", "linear", "attention", "rows", "sampling", "check", "registry", "compiled",
         "kernel_timing",
     ),
-    "engine": ("core", "clients", "model_front", "kernel_choice", "build", "supervision"),
+    "engine": (
+        "core", "clients", "model_front", "kernel_choice", "build", "supervision", "convert",
+    ),
 }  # fmt: skip
 """Of packages that have some, lower ones first."""
 MAX_FILES = 20

@@ -300,7 +300,8 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
     ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor holds 1 numbers"),
     ({"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
-    ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq' is not supported"),
+    ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm' is not supported"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits=3 is not supported"),
     (
         {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
         "layer_types has 1 entries for 4 layers",
@@ -325,7 +326,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
         read_model_spec(tmp_path)
 
 
-@pytest.mark.parametrize("text", ['{"hidden_size": 6', "[]", ""])
+@pytest.mark.parametrize("text", ['{"hidden_size": 6', "[]", "", "[" * 100_000])
 def test_broken_config(tmp_path: Path, text: str) -> None:
     """Catches a JSON error that does not name the file."""
     (tmp_path / "config.json").write_text(text)

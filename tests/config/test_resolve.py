@@ -91,8 +91,8 @@ def test_an_int8_cache_counts_its_scales() -> None:
     assert full.memory.kv_per_token == heads * spec.head_dim * 2
     assert small.memory.kv_per_token == heads * (spec.head_dim + 4)
     assert KVFormat.plain(3, 5, "int8").token_bytes == 16 + 3 * 4
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*fp8.*int8"):
-        EngineSettings(kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*int4.*int8.*fp8"):
+        EngineSettings(kv_cache_dtype="int4")
 
 
 def test_a_step_has_a_token_for_every_sequence() -> None:

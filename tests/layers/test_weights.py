@@ -93,6 +93,9 @@ def test_a_layer_without_weights_is_refused() -> None:
     layer = make().replicated(4, 4, bias=False)
     with pytest.raises(EngineError, match="before its weights were loaded"):
         layer(torch.zeros(1, 4))
+    with pytest.raises(EngineError, match="without its weight"):
+        layer.weights.finish()
+    layer.weights.load("weight", torch.zeros(4, 4))
     layer.weights.finish()
     with pytest.raises(EngineError, match="'weight' came after the last"):
         layer.weights.load("weight", torch.zeros(4, 4))

@@ -47,20 +47,22 @@ class PagedModel:
         kv_dtype: str | None = None,
         shard: Shard = ONE_RANK,
         collectives: Collectives = ALONE,
+        formats: MatrixFormats | None = None,
     ) -> None:
         """implementation: "reference" (plain torch only) or "best" (what this machine has).
-        kv_dtype: of the cache; that of the model if None. shard: the rank whose layers are made."""
+        kv_dtype: of the cache; that of the model if None. shard: the rank whose layers are made.
+        formats: instead of those of `quantization`."""
         self.spec = read_model_spec(folder)
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
-        formats = QuantizedFormats(quantization, new_ops(implementation))
+        formats = formats or QuantizedFormats(quantization, new_ops(implementation))
         factory = new_factory(
             self.spec,
             implementation,
             self._backend,
             max_positions,
             formats,
-            quantized_cache=dtype == torch.int8,
+            quantized_cache=dtype.itemsize == 1,
             shard=shard,
             collectives=collectives,
         )

@@ -240,9 +240,10 @@ def test_the_plain_matrix_is_let_go_when_it_is_packed(quantization: str) -> None
         factory.embedding_and_head(4, 64, tied=False)[1],
         factory.embedding_and_head(4, 64, tied=True)[0],
     ]
-    plain = [weakref.ref(layer.weights._plain.weight) for layer in layers]
+    plain: list[weakref.ref[torch.Tensor]] = []
     for layer in layers:
         for part, shape in layer.weights.shapes().items():
             layer.weights.load(part, torch.zeros(shape))
+        plain.append(weakref.ref(layer.weights._coming.weight))
         layer.weights.finish()
     assert [weight() for weight in plain] == [None] * len(layers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,8 +18,8 @@ __all__ = ["KVPool", "LayerCache"]
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """Cache of one layer: k [B, S, K, Dk], v [B, S, K, Dv], which of a latent group is the first
-    part of k. Scales: float32 [B, S, K] of an int8 cache, else None
-    (`quire.ops.kv.rope_and_write_kv`)."""
+    part of k. Scales: float32 [B, S, K] of an int8 cache; of one in float8 views of one number,
+    where it is not 1; else None (`quire.ops.kv.rope_and_write_kv`)."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -63,6 +64,25 @@ class KVPool:
                 groups[layer] = index
         order = range(len(layers))
         return cls(pages, tuple(layers[i] for i in order), tuple(groups[i] for i in order))
+
+    def scaled(self, scales: Mapping[int, tuple[float, float]]) -> KVPool:
+        """The same pool, whose K and V are divided by these numbers of their layer."""
+        layers = list(self.layers)
+        for layer, (k_scale, v_scale) in scales.items():
+            cache = layers[layer]
+            if (k_scale, v_scale) != (1.0, 1.0):
+                layers[layer] = replace(
+                    cache,
+                    k_scale=_one_scale(cache.k, k_scale),
+                    v_scale=_one_scale(cache.v, v_scale),
+                )
+        return replace(self, layers=tuple(layers))
+
+
+def _one_scale(cache: torch.Tensor, scale: float) -> torch.Tensor:
+    """One number seen as those of all heads of all tokens: [B, S, K]."""
+    number = torch.tensor(scale, dtype=torch.float32, device=cache.device)
+    return number.expand(cache.shape[:3])
 
 
 def _layer_cache(segments: torch.Tensor, group: KVGroup, dtype: torch.dtype) -> LayerCache:

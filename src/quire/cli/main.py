@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "complete": "let a model continue a text, of a running server or in this process",
     "demo": "run the model that comes with quire: a completion and a chat answer",
     "plan": "show what a model would use on this machine, without loading it",
+    "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "doctor": "check this machine and the kernels that it would run",
     "bench": "measure throughput, latency, or a running server",
 }

@@ -1,22 +1,19 @@
-"""What a checkpoint folder holds, from safetensors headers alone: no tensor is read.
-
-A safetensors file is an 8-byte little-endian header length, a JSON header that gives each
-tensor's dtype, shape and byte range, then the bytes. Headers tell the size of a model before it
-is loaded, and that a file is cut off before it fails in the middle.
-"""
+"""What a checkpoint holds, from the headers of its files alone: no tensor is read."""
 
 from __future__ import annotations
 
-import json
-import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
 
 from quire.config.gguf import GGUFLayout, is_gguf, layout_of, read_gguf_parts
-from quire.config.hf import read_json
+from quire.config.hf import StoredTensor, read_header, read_json
+from quire.config.packed import (
+    PackedLayout,
+    is_cache_scale,
+    layouts_of,
+    read_packed_settings,
+)
 from quire.errors import ConfigError
 
 __all__ = ["Checkpoint", "TensorInfo", "find_weight_files", "read_checkpoint", "read_header"]
@@ -25,71 +22,100 @@ INDEX_NAME = "model.safetensors.index.json"
 WHOLE_NAME = "model.safetensors"
 NOT_WEIGHTS = ("adapter_", "optimizer", "scheduler", "trainer_state")
 """Beginnings of names that trainers give to files of other things, which lie beside a model's."""
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors format."""
-
-DTYPE_BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "F4": 4,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-}
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor on disk. dtype: as safetensors spells it ("BF16"), or the name of a GGUF type.
-    start, end: file offsets in bytes. gguf: how a GGUF file holds it."""
+class TensorInfo(StoredTensor):
+    """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how other tensors hold
+    it in few bits; then the shape is that of the numbers, and file, start and end are those of the
+    first of the others."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    file: Path
-    start: int
-    end: int
     gguf: GGUFLayout | None = None
+    packed: PackedLayout | None = None
 
     @property
-    def num_bytes(self) -> int:
-        return self.end - self.start
+    def stored(self) -> tuple[StoredTensor, ...]:
+        """What of it is in files."""
+        return (self,) if self.packed is None else tuple(self.packed.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """files: in the order in which to read them. tensors: by name on disk. left_out: a sentence for
-    each part of the folder that is not read although its name says that it is the model's."""
+    each part of the folder that is not read although its name says that it is the model's.
+    cache_scales: of an 8-bit KV cache, which are no weights."""
 
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
     left_out: tuple[str, ...] = ()
+    cache_scales: tuple[StoredTensor, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors as stored."""
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
+        return sum(part.num_bytes for each in self.tensors.values() for part in each.stored)
+
+    @property
+    def packed(self) -> tuple[PackedLayout, ...]:
+        """Matrices that are quantized."""
+        return tuple(each.packed for each in self.tensors.values() if each.packed is not None)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Headers of all weight files of `folder`, which may be a GGUF file instead. Its tensors have
-    the names of a Hugging Face folder.
+    the names of a Hugging Face folder. A matrix that is quantized, in several tensors, is one
+    tensor of the shape of its numbers.
 
-    Raises ConfigError naming the file: missing, cut off, malformed, or a tensor given twice.
+    Raises ConfigError naming the file: missing, cut off, malformed, a tensor given twice, or a
+    quantized matrix that is not what its settings say.
     """
     if is_gguf(folder):
         return _read_gguf(folder)
+    headers = _read_headers(folder)
+    stored = headers.tensors
+    settings = read_packed_settings(folder)
+    if settings is None:
+        _refuse_packed(folder, stored)
+    layouts = {} if settings is None else layouts_of(stored, settings)
+    parts = {part.name for each in layouts.values() for part in each.all_tensors}
+    tensors = {name: _packed_info(name, layout) for name, layout in layouts.items()}
+    scales = [each for name, each in stored.items() if is_cache_scale(name)]
+    parts |= {each.name for each in scales}
+    for name, each in stored.items():
+        if name not in parts:
+            tensors[name] = TensorInfo(
+                name, each.shape, each.dtype, each.file, each.start, each.end
+            )
+    return Checkpoint(headers.files, tensors, headers.left_out, tuple(scales))
+
+
+def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Raise ConfigError for matrices of which nobody says what their bits mean."""
+    for name, tensor in stored.items():
+        if name.endswith((".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale_inv")):
+            raise ConfigError(
+                f"{tensor.file}: tensor {name!r} is part of a quantized matrix, but "
+                f"{folder / 'config.json'} has no quantization_config; fetch that file again"
+            )
+
+
+def _packed_info(name: str, layout: PackedLayout) -> TensorInfo:
+    first = next(iter(layout.tensors.values()))
+    method, shape = layout.scheme.name, (layout.outputs, layout.inputs)
+    return TensorInfo(name, shape, method, first.file, first.start, first.end, packed=layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What weight files state, as in `Checkpoint`."""
+
+    files: tuple[Path, ...]
+    tensors: dict[str, StoredTensor]
+    left_out: tuple[str, ...] = ()
+
+
+def _read_headers(folder: Path) -> _Headers:
+    """Those of the files that make up the model."""
     index, whole = folder / INDEX_NAME, folder / WHOLE_NAME
     if not index.is_file():
         return _read_files(folder, *_files_without_index(folder))
@@ -109,14 +135,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return found if indexed.tensors.keys() <= found.tensors.keys() else indexed
 
 
-def _read_whole(folder: Path, why: str) -> Checkpoint:
+def _read_whole(folder: Path, why: str) -> _Headers:
     """The one file beside an index that does not count."""
     found = _read_files(folder, (folder / WHOLE_NAME,), ())
     note = f"{folder}: {WHOLE_NAME} is read, and {INDEX_NAME} is left out: {why}"
     return replace(found, left_out=(note,))
 
 
-def _read_indexed(index: Path) -> Checkpoint:
+def _read_indexed(index: Path) -> _Headers:
     """What an index names. ConfigError if something of it is missing."""
     files, weight_map = _follow_index(index)
     found = _read_files(index.parent, files, (), weight_map)
@@ -135,10 +161,10 @@ def _read_files(
     files: tuple[Path, ...],
     left_out: tuple[str, ...],
     weight_map: Mapping[str, str] | None = None,
-) -> Checkpoint:
+) -> _Headers:
     """weight_map: the file of each tensor that counts; of others all count."""
     where = weight_map or {}
-    tensors: dict[str, TensorInfo] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         for tensor in read_header(file):
             if where.get(tensor.name, file.name) != file.name:
@@ -149,7 +175,7 @@ def _read_files(
                     f"{folder}: tensor {tensor.name!r} is in {other.file.name} and in "
                     f"{file.name}; remove the files that do not belong to the model"
                 )
-    return Checkpoint(files, tensors, left_out)
+    return _Headers(files, tensors, left_out)
 
 
 def _read_gguf(file: Path) -> Checkpoint:
@@ -173,7 +199,7 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
 
     Raises ConfigError if there are none, or one that the index names is missing.
     """
-    return read_checkpoint(folder).files
+    return read_checkpoint(folder).files if is_gguf(folder) else _read_headers(folder).files
 
 
 def _files_without_index(folder: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -224,60 +250,3 @@ def _follow_index(index: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
             raise ConfigError(f"{file}: missing, but {index.name} names it; fetch the shard again")
         files.append(file)
     return tuple(files), weight_map
-
-
-def read_header(path: Path) -> tuple[TensorInfo, ...]:
-    """The tensors of one safetensors file, checked against its size.
-
-    Raises ConfigError with expected and actual bytes if the file is cut off or has extra bytes.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if length == 0 or length > MAX_HEADER_BYTES:
-                raise _broken(path, f"a header of {length} bytes is impossible")
-            if 8 + length > size:
-                raise _broken(path, f"expected a header of {8 + length} bytes, found {size} bytes")
-            header = file.read(length)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        entries: Any = json.loads(header)
-    except ValueError as error:
-        raise _broken(path, f"the header is not JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise _broken(path, "the header is not a JSON object")
-    body = 8 + length
-    tensors = tuple(
-        _read_entry(path, name, entry, body)
-        for name, entry in cast("dict[str, Any]", entries).items()
-        if name != "__metadata__"
-    )
-    expected = max((tensor.end for tensor in tensors), default=body)
-    if expected != size:
-        raise _broken(path, f"expected {expected} bytes, found {size} bytes")
-    return tensors
-
-
-def _read_entry(path: Path, name: str, entry: Any, body: int) -> TensorInfo:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-        start, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _broken(path, f"the header's entry for {name!r} is malformed") from error
-    if dtype not in DTYPE_BITS:
-        raise _broken(path, f"tensor {name!r} has the unknown dtype {dtype!r}")
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
-    if min(shape, default=0) < 0 or start < 0 or (end - start) * 8 != bits:
-        raise _broken(
-            path,
-            f"tensor {name!r} of shape {list(shape)} needs {bits // 8} bytes, "
-            f"the header gives it {end - start}",
-        )
-    return TensorInfo(name, shape, dtype, path, body + start, body + end)
-
-
-def _broken(path: Path, what: str) -> ConfigError:
-    return ConfigError(f"{path}: broken safetensors file: {what}; fetch the file again")

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import BinaryIO
 
-from quire.config.checkpoint import Checkpoint, TensorInfo
+from quire.config.checkpoint import Checkpoint
+from quire.config.hf import StoredTensor
 from quire.config.model_spec import GenerationDefaults
 from quire.config.resolve import Resolved
 
@@ -49,7 +50,8 @@ def _add(digest: hashlib.blake2b, part: bytes) -> None:
 
 
 def _samples(checkpoint: Checkpoint) -> Iterable[bytes]:
-    tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
+    stored = [part for tensor in checkpoint.tensors.values() for part in tensor.stored]
+    tensors = sorted((*stored, *checkpoint.cache_scales), key=lambda tensor: tensor.name)
     files = {path: path.open("rb") for path in {tensor.file for tensor in tensors}}
     try:
         for tensor in tensors:
@@ -60,7 +62,7 @@ def _samples(checkpoint: Checkpoint) -> Iterable[bytes]:
             file.close()
 
 
-def _sample(file: BinaryIO, tensor: TensorInfo) -> Iterable[bytes]:
+def _sample(file: BinaryIO, tensor: StoredTensor) -> Iterable[bytes]:
     last = max(tensor.start, tensor.end - SAMPLE_BYTES)
     for place in (tensor.start, (tensor.start + last) // 2, last):
         file.seek(place)

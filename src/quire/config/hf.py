@@ -1,20 +1,27 @@
-"""Typed reading of the JSON files of a checkpoint folder.
+"""Typed reading of the files of a Hugging Face folder: JSON, and the headers of safetensors files.
 
-Every value passes through `RawConfig.read`, so that a wrong type or a missing key ends as a
+A safetensors file is an 8-byte little-endian header length, a JSON header that gives each
+tensor's dtype, shape and byte range, then the bytes. Headers tell the size of a model before it
+is loaded, and that a file is cut off before it fails in the middle.
+
+Every value of JSON passes through `RawConfig.read`, so that a wrong type or a missing key ends as a
 sentence that names the file, the key and the value, never as a KeyError deep in a layer.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from quire.errors import ConfigError
 
-__all__ = ["RawConfig", "read_json"]
+__all__ = ["RawConfig", "StoredTensor", "read_header", "read_json"]
 
 T = TypeVar("T")
 
@@ -55,6 +62,14 @@ class RawConfig:
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null."""
         return self._data.get(key) is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy of the object."""
+        return dict(self._data)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> RawConfig:
+        """The same object, with what `defaults` has and it has not."""
+        return RawConfig({**defaults, **self._data}, self._source)
 
     def read(self, kind: type[T], *keys: str, default: T | _Required = REQUIRED) -> T:
         """The value of the first of `keys` that is present, or `default`.
@@ -153,10 +168,112 @@ def read_json(path: Path) -> RawConfig:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not valid JSON ({error}); the file may be cut off, fetch it again"
         ) from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: holds a {type(data).__name__}, expected a JSON object")
     return RawConfig(cast("dict[str, Any]", data), str(path))
+
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format."""
+
+DTYPE_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor on disk. dtype: as safetensors spells it ("BF16"), or the name of a GGUF type.
+    start, end: file offsets in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.start
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> tuple[StoredTensor, ...]:
+    """The tensors of one safetensors file, checked against its size.
+
+    Raises ConfigError with expected and actual bytes if the file is cut off or has extra bytes.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if length == 0 or length > MAX_HEADER_BYTES:
+                raise _broken(path, f"a header of {length} bytes is impossible")
+            if 8 + length > size:
+                raise _broken(path, f"expected a header of {8 + length} bytes, found {size} bytes")
+            header = file.read(length)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        entries: Any = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, f"the header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise _broken(path, "the header is not a JSON object")
+    body = 8 + length
+    tensors = tuple(
+        _read_entry(path, name, entry, body)
+        for name, entry in cast("dict[str, Any]", entries).items()
+        if name != "__metadata__"
+    )
+    expected = max((tensor.end for tensor in tensors), default=body)
+    if expected != size:
+        raise _broken(path, f"expected {expected} bytes, found {size} bytes")
+    return tensors
+
+
+def _read_entry(path: Path, name: str, entry: Any, body: int) -> StoredTensor:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        start, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _broken(path, f"the header's entry for {name!r} is malformed") from error
+    if dtype not in DTYPE_BITS:
+        raise _broken(path, f"tensor {name!r} has the unknown dtype {dtype!r}")
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    if min(shape, default=0) < 0 or start < 0 or (end - start) * 8 != bits:
+        raise _broken(
+            path,
+            f"tensor {name!r} of shape {list(shape)} needs {bits // 8} bytes, "
+            f"the header gives it {end - start}",
+        )
+    return StoredTensor(name, shape, dtype, path, body + start, body + end)
+
+
+def _broken(path: Path, what: str) -> ConfigError:
+    return ConfigError(f"{path}: broken safetensors file: {what}; fetch the file again")

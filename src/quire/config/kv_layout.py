@@ -19,6 +19,7 @@ from quire.config.model_spec import DTYPE_BYTES
 from quire.config.shard import Shard
 
 __all__ = [
+    "FP8_DTYPES",
     "KV_DTYPES",
     "KVFormat",
     "KVGroup",
@@ -29,9 +30,19 @@ __all__ = [
 ]
 
 KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {**{name: (size, 0) for name, size in DTYPE_BYTES.items()}, "int8": (1, 4)}
+    {
+        **{name: (size, 0) for name, size in DTYPE_BYTES.items()},
+        "int8": (1, 4),
+        "float8_e4m3fn": (1, 0),
+        "float8_e5m2": (1, 0),
+    }
 )
 """Bytes of an element, and of the scale that each head of a token has beside its elements."""
+
+FP8_DTYPES: Mapping[str, str] = MappingProxyType(
+    {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+)
+"""Names of the setting for the dtypes that torch calls otherwise."""
 
 GroupKind = Literal["full", "window", "latent"]
 """full: a query sees all tokens before it. window: the last few. latent: all of them, of which the

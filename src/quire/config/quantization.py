@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 INT8_MAX_INPUTS = 131_072
-"""So many products of two 8-bit numbers up to 127 fit an int32 sum: 127 · 127 · 2**17 < 2**31."""
+"""So many products of activations and weights fit an int32 sum: 127 · 128 · 2**17 < 2**31."""
 
 INT4_GROUP_SIZE = 32
 """Of `int4`: the smallest of the sizes that the kernels have, and the one with the least error."""

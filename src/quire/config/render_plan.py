@@ -37,7 +37,8 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     taken = "taken from the system as they fill"
     if settings.device != "cpu":
         taken = "to be settled by what a step takes"
-    if settings.quantization is not None:
+    [quantization] = [item for item in plan.decisions if item.name == "quantization"]
+    if quantization.value != "none":
         kept = f"{settings.dtype}, matrices as quantization says"
     return [
         ("  weights", format_bytes(fixed.weights), f"in {kept}, {loaded}"),

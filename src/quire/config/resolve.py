@@ -5,12 +5,13 @@ Pure: the same settings, model and machine give the same answer, and nothing is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import FP8_DTYPES, KVFormat, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
@@ -21,6 +22,7 @@ from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.memory.plan import MemoryPlan, weight_bytes
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.model_spec import LongRopeScaling, ModelSpec
+from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
@@ -67,6 +69,8 @@ def resolve(
     checkpoint: headers of the weight files; None when weights are made up (load_format="dummy").
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
+    layouts = () if checkpoint is None else checkpoint.packed
+    _refuse_widened(settings, layouts)
     if settings.batch_invariant and settings.torch_compile:
         raise ConfigError(
             "batch_invariant=True and torch_compile=True do not go together: what torch compiles "
@@ -77,6 +81,7 @@ def resolve(
     dtype, dtype_reason = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    kv_dtype = FP8_DTYPES.get(kv_dtype, kv_dtype)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     num_seqs, seqs_reason = choose_seqs(settings, platform)
     step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)
@@ -110,7 +115,7 @@ def resolve(
     decisions = (
         Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
-        _describe_quantization(settings, spec),
+        _describe_quantization(settings, spec, layouts),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
         Decision("max_model_len", f"{context:,}", context_reason),
         *_describe_longrope(spec, context),
@@ -145,6 +150,17 @@ def resolve(
     )
     memory = sizing.plan(context, num_blocks)
     return Resolved(resolved, spec, layout, memory, decisions, platform)
+
+
+def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout]) -> None:
+    """Raise ConfigError for `batch_invariant` where torch would multiply."""
+    widened = [layout for layout in layouts if layout.kernel is None]
+    if settings.batch_invariant and widened and settings.quantization is None:
+        raise ConfigError(
+            f"batch_invariant=True: {len(widened)} matrices in {widened[0].scheme.name}, such as "
+            f"{widened[0].module}, are widened as they are used and multiplied by torch, whose "
+            "sums may depend on the batch. Give quantization='int8', or leave it out."
+        )
 
 
 def _memory_of_device(
@@ -211,11 +227,16 @@ def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
     return (Decision("longrope", "long factors", reason),)
 
 
-def _describe_quantization(settings: EngineSettings, spec: ModelSpec) -> Decision:
-    """What was asked for, and in what other formats which sizes of matrix will be."""
+def _describe_quantization(
+    settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout]
+) -> Decision:
+    """What was asked for, and in what other formats which sizes of matrix will be; else what the
+    checkpoint has. layouts: of matrices that it holds quantized."""
+    methods = " and ".join(sorted({layout.scheme.name for layout in layouts}))
     if settings.quantization is None:
-        return Decision("quantization", "none", "as in the checkpoint")
-    reasons = ["as asked"]
+        reason = describe_layouts(layouts) if layouts else "as in the checkpoint"
+        return Decision("quantization", methods or "none", reason)
+    reasons = [f"as asked; made of {methods}" if layouts else "as asked"]
     for shape in spec.matrices:
         choice = choose_format(settings.quantization, shape)
         if choice.name != settings.quantization:

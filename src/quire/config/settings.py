@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from quire.config.env import KERNEL_ISAS
 from quire.config.foreign import FOREIGN_SETTINGS
-from quire.config.kv_layout import KV_DTYPES
+from quire.config.kv_layout import FP8_DTYPES
+from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
 from quire.foreign import nearest, shown
@@ -134,8 +135,9 @@ class CacheSettings:
 
     kv_cache_dtype: str = _setting(
         "auto",
-        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory",
-        choices=("auto", *KV_DTYPES),
+        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory; fp8 "
+        "(e4m3, or e5m2): the same, slow, for comparison with other engines",
+        choices=("auto", *DTYPE_BYTES, "int8", *FP8_DTYPES),
     )
     block_size: int | None = _setting(None, "tokens per KV block (16)", low=1, high=4096)
     kv_cache_memory: int | None = _setting(
@@ -247,9 +249,10 @@ class NumericsSettings:
     )
     quantization: str | None = _setting(
         None,
-        "bits of matrices, made from a 16- or 32-bit checkpoint as it loads; as it is if unset. "
+        "bits of matrices, made from a checkpoint as it loads; as it is if unset. "
         "int4: in groups of 32 inputs, or of 64 or 128 (g64, g128); sym: without zero points",
         choices=QUANTIZATIONS,
+        advice="a checkpoint that is quantized already says itself how; leave it out then",
     )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     batch_invariant: bool = _setting(

@@ -7,6 +7,7 @@ on K, leaves few to the rest. Attention adds it where it reads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,7 @@ from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import PackedMatrix
 from quire.ops.attention.paged_attention.key_bias import KeyBias
-from quire.quantization import WeightFormat
+from quire.quantization import StoredMatrix, WeightFormat, numbers_of
 
 __all__ = ["CacheBiases", "WithoutBiases"]
 
@@ -54,10 +55,13 @@ class CacheBiases:
         self._takes_values = added and scores.sinks is None
 
     def take(
-        self, weight: torch.Tensor, bias: torch.Tensor, norm: RMSNorm | LayerNorm
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor,
+        norm: RMSNorm | LayerNorm,
     ) -> torch.Tensor:
-        """The bias without what the cache does without. weight [(H + 2K)·D, I] and bias
-        [(H + 2K)·D] of the merged projection; norm: of its input."""
+        """The bias without what the cache does without. parts, one below the other
+        [(H + 2K)·D, I], and bias [(H + 2K)·D] of the merged projection; norm: of its input."""
         num_heads, num_kv_heads, head_dim = self._heads
         bias = bias.clone()
         rows = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
@@ -66,7 +70,7 @@ class CacheBiases:
         if self._takes_constant:
             keys[:, 2 * half :] = 0
         if self._takes_rotated and self._rotary is not None:
-            deviation = _deviation(weight.split(rows)[1], norm)
+            deviation = _deviation(numbers_of(parts, rows[0], rows[0] + rows[1]), norm)
             self._take_rotated(keys, deviation, self._rotary)
         if self._takes_values and values.any():
             self.scores = replace(self.scores, value_bias=values.to(torch.float32, copy=True))
@@ -99,12 +103,28 @@ class WithoutBiases:
         self._biases = biases
         self._norm = norm
 
+    @property
+    def keeps_stored(self) -> bool:
+        return self._format.keeps_stored
+
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
         if bias is not None:
-            bias = self._biases.take(weight, bias, self._norm)
+            bias = self._biases.take((weight,), bias, self._norm)
         return self._format.pack(weight, bias, gate=gate)
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> PackedMatrix:
+        if bias is not None:
+            bias = self._biases.take(parts, bias, self._norm)
+        return self._format.keep(parts, bias, dtype, gate=gate)
 
 
 def _deviation(keys: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.config.shard import Shard
+from quire.config.shard import Shard, Share
 from quire.distributed import Collectives
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear
@@ -115,12 +115,15 @@ class TiedEmbedding:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        weight = torch.empty((vocabulary.most, size), dtype=dtype, device=device)
-        num_rows = vocabulary.share.count
-        weight[num_rows:].zero_()
         self._vocabulary = vocabulary
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
-            weight_format.pack, weight, None, {"weight": weight[:num_rows]}, _cuts(vocabulary)
+            weight_format,
+            Share.whole(size),
+            {"": vocabulary.share},
+            dtype,
+            device,
+            bias=False,
+            num_outputs=vocabulary.most,
         )
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:

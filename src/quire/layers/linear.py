@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
 from quire.config.shard import Share
 from quire.distributed import Collectives
-from quire.layers.weights import Cut, PackedWeights
+from quire.layers.weights import PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.partial import PlainPartial
-from quire.quantization import CuttableFormat, WeightFormat
+from quire.quantization import CutFormat, CuttableFormat, WeightFormat, WidensStored
 
 __all__ = ["Linear", "MergedLinear", "RowLinear"]
 
@@ -36,17 +35,15 @@ class Linear:
         transposed: bool = False,
         num_outputs: int | None = None,
     ) -> None:
-        height = num_outputs or outputs.count
-        weight = torch.empty((height, in_features), dtype=dtype, device=device)
-        biases = torch.empty((height,), dtype=dtype, device=device) if bias else None
-        storage = _storage(weight, biases, outputs.count, transposed=transposed)
-        cuts = {"weight": Cut(int(transposed), outputs), "bias": Cut(0, outputs)}
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
-            weight_format.pack,
-            weight,
-            biases,
-            storage,
-            {} if outputs.is_whole else {part: cuts[part] for part in storage},
+            weight_format,
+            Share.whole(in_features),
+            {"": outputs},
+            dtype,
+            device,
+            bias=bias,
+            transposed=transposed,
+            num_outputs=num_outputs,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,19 +68,8 @@ class MergedLinear:
         bias: bool,
         gate: str | None = None,
     ) -> None:
-        sizes = [share.count for share in parts.values()]
-        weight = torch.empty((sum(sizes), in_features), dtype=dtype, device=device)
-        biases = torch.empty((sum(sizes),), dtype=dtype, device=device) if bias else None
-        storage: dict[str, torch.Tensor] = {}
-        for kind, tensor in (("weight", weight), ("bias", biases)):
-            if tensor is not None:
-                views = zip(parts, tensor.split(sizes), strict=True)
-                storage |= {f"{part}.{kind}": view for part, view in views}
-        shares = {part: parts[part.partition(".")[0]] for part in storage}
-        cuts = {part: Cut(0, share) for part, share in shares.items() if not share.is_whole}
-        pack = partial(weight_format.pack, gate=gate)
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
-            pack, weight, biases, storage, cuts
+            weight_format, Share.whole(in_features), parts, dtype, device, bias=bias, gate=gate
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,19 +100,14 @@ class RowLinear:
         """Raises ConfigError if the format cannot be cut there."""
         (kept,) = inputs.ranges
         cut_format = weight_format.cut(kept)
-        depth = inputs.count if cut_format is None else inputs.total
-        weight = torch.empty((out_features, depth), dtype=dtype, device=device)
-        biases = torch.empty((out_features,), dtype=dtype, device=device) if bias else None
-
-        def pack_plain(weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
-            return PlainPartial(weight_format.pack(weight, None), bias)
-
         self.weights: PackedWeights[PartialMatrix] = PackedWeights(
-            pack_plain if cut_format is None else cut_format.pack,
-            weight,
-            biases,
-            _storage(weight, biases, out_features, transposed=transposed),
-            {"weight": Cut(int(not transposed), inputs)} if cut_format is None else {},
+            _PlainInputs(weight_format) if cut_format is None else _CutInputs(cut_format),
+            inputs if cut_format is None else Share.whole(inputs.total),
+            {"": Share.whole(out_features)},
+            dtype,
+            device,
+            bias=bias,
+            transposed=transposed,
         )
         self._all_reduce = collectives.all_reduce
 
@@ -138,12 +119,29 @@ class RowLinear:
         return matrix.complete(self._all_reduce(matrix.partial(x, largest)), largest, x.dtype)
 
 
-def _storage(
-    weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, transposed: bool
-) -> dict[str, torch.Tensor]:
-    """Where the parts of a matrix are copied to. Outputs beyond the first ones become zero."""
-    for tensor in (weight, bias):
-        if tensor is not None:
-            tensor[outputs:].zero_()
-    storage = {"weight": weight[:outputs].t() if transposed else weight[:outputs]}
-    return storage if bias is None else {**storage, "bias": bias[:outputs]}
+class _PlainInputs(WidensStored):
+    """Some inputs of a matrix whose numbers are not made of others."""
+
+    def __init__(self, weight_format: WeightFormat) -> None:
+        self._format = weight_format
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PartialMatrix:
+        return PlainPartial(self._format.pack(weight, None, gate=gate), bias)
+
+
+class _CutInputs(WidensStored):
+    """Some inputs of a matrix that is packed as a whole."""
+
+    def __init__(self, cut_format: CutFormat) -> None:
+        self._format = cut_format
+
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gate: str | None = None,  # noqa: ARG002  no projection with a gate is cut by inputs
+    ) -> PartialMatrix:
+        return self._format.pack(weight, bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,6 +11,7 @@ import torch
 
 from quire.config.shard import Share
 from quire.errors import EngineError
+from quire.quantization import StoredMatrix
 
 __all__ = ["Cut", "DenseWeights", "LayerWeights", "PackedWeights", "Sliceable", "WeightedLayer"]
 
@@ -59,10 +60,18 @@ class LayerWeights(Protocol):
 
     def cut(self, part: str) -> Cut | None:
         """What of the tensor on disk is loaded; None for all of it."""
+
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        """Of a part that comes as a quantized matrix: [outputs, inputs], whatever a plain one's
+        order is."""
         ...
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         """Take one part, of the shape that `shapes` states, or of its cut; `tensor` is not kept."""
+        ...
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        """Take one part that the checkpoint holds quantized, of the shape `stored_shape`."""
         ...
 
     def finish(self) -> None:
@@ -92,7 +101,7 @@ class DenseWeights:
         cuts: Mapping[str, Cut] = _UNCUT,
     ) -> None:
         self._storage = storage
-        self._offset = offset
+        self.offset = offset
         self._cuts = cuts
         self.is_loaded = False
 
@@ -102,14 +111,50 @@ class DenseWeights:
     def cut(self, part: str) -> Cut | None:
         return self._cuts.get(part)
 
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        return self.shapes()[part]
+
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        self._storage[part].copy_(tensor.float() + self._offset if self._offset else tensor)
+        self._storage[part].copy_(tensor.float() + self.offset if self.offset else tensor)
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        if (cut := self._cuts.get(part)) is not None:
+            self._storage[part].copy_(cut.of(_widened(stored)) + self.offset)
+            return
+        for first, numbers in stored.slices():
+            self._storage[part][first : first + len(numbers)] = numbers + self.offset
 
     def finish(self) -> None:
         self.is_loaded = True
 
 
-Matrix = TypeVar("Matrix")
+Matrix = TypeVar("Matrix", covariant=True)
+
+
+class MatrixForm(Protocol[Matrix]):
+    """One way to keep a matrix: a `WeightFormat`, or one for some of its inputs."""
+
+    @property
+    def keeps_stored(self) -> bool:
+        """As in `WeightFormat`."""
+        ...
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> Matrix:
+        """As in `WeightFormat`."""
+        ...
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> Matrix:
+        """As in `WeightFormat`."""
+        ...
 
 
 class PackedWeights(Generic[Matrix]):
@@ -117,21 +162,32 @@ class PackedWeights(Generic[Matrix]):
 
     While a model loads, one layer at a time exists twice.
 
-    pack: of the format in which the layer keeps its matrix. weight [O, I], bias [O]: empty, to be
-    filled. storage: by part, the slice or view of them to copy into. cuts: as in `DenseWeights`.
+    weight_format: in which the layer keeps its matrix. inputs: those of this rank. parts: outputs
+    of this rank by name, in their order; "" is the name of an only one. transposed: plain parts are
+    [I, O] on disk. gate: of the first of two parts, as in `quire.ops.linear.plain`. num_outputs: if
+    more than the rank has; the others are zero.
     """
 
     def __init__(
         self,
-        pack: Callable[[torch.Tensor, torch.Tensor | None], Matrix],
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        storage: Mapping[str, torch.Tensor],
-        cuts: Mapping[str, Cut] = _UNCUT,
+        weight_format: MatrixForm[Matrix],
+        inputs: Share,
+        parts: Mapping[str, Share],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        bias: bool,
+        transposed: bool = False,
+        gate: str | None = None,
+        num_outputs: int | None = None,
     ) -> None:
-        self._shapes, self._cuts = _shapes_on_disk(storage, cuts), cuts
-        self._pack = pack
-        self._plain: _Plain | None = _Plain(weight, bias, storage)
+        self.weight_format = weight_format
+        self._inputs, self._parts = inputs, dict(parts)
+        self._num_own = sum(share.count for share in parts.values())
+        self._height = num_outputs or self._num_own
+        self._dtype, self._device = dtype, device
+        self._has_bias, self.is_transposed, self._gate = bias, transposed, gate
+        self._coming: _Coming | None = _Coming({}, None, None)
         self._matrix: Matrix | None = None
 
     @property
@@ -142,28 +198,116 @@ class PackedWeights(Generic[Matrix]):
         return self._matrix
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part in self._parts:
+            shape = self.stored_shape(_named(part, "weight"))
+            shapes[_named(part, "weight")] = shape[::-1] if self.is_transposed else shape
+        if self._has_bias:
+            shapes |= {_named(part, "bias"): (share.total,) for part, share in self._parts.items()}
+        return shapes
+
+    def stored_shape(self, part: str) -> tuple[int, ...]:
+        owner, _, kind = part.rpartition(".")
+        size = self._parts[owner].total
+        return (size, self._inputs.total) if kind == "weight" else (size,)
 
     def cut(self, part: str) -> Cut | None:
-        return self._cuts.get(part)
+        owner, _, kind = part.rpartition(".")
+        if kind == "bias":
+            outputs = self._parts[owner]
+            return None if outputs.is_whole else Cut(0, outputs)
+        cut = self._cut_of_rows(owner)
+        return cut if cut is None or not self.is_transposed else Cut(1 - cut.dim, cut.share)
+
+    def _cut_of_rows(self, owner: str) -> Cut | None:
+        """Of a weight [outputs, inputs]; ranks share one of the two."""
+        if not self._inputs.is_whole:
+            return Cut(1, self._inputs)
+        outputs = self._parts[owner]
+        return None if outputs.is_whole else Cut(0, outputs)
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
         """Raises EngineError after `finish`."""
-        if self._plain is None:
+        if self._coming is None:
             raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
-        self._plain.storage[part].copy_(tensor)
+        owner, _, kind = part.rpartition(".")
+        if kind == "bias":
+            self._bias_of(owner).copy_(tensor)
+        else:
+            self._rows_of(owner).copy_(tensor.t() if self.is_transposed else tensor)
+
+    def load_stored(self, part: str, stored: StoredMatrix) -> None:
+        """As `load`: kept as it is, or widened, as the format says, or if ranks share it."""
+        owner = part.rpartition(".")[0]
+        shares = (self._inputs, *self._parts.values())
+        if self.weight_format.keeps_stored and all(share.is_whole for share in shares):
+            self._open.stored[owner] = stored.to(self._device)
+            return
+        rows = self._rows_of(owner)
+        if (cut := self._cut_of_rows(owner)) is not None:
+            rows.copy_(cut.of(_widened(stored)))
+            return
+        for first, numbers in stored.slices():
+            rows[first : first + len(numbers)] = numbers
 
     def finish(self) -> None:
-        if self._plain is not None:
-            self._matrix = self._pack(self._plain.weight, self._plain.bias)
-            self._plain = None
+        coming = self._coming
+        if coming is None:
+            return
+        if coming.stored:
+            parts = [coming.stored.get(part) or self._rows_of(part) for part in self._parts]
+            self._matrix = self.weight_format.keep(parts, coming.bias, self._dtype, gate=self._gate)
+        else:
+            if coming.weight is None:
+                raise EngineError("A layer was finished without its weight; this is a bug.")
+            self._matrix = self.weight_format.pack(coming.weight, coming.bias, gate=self._gate)
+        self._coming = None
+
+    @property
+    def _open(self) -> _Coming:
+        if self._coming is None:
+            raise EngineError("A layer was filled after its last part; this is a bug.")
+        return self._coming
+
+    def _rows_of(self, owner: str) -> torch.Tensor:
+        """Where the plain weight of a part goes: [outputs, I]."""
+        coming = self._open
+        if coming.weight is None:
+            coming.weight = self._empty(self._height, self._inputs.count)
+        return self._of_part(coming.weight, owner)
+
+    def _bias_of(self, owner: str) -> torch.Tensor:
+        coming = self._open
+        if coming.bias is None:
+            coming.bias = self._empty(self._height)
+        return self._of_part(coming.bias, owner)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=self._dtype, device=self._device)
+        empty[self._num_own :].zero_()
+        return empty
+
+    def _of_part(self, tensor: torch.Tensor, owner: str) -> torch.Tensor:
+        sizes = [share.count for share in self._parts.values()]
+        views = tensor[: self._num_own].split(sizes)
+        return dict(zip(self._parts, views, strict=True))[owner]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    weight: torch.Tensor
+@dataclass(slots=True)
+class _Coming:
+    """What has come of a layer: parts as they are stored, plain ones in one matrix, the bias."""
+
+    stored: dict[str, StoredMatrix]
+    weight: torch.Tensor | None
     bias: torch.Tensor | None
-    storage: Mapping[str, torch.Tensor]
+
+
+def _named(part: str, kind: str) -> str:
+    return f"{part}.{kind}" if part else kind
+
+
+def _widened(stored: StoredMatrix) -> torch.Tensor:
+    return torch.cat([numbers for _, numbers in stored.slices()])
 
 
 def _shapes_on_disk(

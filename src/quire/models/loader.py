@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
+from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.layers.weights import Cut
@@ -27,9 +29,17 @@ from quire.models.dummy import dummy_weights
 from quire.models.progress import track
 from quire.models.registry import find_model
 from quire.models.weight_map import WeightMap, WeightTarget
+from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
 
-__all__ = ["LoadFormat", "check_replacements", "load_model"]
+__all__ = [
+    "LoadFormat",
+    "check_replacements",
+    "load_model",
+    "match_weights",
+    "read_packed",
+    "read_weights",
+]
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -76,14 +86,24 @@ def load_model(
         _fill(targets.values(), weights)
         return model
     checkpoint = read_checkpoint(folder)
+    model, plan = match_weights(spec, folder, factory, checkpoint)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    weights = read_weights(plan, checkpoint.files, dtype, progress=progress, replaced=others)
+    _fill((target for _, target in plan), weights)
+    return model
+
+
+def match_weights(
+    spec: ModelSpec, folder: Path, factory: LayerFactory, checkpoint: Checkpoint
+) -> tuple[CausalLM, list[tuple[TensorInfo, WeightTarget]]]:
+    """The empty model of `spec`, and what on disk goes where. Raises ConfigError unless names and
+    shapes fit."""
+    create = find_model(spec.architecture)
     model = create(spec, factory)
     tensors = _canonical_names(checkpoint, model)
     if spec.tie_word_embeddings and _has_own_head(tensors, model.weight_map):
         model = create(replace(spec, tie_word_embeddings=False), factory)
-    plan = _match(tensors, model, folder)
-    weights = _read(plan, checkpoint.files, getattr(torch, spec.dtype), progress, others)
-    _fill((target for _, target in plan), weights)
-    return model
+    return model, _match(tensors, model, folder)
 
 
 def check_replacements(
@@ -129,7 +149,7 @@ def _has_own_head(tensors: Mapping[str, TensorInfo], names: WeightMap) -> bool:
     embedding, head = tensors.get(names.embedding), tensors.get(names.head)
     if embedding is None or head is None:
         return False
-    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape):
+    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape) or head.packed is not None:
         return True
     with embedding.file.open("rb") as left, head.file.open("rb") as right:
         left.seek(embedding.start)
@@ -166,6 +186,7 @@ def _match(
             _listed(heads, "tensor"),
         )
         unexpected = [name for name in unexpected if name not in heads]
+    unexpected = [name for name in unexpected if not _is_empty_bias(name, found)]
     if unexpected:
         raise ConfigError(
             f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but config.json "
@@ -173,17 +194,29 @@ def _match(
         )
     for name, target in targets.items():
         tensor = found[name]
-        if tensor.shape != target.shape:
+        shape = target.shape
+        if tensor.packed is not None:
+            shape = target.weights.stored_shape(target.part)
+        if tensor.shape != shape:
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but config.json "
-                f"asks for {list(target.shape)}; correct config.json, or use the matching files"
+                f"asks for {list(shape)}; correct config.json, or use the matching files"
             )
-        if tensor.gguf is None and tensor.dtype not in FLOAT_DTYPES:
+        if tensor.gguf is None and tensor.packed is None and tensor.dtype not in FLOAT_DTYPES:
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} is stored as {tensor.dtype}; "
                 f"use weights in one of {', '.join(FLOAT_DTYPES)}"
             )
     return [(found[name], target) for name, target in targets.items()]
+
+
+def _is_empty_bias(name: str, found: Mapping[str, TensorInfo]) -> bool:
+    """Whether it is a bias of zeros, which GPTQ's tools give to every matrix that they quantize."""
+    matrix, bias = found.get(f"{name.removesuffix('.bias')}.weight"), found[name]
+    if not name.endswith(".bias") or matrix is None or matrix.packed is None:
+        return False
+    with safe_open(bias.file, framework="pt") as opened:
+        return not bool(opened.get_tensor(bias.name).any())
 
 
 def _listed(names: Sequence[str], noun: str) -> str:
@@ -195,13 +228,14 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return f"{len(names)} {noun}s ({shown}{more}) are"
 
 
-def _read(
+def read_weights(
     plan: Iterable[tuple[TensorInfo, WeightTarget]],
     files: Sequence[Path],
     dtype: torch.dtype,
+    *,
     progress: bool,
-    replaced: Mapping[str, torch.Tensor],
-) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
+    replaced: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied; of
     those that are cut, the part that is loaded."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
@@ -214,6 +248,9 @@ def _read(
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 whole, cut = replaced.get(tensor.name), target.cut
+                if whole is None and tensor.packed is not None:
+                    yield target, read_packed(tensor.packed, file, opened)
+                    continue
                 if whole is not None:
                     weight = target.part_of(whole)
                 elif cut is None:
@@ -225,14 +262,29 @@ def _read(
                 yield target, weight
 
 
+def read_packed(layout: PackedLayout, file: Path, opened: Any) -> StoredMatrix:
+    """The tensors of one matrix, mapped. Most or all are in `file`, which is `opened`. Raises
+    ConfigError for numbers that no matrix can have."""
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, stored in layout.tensors.items():
+        if stored.file == file:
+            tensors[kind] = opened.get_tensor(stored.name)
+            continue
+        with safe_open(stored.file, framework="pt") as other:
+            tensors[kind] = other.get_tensor(stored.name)
+    matrix = StoredMatrix(layout, tensors)
+    matrix.check()
+    return matrix
+
+
 def _read_gguf(
     file: Path,
     plan: Iterable[tuple[TensorInfo, WeightTarget]],
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """As `_read`, dequantized; only some rows of a tensor exist in float32 at a time. A tensor that
-    is cut is read whole first, since its blocks may not end where the part does."""
+    """As `read_weights`, dequantized; only some rows of a tensor exist in float32 at a time. A
+    tensor that is cut is read whole first, since its blocks may not end where the part does."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)
@@ -278,12 +330,16 @@ def _refuse_not_finite(
 
 
 def _fill(
-    targets: Iterable[WeightTarget], weights: Iterable[tuple[WeightTarget, torch.Tensor]]
+    targets: Iterable[WeightTarget],
+    weights: Iterable[tuple[WeightTarget, torch.Tensor | StoredMatrix]],
 ) -> None:
     """Give every layer its parts, and tell it when it has them all."""
     remaining = Counter(id(target.weights) for target in targets)
-    for target, tensor in weights:
-        target.weights.load(target.part, tensor)
+    for target, weight in weights:
+        if isinstance(weight, StoredMatrix):
+            target.weights.load_stored(target.part, weight)
+        else:
+            target.weights.load(target.part, weight)
         remaining[id(target.weights)] -= 1
         if remaining[id(target.weights)] == 0:
             target.weights.finish()

@@ -3,17 +3,22 @@
 from quire.quantization.formats import MatrixFormats, QuantizedFormats
 from quire.quantization.int4 import Int4Format, quantize_int4
 from quire.quantization.int8 import Int8Format, quantize_int8
+from quire.quantization.packed import StoredMatrix, numbers_of
 from quire.quantization.plain import PlainFormat
-from quire.quantization.weight_format import CuttableFormat, WeightFormat
+from quire.quantization.weight_format import CutFormat, CuttableFormat, WeightFormat, WidensStored
 
 __all__ = [
+    "CutFormat",
     "CuttableFormat",
     "Int4Format",
     "Int8Format",
     "MatrixFormats",
     "PlainFormat",
     "QuantizedFormats",
+    "StoredMatrix",
     "WeightFormat",
+    "WidensStored",
+    "numbers_of",
     "quantize_int4",
     "quantize_int8",
 ]

@@ -34,8 +34,9 @@ class QuantizedFormats:
 
     def __init__(self, quantization: str | None, ops: OpSet) -> None:
         self._quantization = quantization
+        self._plain = PlainFormat(ops)
         self._formats: dict[str, CuttableFormat] = {
-            "plain": PlainFormat(ops),
+            "plain": self._plain,
             "int8": Int8Format(ops),
             **{
                 name: Int4Format(ops, groups.size, zero_points=groups.zero_points)
@@ -43,6 +44,11 @@ class QuantizedFormats:
             },
         }
         self._told: set[tuple[int, str]] = set()
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether torch multiplies some matrix, as no kernel serves the checkpoint's format."""
+        return self._plain.by_torch
 
     def choose(self, shape: MatrixShape) -> CuttableFormat:
         choice = choose_format(self._quantization, shape)

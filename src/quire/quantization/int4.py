@@ -11,7 +11,7 @@ from quire.config.quantization import INT4_GROUP_SIZE
 from quire.errors import ConfigError
 from quire.ops import OpSet, PackedMatrix, PartialMatrix
 from quire.ops.linear.int4.contract import pack_scale
-from quire.quantization.weight_format import row_blocks
+from quire.quantization.weight_format import WidensStored, row_blocks
 
 __all__ = ["Int4Format", "Int4Matrix", "quantize_int4"]
 
@@ -28,7 +28,7 @@ SHARES = (1.0, 0.95, 0.9, 0.85)
 """Of the range of a group with a zero point that its grid spans."""
 
 
-class Int4Format:
+class Int4Format(WidensStored):
     """`WeightFormat` for inputs that are a multiple of the group size.
 
     group_size: inputs that share a scale. zero_points: a grid from the smallest to the largest

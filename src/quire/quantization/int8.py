@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.ops import OpSet, PackedMatrix, PartialMatrix
-from quire.quantization.weight_format import row_blocks
+from quire.quantization.weight_format import WidensStored, row_blocks
 
 __all__ = ["Int8Format", "quantize_int8"]
 
@@ -13,7 +13,7 @@ LARGEST = 127
 """-128 is left out, so that the range is symmetric."""
 
 
-class Int8Format:
+class Int8Format(WidensStored):
     """`WeightFormat` for any number of outputs, and inputs up to `INT8_MAX_INPUTS`."""
 
     def __init__(self, ops: OpSet) -> None:

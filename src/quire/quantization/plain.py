@@ -1,19 +1,26 @@
-"""Matrices in the dtype of the model."""
+"""Matrices as the checkpoint has them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from quire.ops import OpSet, PackedMatrix
+from quire.quantization.packed import StoredMatrix, keep
 
 __all__ = ["PlainFormat"]
 
 
 class PlainFormat:
-    """`WeightFormat` that changes no number."""
+    """`WeightFormat` that changes no number: plain matrices in the dtype of the model, quantized
+    ones with their bits. by_torch: whether torch multiplies any of those so far."""
+
+    keeps_stored = True
 
     def __init__(self, ops: OpSet) -> None:
         self._ops = ops
+        self.by_torch = False
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
@@ -22,3 +29,15 @@ class PlainFormat:
 
     def cut(self, inputs: range) -> None:
         """No number is made of others."""
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> PackedMatrix:
+        kept = keep(self._ops, parts, bias, dtype, gate=gate)
+        self.by_torch = self.by_torch or kept.by_torch
+        return kept.matrix

@@ -1,15 +1,17 @@
-"""What a format does: a plain matrix in, a packed one out."""
+"""What a format does: a matrix of a checkpoint in, a packed one out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Protocol
 
 import torch
 
+from quire.errors import EngineError
 from quire.ops import PackedMatrix, PartialMatrix
+from quire.quantization.packed import StoredMatrix
 
-__all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "row_blocks"]
+__all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "WidensStored", "row_blocks"]
 
 BLOCK_ELEMENTS = 1 << 18
 """Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
@@ -20,7 +22,11 @@ DEVICE_BLOCK_ELEMENTS = 1 << 24
 
 
 class WeightFormat(Protocol):
-    """One way to keep a matrix."""
+    """One way to keep a matrix. keeps_stored: whether `keep` takes matrices that the checkpoint
+    holds quantized; if not, they are widened to the model's dtype first."""
+
+    @property
+    def keeps_stored(self) -> bool: ...
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
@@ -28,6 +34,35 @@ class WeightFormat(Protocol):
         """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
         `quire.ops.linear.plain`."""
         ...
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> PackedMatrix:
+        """Parts one below the other, of which some come quantized; as
+        `quire.quantization.packed.keep`."""
+        ...
+
+
+class WidensStored:
+    """Of a `WeightFormat` that makes its own bits of all matrices."""
+
+    keeps_stored = False
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> NoReturn:
+        del parts, bias, dtype, gate
+        raise EngineError("A matrix with bits of its own was not widened first; this is a bug.")
 
 
 class CuttableFormat(WeightFormat, Protocol):

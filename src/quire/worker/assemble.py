@@ -48,6 +48,7 @@ def _on_host(
     """Rows on the host, where the model computes too."""
     ops, layout = loaded.ops, settings.layout
     kv = KVPool.allocate(layout, size.num_blocks, loaded.kv_dtype, loaded.device)
+    kv = kv.scaled(loaded.cache_scales)
     rows = RowTable(
         settings.chosen.max_num_seqs,
         size.max_model_len,

@@ -69,6 +69,7 @@ def _assemble(
     attention = [each for each in backends if isinstance(each, SplittableAttention)]
     assert len(attention) == len(backends), "the model was loaded for rows on the host"
     kv = KVPool.allocate(layout, size.num_blocks + 1, loaded.kv_dtype, loaded.device)
+    kv = kv.scaled(loaded.cache_scales)
     rows = RowTable(
         settings.chosen.max_num_seqs,
         size.max_model_len,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,23 +10,29 @@ from typing import Literal
 import torch
 
 from quire.attention import AttentionNeeds, GroupBackends, select_backends
-from quire.config import ModelSpec
+from quire.config import ModelSpec, read_checkpoint
+from quire.config.packed import CacheScales, read_cache_scales
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
+from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES
 from quire.platform import Platform
 from quire.quantization import QuantizedFormats
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["LoadedModel", "load", "open_device"]
 
+_log = logging.getLogger("quire.worker")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
-    that the model's layers read. given: where the model finds embeddings that requests bring."""
+    that the model's layers read. given: where the model finds embeddings that requests bring.
+    by_torch: whether torch multiplies with some matrices, as no kernel serves the checkpoint's
+    format. cache_scales: of a cache in float8, by layer."""
 
     spec: ModelSpec
     device: torch.device
@@ -36,6 +43,8 @@ class LoadedModel:
     model: CausalLM
     columns: TokenColumns
     given: GivenEmbeddings
+    by_torch: bool
+    cache_scales: CacheScales
 
     @property
     def whole_prompts(self) -> bool:
@@ -64,7 +73,7 @@ class LoadedModel:
         is_invariant = family == "triton_invariant" or (
             self.device.type == "cpu" and family != REFERENCE
         )
-        return "invariant" if is_invariant else "fast"
+        return "invariant" if is_invariant and not self.by_torch else "fast"
 
 
 def open_device(platform: Platform) -> torch.device:
@@ -94,7 +103,10 @@ def load(
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
     kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
     spec = replace(settings.spec, dtype=settings.chosen.dtype)
-    ops = build_op_set(settings.platform, settings.forced_ops, team)
+    forced = settings.forced_ops
+    if kv_dtype not in CACHE_DTYPE_CODES:  # no kernel writes it
+        forced = {**forced, "rope_and_write_kv": REFERENCE}
+    ops = build_op_set(settings.platform, forced, team)
     if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
     attention = _attention(settings, spec, kv_dtype, team)
@@ -107,7 +119,7 @@ def load(
         device,
         settings.chosen.max_model_len,
         formats,
-        quantized_cache=kv_dtype == torch.int8,
+        quantized_cache=kv_dtype.itemsize == 1,
         columns=columns,
     )
     with torch.inference_mode():
@@ -120,9 +132,34 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
-    if device.type != "cpu" or ops.chosen["linear"] != REFERENCE:
+    scales = _cache_scales(settings, kv_dtype)
+    by_kernels = ops.chosen["linear"] != REFERENCE and not formats.by_torch
+    if device.type != "cpu" or by_kernels:
         torch.set_num_threads(1)  # torch's own threads have only loaded
-    return LoadedModel(spec, device, team, ops, attention, kv_dtype, model, columns, factory.given)
+    return LoadedModel(
+        spec,
+        device,
+        team,
+        ops,
+        attention,
+        kv_dtype,
+        model,
+        columns,
+        factory.given,
+        formats.by_torch,
+        scales,
+    )
+
+
+def _cache_scales(settings: WorkerSettings, kv_dtype: torch.dtype) -> CacheScales:
+    """Of a cache in float8. Raises ConfigError for a checkpoint that has impossible ones."""
+    is_float8 = kv_dtype.itemsize == 1 and kv_dtype.is_floating_point
+    if not is_float8 or settings.load_format == "dummy":
+        return {}
+    found = read_checkpoint(settings.folder).cache_scales
+    if not found:
+        _log.info("The checkpoint has no scales for a KV cache in float8; they are 1.")
+    return read_cache_scales(found, settings.spec.num_layers)
 
 
 def _attention(

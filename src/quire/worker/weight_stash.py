@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-__all__ = ["WeightStash"]
+__all__ = ["WeightStash", "reachable_tensors"]
 
 
 class WeightStash:
@@ -14,7 +14,9 @@ class WeightStash:
 
     def __init__(self, model: object) -> None:
         """Copy out all storages that `model` reaches, and give their memory back."""
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(model)}
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage() for t in reachable_tensors(model)
+        }
         self._kept = [(storage, storage.cpu().clone()) for storage in storages.values()]
         for storage, _ in self._kept:
             storage.resize_(0)
@@ -29,7 +31,7 @@ class WeightStash:
             self._kept.pop()
 
 
-def _tensors(root: object) -> Iterator[torch.Tensor]:
+def reachable_tensors(root: object) -> Iterator[torch.Tensor]:
     """All tensors that an object of ours reaches through attributes and containers."""
     seen: set[int] = set()
     to_visit = [root]

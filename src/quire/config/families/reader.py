@@ -21,6 +21,7 @@ from quire.config.generation import read_generation_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
+from quire.config.packed import read_packed_settings
 from quire.errors import ConfigError
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]
@@ -59,13 +60,7 @@ def read_model_spec(
         )
     raw = read_json(path).overridden(overrides or {})
     architecture, reader = _find_reader(raw)
-    quantization = raw.section("quantization_config")
-    if quantization is not None:
-        method = quantization.read(str, "quant_method", default="unknown")
-        raise ConfigError(
-            f"{path}: quantization_config.quant_method={method!r} is not supported; "
-            "use the checkpoint of the same model without quantization"
-        )
+    read_packed_settings(folder)
     spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
@@ -125,7 +120,8 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
         return USUAL_DTYPE
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(folder).tensors.values():
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.num_bytes
+        if tensor.packed is None:
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.num_bytes
     most = max(counts, key=lambda dtype: counts[dtype], default="F32")
     if most not in SAFETENSORS_DTYPES and is_chosen:
         return USUAL_DTYPE  # and loading refuses what it cannot convert

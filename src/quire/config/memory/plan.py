@@ -48,6 +48,8 @@ _INT32_BYTES = 4
 _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 """Tensors that some checkpoints carry although they are no weights."""
 
+_TABLES = re.compile(r"(^|\.)(embed_tokens|embed_positions|wte|wpe)\.weight$")
+
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
@@ -109,22 +111,34 @@ def weight_bytes(
     `RUNTIME_BYTES` has room for those. The one layer that exists twice while it is packed does so
     before the KV pool takes its memory.
     """
-    return quantized_bytes(spec, quantization, _plain_weight_bytes(spec, checkpoint))
+    widened = quantization is not None
+    plain = _weight_bytes(spec, checkpoint, widened=widened)
+    return quantized_bytes(spec, quantization, plain) if widened else plain
 
 
-def _plain_weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None) -> int:
+def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bool) -> int:
     """From the files' headers, or without files from the number of parameters. A tied LM head that
-    is stored a second time counts once."""
+    is stored a second time counts once. widened: matrices that come quantized count as plain."""
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes
-    shapes = {
-        name: tensor.shape
-        for name, tensor in checkpoint.tensors.items()
-        if not _BUFFERS.search(name)
+    tensors = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if not _BUFFERS.search(name)
     }
-    if spec.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    return sum(math.prod(shape) for shape in shapes.values()) * spec.dtype_bytes
+    head = tensors.get("lm_head.weight")
+    if spec.tie_word_embeddings and head is not None and head.packed is None:
+        del tensors["lm_head.weight"]
+    size = spec.dtype_bytes
+    return sum(
+        math.prod(tensor.shape) * size
+        if widened or tensor.packed is None or _is_table(name, spec)
+        else tensor.packed.num_bytes
+        for name, tensor in tensors.items()
+    )
+
+
+def _is_table(name: str, spec: ModelSpec) -> bool:
+    """Whether the matrix is only looked up, so that it is kept in `spec.dtype`."""
+    return _TABLES.search(name) is not None and not spec.tie_word_embeddings
 
 
 def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:

@@ -14,6 +14,9 @@ place, v stays. In this order, each rounded to the dtype:
   contiguous. slot_mapping: int64 [T], block · S + offset; a negative slot stores nothing (padding).
   Slots of one call are distinct.
 
+A cache in float8 (e4m3, e5m2) holds the nearest of its numbers, at most the largest, after a
+division by its scales, if it has any, which stay; only the reference takes it.
+
 An int8 cache has scales, float32 [B, S, K], and holds each head of a token symmetrically: scale =
 max |x| / 127, element = x / scale rounded to the nearest even. A scale below the smallest normal
 float is 0 with elements 0; if a number of the head is not finite, its scale is NaN and its elements

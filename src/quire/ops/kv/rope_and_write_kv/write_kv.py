@@ -25,9 +25,20 @@ def write_kv(
     block, offset = slots // block_size, slots % block_size
     for x, cache, scales in ((k[kept], k_cache, k_scale), (v[kept], v_cache, v_scale)):
         if scales is None:
-            cache[block, offset] = x.to(cache.dtype)
+            cache[block, offset] = narrow(x, cache.dtype)
+        elif cache.dtype != torch.int8:
+            scale = scales[block, offset].unsqueeze(-1)
+            cache[block, offset] = narrow(x.float() / scale, cache.dtype)
         else:
             cache[block, offset], scales[block, offset] = quantize(x.float())
+
+
+def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in `dtype`; numbers that one of 8 bits cannot hold become its largest, NaN stays."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        x = x.float().clamp(-largest, largest)
+    return x.to(dtype)
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

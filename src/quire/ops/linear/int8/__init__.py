@@ -1,7 +1,7 @@
 """y = x (scale · weight)ᵀ + b with 8-bit weights and, inside, 8-bit activations.
 
 `linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight
-int8 [O, I] in [-127, 127] with I ≤ 131,072, scale float32 [O] (one per output), bias [O], gate as
+int8 [O, I] with I ≤ 131,072, scale float32 [O] (one per output), bias [O], gate as
 in `quire.ops.linear.plain`; no tensor is kept.
 
 Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes

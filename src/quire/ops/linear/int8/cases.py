@@ -42,6 +42,6 @@ def int8_weight(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight int8 [outputs, depth] over its whole range and scales float32 [outputs], so that
     outputs are about as large as inputs."""
-    weight = torch.randint(-127, 128, (outputs, depth), generator=generator, dtype=torch.int8)
+    weight = torch.randint(-128, 128, (outputs, depth), generator=generator, dtype=torch.int8)
     scale = (0.5 + torch.rand(outputs, generator=generator)) / (73 * depth**0.5)
     return weight, scale

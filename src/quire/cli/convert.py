@@ -1,0 +1,39 @@
+"""`quire convert`: a checkpoint as a Hugging Face folder in 16, 8 or 4 bits."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from quire.cli.parser import CommandParser
+from quire.config.hub import resolve_model_folder
+from quire.config.quantization import QUANTIZATIONS
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("model", help="a folder, a GGUF file, or the id of a repository")
+    parser.add_argument("out", type=Path, help="the folder to write, which must not exist yet")
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="of the matrices, stored as compressed-tensors; without, all is bfloat16",
+    )
+    parser.add_argument(
+        "--plain-head",
+        action="store_true",
+        help="leave the projection to logits plain, and an embedding that it is tied to, for "
+        "engines that read no quantized one",
+    )
+    parser.add_argument("--revision", help="of the repository")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert. ConfigError, and so status 2, if the model cannot be loaded or `out` is there."""
+    from quire.engine.convert import convert_model
+
+    folder = resolve_model_folder(options.model, options.revision, None)
+    convert_model(folder, options.out, options.quantization, plain_head=options.plain_head)
+    print(f"wrote {options.out}")
+    return 0

@@ -1,0 +1,99 @@
+"""Which tensors of a folder are one quantized matrix, and how it is kept in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.config.hf import StoredTensor
+from quire.config.packed.parts import Parts
+from quire.config.packed.schemes import Scheme
+from quire.config.packed.settings import PackedSettings
+from quire.config.quantization import matrix_bytes
+
+__all__ = ["PackedLayout", "describe_layouts", "layouts_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """A matrix [outputs, inputs] in several tensors.
+
+    tensors: by what follows the module's name. dropped: tensors that say nothing of the weights.
+    kernel: the format of `quire.config.quantization` that has equal weights, or None: the tensors
+    are kept as they are.
+    """
+
+    module: str
+    scheme: Scheme
+    outputs: int
+    inputs: int
+    tensors: Mapping[str, StoredTensor]
+    dropped: tuple[StoredTensor, ...]
+    kernel: str | None
+
+    @property
+    def all_tensors(self) -> tuple[StoredTensor, ...]:
+        return (*self.tensors.values(), *self.dropped)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the matrix takes in memory."""
+        if self.kernel is not None:
+            return matrix_bytes(self.kernel, self.outputs, self.inputs, 0)
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+
+def layouts_of(
+    tensors: Mapping[str, StoredTensor], settings: PackedSettings
+) -> dict[str, PackedLayout]:
+    """Every quantized matrix, by the name that it would have if it were plain.
+
+    What is stored decides: settings often list modules as left out that are not, and the other way
+    round. Raises ConfigError, naming file and tensor, for a matrix that is not whole.
+    """
+    found: dict[str, PackedLayout] = {}
+    for module, own in _by_module(tensors, settings).items():
+        scheme = settings.scheme_of(module)
+        kept = {kind: own[kind] for kind in scheme.kinds if kind in own}
+        parts = Parts(module, kept, settings.source)
+        if not kept or not scheme.holds(parts):
+            continue
+        outputs, inputs = scheme.measure(parts)
+        found[f"{module}.weight"] = PackedLayout(
+            module,
+            scheme,
+            outputs,
+            inputs,
+            kept,
+            tuple(own[kind] for kind in scheme.dropped if kind in own),
+            scheme.kernel(inputs),
+        )
+    return found
+
+
+def describe_layouts(layouts: Sequence[PackedLayout]) -> str:
+    """By what they compute: "14 matrices by linear_int4, 2 widened as they are used"."""
+    kernels = Counter(
+        "widened as they are used"
+        if layout.kernel is None
+        else f"by linear_{layout.kernel.partition('-')[0]}"
+        for layout in layouts
+    )
+    words = [f"{count} {how}" for how, count in kernels.most_common()]
+    return ", ".join(words).replace(" ", " matrices ", 1)
+
+
+def _by_module(
+    tensors: Mapping[str, StoredTensor], settings: PackedSettings
+) -> dict[str, dict[str, StoredTensor]]:
+    """Tensors by module, and by what follows its name."""
+    schemes = settings.schemes
+    kinds = {kind for scheme in schemes for kind in (*scheme.kinds, *scheme.dropped)}
+    longest_first = sorted(kinds, key=len, reverse=True)
+    found: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        kind = next((kind for kind in longest_first if name.endswith(f".{kind}")), None)
+        if kind is not None:
+            found.setdefault(name[: -len(kind) - 1], {})[kind] = tensor
+    return found

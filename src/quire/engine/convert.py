@@ -1,0 +1,110 @@
+"""Any checkpoint that quire loads, written as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quire.config import read_json, read_model_spec
+from quire.config.checkpoint import INDEX_NAME
+from quire.config.gguf import config_of, is_gguf, read_gguf_parts
+from quire.config.quantization import QUANTIZATIONS
+from quire.errors import ConfigError
+from quire.platform import detect_platform
+from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
+
+__all__ = ["convert_model"]
+
+DTYPE = "bfloat16"
+COPIED = (".json", ".jinja", ".model", ".tiktoken", ".txt")
+"""Endings of files beside the weights: tokenizer, templates, generation settings, license."""
+
+REPLACED = (
+    "config.json", INDEX_NAME, "quantize_config.json", "quant_config.json", "hf_quant_config.json",
+    "pytorch_model.bin.index.json",
+)  # fmt: skip
+
+
+def convert_model(
+    folder: Path, out: Path, quantization: str | None = None, *, plain_head: bool = False
+) -> None:
+    """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`.
+
+    Plain tensors become bfloat16; with `quantization`, the matrices that it quantizes are stored so
+    in the format of compressed-tensors, and loading gives what that setting gives for the
+    checkpoint in bfloat16. plain_head: the projection to logits, and a table that is tied to it,
+    stay plain. `out` appears once it is whole.
+    Raises ConfigError: `out` is there, a format that does not exist, or as loading does.
+    """
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
+    if out.exists():
+        raise ConfigError(f"{out} is there already; name a folder that does not exist yet")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
+    spec = replace(read_model_spec(folder), dtype=DTYPE)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        from quire.models.convert import convert_weights
+        from quire.ops import build_op_set, force_isa
+
+        ops = build_op_set(detect_platform(), force_isa("none"))
+        converted = convert_weights(spec, folder, partial, ops, quantization, plain_head=plain_head)
+        _write_json(partial / INDEX_NAME, converted.index)
+        config = _config(folder) | {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
+        if converted.quantization is not None:
+            config["quantization_config"] = converted.quantization
+        _write_json(partial / "config.json", config)
+        _write_rest(folder, partial)
+        for file in partial.glob("*.safetensors"):  # which is written for its owner alone
+            shutil.copymode(partial / "config.json", file)
+        partial.rename(out)
+    except OSError as error:
+        raise ConfigError(
+            f"{out}: cannot be written ({error.strerror}); free some space, or name another place"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json without what says how weights are stored."""
+    if is_gguf(folder):
+        return config_of(read_gguf_parts(folder)).as_dict()
+    config = read_json(folder / "config.json").as_dict()
+    stored = ("quantization_config", "compression_config", "torch_dtype")
+    return {key: value for key, value in config.items() if key not in stored}
+
+
+def _write_rest(folder: Path, out: Path) -> None:
+    """Tokenizer, templates, settings of generation."""
+    if not is_gguf(folder):
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in COPIED and path.name not in REPLACED:
+                shutil.copyfile(path, out / path.name)
+        return
+    backend, files = read_gguf_tokenizer(folder)
+    backend.save(str(out / "tokenizer.json"))
+    named = {name: token.content for name, token in files.named.items()}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    templates = read_gguf_templates(folder)
+    if templates.keys() == {"default"}:
+        settings["chat_template"] = templates["default"]
+    elif templates:
+        settings["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
+    _write_json(out / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, content: Mapping[str, Any] | None) -> None:
+    """None writes nothing."""
+    if content is not None:
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,224 @@
+"""A checkpoint written anew: tensor by tensor, plain or in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from quire.attention import ReferenceAttention
+from quire.config import MatrixShape, ModelSpec, read_checkpoint
+from quire.config.quantization import INT4_FORMATS, choose_format
+from quire.errors import ConfigError
+from quire.layers import LayerFactory
+from quire.layers.weights import DenseWeights, PackedWeights
+from quire.models.loader import match_weights, read_weights
+from quire.models.weight_map import WeightTarget
+from quire.ops import OpSet
+from quire.quantization import PlainFormat, StoredMatrix
+from quire.quantization.packed.compress import compress
+
+__all__ = ["Converted", "convert_weights"]
+
+SHARD_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """index: of the files, None for a single one. is_tied: whether the head is the embedding.
+    quantization: `quantization_config`, None if all is plain."""
+
+    index: Mapping[str, Any] | None
+    is_tied: bool
+    quantization: Mapping[str, Any] | None
+
+
+def convert_weights(
+    spec: ModelSpec,
+    folder: Path,
+    out: Path,
+    ops: OpSet,
+    quantization: str | None,
+    *,
+    plain_head: bool = False,
+) -> Converted:
+    """Write the weights of the checkpoint `folder` into files of the folder `out`, in `spec.dtype`,
+    and matrices in the format `quantization` as those of compressed-tensors.
+
+    What is quantized, and to what, is what loading the checkpoint with that setting gives.
+    plain_head: the projection to logits, and a table that is tied to it, stay plain.
+    Raises ConfigError as `load_model`.
+    """
+    formats = NamedFormats(ops, quantization, plain_head=plain_head)
+    factory = LayerFactory(
+        ops,
+        dict.fromkeys(range(spec.num_layers), ReferenceAttention()),
+        getattr(torch, spec.dtype),
+        torch.device("cpu"),
+        1,
+        formats,
+    )
+    checkpoint = read_checkpoint(folder)
+    model, plan = match_weights(spec, folder, factory, checkpoint)
+    targets = model.weight_map.targets(model)
+    names = {(id(target.weights), target.part): name for name, target in targets.items()}
+    chosen = {name: format_of(target) for name, target in targets.items()}
+    words = any(name in INT4_FORMATS for name in chosen.values())
+    shards = _Shards(out)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    for target, weight in read_weights(plan, checkpoint.files, dtype, progress=False):
+        name = names[id(target.weights), target.part]
+        plain = _plain(target, weight, dtype)
+        if chosen[name] == "plain":
+            shards.add(name, plain)
+            continue
+        rows = plain.t() if _is_transposed(target) else plain
+        module = name.removesuffix(".weight")
+        for kind, tensor in compress(chosen[name], rows, words=words).items():
+            shards.add(f"{module}.{kind}", tensor)
+    settings = quantization_config(targets, chosen) if quantization is not None else None
+    return Converted(shards.finish(), model.weight_map.head not in targets, settings)
+
+
+class NamedFormats:
+    """`MatrixFormats` of a model that is never filled: the names of what it would have."""
+
+    def __init__(self, ops: OpSet, quantization: str | None, *, plain_head: bool) -> None:
+        self._ops, self._quantization, self._plain_head = ops, quantization, plain_head
+
+    def choose(self, shape: MatrixShape) -> NamedFormat:
+        if shape.is_head and self._plain_head:
+            return NamedFormat(self._ops, "plain")
+        return NamedFormat(self._ops, choose_format(self._quantization, shape).name)
+
+
+class NamedFormat(PlainFormat):
+    """name: of `quire.config.quantization`."""
+
+    def __init__(self, ops: OpSet, name: str) -> None:
+        super().__init__(ops)
+        self.name = name
+
+
+def format_of(target: WeightTarget) -> str:
+    """The name of the format that a tensor of the model gets."""
+    weights = target.weights
+    if not isinstance(weights, PackedWeights) or not target.part.endswith("weight"):
+        return "plain"
+    found = weights.weight_format
+    return found.name if isinstance(found, NamedFormat) else "plain"
+
+
+def quantization_config(
+    targets: Mapping[str, WeightTarget], chosen: Mapping[str, str]
+) -> dict[str, Any]:
+    """`quantization_config` as compressed-tensors has it; the most common format is that of all
+    linear layers, others name their modules."""
+    modules: dict[str, list[str]] = {}
+    for name, target in targets.items():
+        if isinstance(target.weights, PackedWeights) and target.part.endswith("weight"):
+            modules.setdefault(chosen[name], []).append(name.removesuffix(".weight"))
+    ignored = modules.pop("plain", [])
+    words = any(name in INT4_FORMATS for name in modules)
+    ordered = sorted(modules, key=lambda name: -len(modules[name]))
+    groups: dict[str, Any] = {}
+    for index, name in reversed(list(enumerate(ordered))):
+        groups[f"group_{index}"] = {
+            "targets": ["Linear"] if index == 0 else modules[name],
+            "weights": _weight_settings(name),
+            "input_activations": None if words else _ACTIVATIONS,
+            "output_activations": None,
+        }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if words else "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+    }
+
+
+_ACTIVATIONS = {
+    "num_bits": 8,
+    "type": "int",
+    "strategy": "token",
+    "dynamic": True,
+    "symmetric": True,
+}
+
+
+def _weight_settings(name: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {"type": "int", "dynamic": False, "observer": "minmax"}
+    if name == "int8":
+        return settings | {"num_bits": 8, "strategy": "channel", "symmetric": True}
+    groups = INT4_FORMATS[name]
+    own = {"num_bits": 4, "strategy": "group", "group_size": groups.size}
+    return settings | own | {"symmetric": not groups.zero_points}
+
+
+def _plain(
+    target: WeightTarget, weight: torch.Tensor | StoredMatrix, dtype: torch.dtype
+) -> torch.Tensor:
+    """As the tensor `target` has it on disk, in `dtype`; a norm that is stored less 1 keeps its
+    own, since the sum has other bits where the rest was rounded before."""
+    if isinstance(weight, torch.Tensor):
+        has_offset = isinstance(target.weights, DenseWeights) and target.weights.offset
+        return weight if has_offset else weight.to(dtype)
+    rows = torch.empty(weight.shape, dtype=dtype)
+    for first, numbers in weight.slices():
+        rows[first : first + len(numbers)] = numbers
+    return rows.t() if _is_transposed(target) else rows
+
+
+def _is_transposed(target: WeightTarget) -> bool:
+    """Whether a plain matrix is [inputs, outputs] on disk."""
+    return isinstance(target.weights, PackedWeights) and target.weights.is_transposed
+
+
+class _Shards:
+    """safetensors files that are written as they fill."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._size = 0
+        self._files: list[Path] = []
+        self._names: list[list[str]] = []
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self._size + tensor.nbytes > SHARD_BYTES and self._waiting:
+            self._write()
+        self._waiting[name] = tensor.contiguous()
+        self._size += tensor.nbytes
+
+    def finish(self) -> dict[str, Any] | None:
+        """The index, if there is more than one file; all have their names then."""
+        self._write()
+        count = len(self._files)
+        if count == 1:
+            self._files[0].rename(self._folder / "model.safetensors")
+            return None
+        weight_map: dict[str, str] = {}
+        for index, (file, names) in enumerate(zip(self._files, self._names, strict=True), 1):
+            final = f"model-{index:05d}-of-{count:05d}.safetensors"
+            file.rename(self._folder / final)
+            weight_map |= dict.fromkeys(names, final)
+        return {"metadata": {}, "weight_map": weight_map}
+
+    def _write(self) -> None:
+        file = self._folder / f"part-{len(self._files)}.safetensors"
+        try:
+            save_file(self._waiting, file, {"format": "pt"})
+        except SafetensorError as error:
+            raise ConfigError(
+                f"{file}: cannot be written ({error}); free some space, or name another place"
+            ) from error
+        self._files.append(file)
+        self._names.append(list(self._waiting))
+        self._waiting, self._size = {}, 0

@@ -1,0 +1,70 @@
+"""Matrices that stay as they are stored, or lie side by side, or take their inputs in another
+order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.errors import EngineError
+from quire.ops import PackedMatrix
+from quire.quantization.packed.stored import StoredMatrix
+
+__all__ = ["PanelMatrix", "PermutedMatrix", "SideBySide"]
+
+
+class PanelMatrix:
+    """`PackedMatrix` that is widened to float32 some outputs at a time, before their product;
+    activations keep their bits. bias [O]; dtype: of `rows`."""
+
+    def __init__(self, stored: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        self._stored = stored
+        self._bias = None if bias is None else bias.float()
+        self._dtype = dtype
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        wide = x.float()
+        y = wide.new_empty(*x.shape[:-1], self._stored.shape[0])
+        for first, panel in self._stored.slices():
+            y[..., first : first + len(panel)] = wide @ panel.t()
+        if self._bias is not None:
+            y += self._bias
+        return y.to(out_dtype or x.dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        unique, places = ids.unique(return_inverse=True)
+        found = [self._stored.numbers(row, row + 1) for row in unique.tolist()]
+        return torch.cat(found).to(self._dtype)[places]
+
+
+class SideBySide:
+    """`PackedMatrix` of one input's several matrices, their outputs side by side. sizes: outputs of
+    each."""
+
+    def __init__(self, matrices: Sequence[PackedMatrix], sizes: Sequence[int]) -> None:
+        self._matrices = tuple(matrices)
+        self._sizes = tuple(sizes)
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        y = x.new_empty(*x.shape[:-1], sum(self._sizes), dtype=out_dtype or x.dtype)
+        for part, matrix in zip(y.split(self._sizes, dim=-1), self._matrices, strict=True):
+            part.copy_(matrix(x, out_dtype))
+        return y
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        raise EngineError(f"Matrices side by side give no rows ({len(ids)} were asked for).")
+
+
+class PermutedMatrix:
+    """`PackedMatrix` over inputs in the order `order` [I], int64."""
+
+    def __init__(self, matrix: PackedMatrix, order: torch.Tensor) -> None:
+        self._matrix = matrix
+        self._order = order
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._matrix(x.index_select(-1, self._order), out_dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._matrix.rows(ids).index_select(-1, self._order.argsort())

@@ -1,0 +1,64 @@
+"""A quantized folder is a model like any other: `LLM` needs no setting for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.cli.main import main
+from quire.errors import ConfigError
+from tests.packed_writer import FORMATS, all_but_head, write_pair
+
+BY_NAME = {each.name: each for each in FORMATS}
+PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8])]
+OPTIONS: dict[str, Any] = {"quiet": True, "skip_tokenizer_init": True, "num_kv_blocks": 64}
+
+
+def answers(folder: Path, **more: Any) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(str(folder), **OPTIONS, **more) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "gptq-3", "nf4-nested"])
+def test_answers_are_those_of_the_numbers(name: str, tmp_path: Path) -> None:
+    """Formats that torch widens as they are used; no step of theirs is captured."""
+    chosen = BY_NAME[name]
+    packed, plain, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    assert answers(packed) == answers(plain)
+
+
+@pytest.mark.parametrize("name", ["awq-gemm-g32", "gptq-4-act-order", "compressed-w8a8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batched_is_alone(name: str, dtype: str, tmp_path: Path) -> None:
+    """Formats of the integer kernels, whose rows do not depend on their batch."""
+    chosen = BY_NAME[name]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    together = answers(folder, dtype=dtype)
+    assert answers(folder, dtype=dtype, max_num_seqs=1) == together
+    assert answers(folder, dtype=dtype, max_num_batched_tokens=3, max_num_seqs=3) == together
+
+
+def test_bits_that_depend_on_the_batch_are_not_called_invariant(tmp_path: Path) -> None:
+    chosen = BY_NAME["fp8-blocks"]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    with pytest.raises(ConfigError, match=r"batch_invariant=True.*fp8.*quantization='int8'"):
+        answers(folder, batch_invariant=True)
+    assert answers(folder, batch_invariant=True, quantization="int8")
+
+
+def test_the_plan_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a report of 16 bits for a model in 4."""
+    chosen = BY_NAME["awq-gemm-g32"]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    assert main(["plan", str(folder)]) == 0
+    assert "awq  14 matrices by linear_int4" in capsys.readouterr().out
+    assert main(["plan", str(folder), "--quantization", "int8", "--json"]) == 0
+    decisions = json.loads(capsys.readouterr().out)["decisions"]
+    [reason] = [item["reason"] for item in decisions if item["name"] == "quantization"]
+    assert reason == "as asked; made of awq"
