@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from quire.protocol.control import ControlOp, Report
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import LateInput, StepPlan, StepResult
 
 __all__ = ["Executor", "StepFuture"]
 
@@ -44,6 +44,12 @@ class Executor(Protocol):
         one row is in the result."""
         ...
 
+    def late(self, late: LateInput) -> None:
+        """Hand over what a step awaits that was given to `execute`, at any time before its result
+        is there. A step waits for it without a limit; more than once is no harm."""
+        ...
+
     def shutdown(self) -> None:
-        """Finish what was started, then free all resources. May be called twice."""
+        """Finish what was started, then free all resources. Steps that await late input fail.
+        May be called twice."""
         ...

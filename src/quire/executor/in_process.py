@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
 from quire.protocol.control import ControlOp, Report
-from quire.protocol.step import StepPlan
+from quire.protocol.step import LateInput, StepPlan
 from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
 
@@ -73,6 +73,9 @@ class InProcessExecutor:
             self._to_launch.append((plan, launched))
         return launched
 
+    def late(self, late: LateInput) -> None:
+        self._require_worker().late(late)
+
     def _launch_all(self, worker: Worker) -> None:
         """Until none is left, so that a step that was planned meanwhile begins at once."""
         while True:
@@ -117,6 +120,8 @@ class InProcessExecutor:
             while self._to_launch:
                 _, launched = self._to_launch.popleft()
                 launched.fail(EngineError("the engine was shut down before it launched this step"))
+        if self._worker is not None:
+            self._worker.give_up_waiting()
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:

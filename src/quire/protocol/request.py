@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
@@ -57,6 +58,7 @@ class EngineRequest:
         computed, for other requests that start with it; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
         that its text is no secret.
+    grammar: to which the outputs belong.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     """
 
@@ -77,6 +79,7 @@ class EngineRequest:
     pin_seconds: float | None = None
     pin_is_shared: bool = False
     max_tokens_is_default: bool = False
+    grammar: GrammarSpec | None = None
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""

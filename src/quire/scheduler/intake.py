@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.config.feasibility import Feasibility
+from quire.grammar import Grammar
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams.intake import new_beam_group
@@ -28,7 +29,7 @@ class RequestIntake:
         self._feasibility = feasibility
         self._num_groups = 0
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> None:
         """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._feasibility.max_total_tokens(request)
         request.scheduling.check_policy(uses_priority=self._state.waiting.uses_priority)
@@ -39,7 +40,9 @@ class RequestIntake:
         root, names = self._state.prefixes.name_prompt(request.salt, tokens)
         pins_hit = set[int]()
         for samples in self._feasibility.split(request, max_total):
-            group = SequenceGroup(request, self._num_groups, root, max_total, pins_hit=pins_hit)
+            group = SequenceGroup(
+                request, self._num_groups, root, max_total, pins_hit=pins_hit, grammar=grammar
+            )
             self._num_groups += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))

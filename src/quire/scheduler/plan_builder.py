@@ -137,4 +137,5 @@ class PlanBuilder:
             stop_token_ids=request.stop_token_ids,
             num_candidates=0 if beams is None else beams.num_candidates,
             checkpoint=checkpoint,
+            waits_for_masks=sequence.group.grammar is not None,
         )

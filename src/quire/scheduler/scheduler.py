@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from quire.config.feasibility import Feasibility
 from quire.config.resolved import ResolvedScheduler
+from quire.grammar import Grammar
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams.intake import BeamIntake
@@ -19,6 +20,7 @@ from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.intake import RequestIntake
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.masks import LateMasks
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
@@ -87,12 +89,16 @@ class Scheduler:
         self._steps_total = 0
         self._num_in_flight = 0
         self._is_admission_held = False
+        self._masks = LateMasks(table)
+        self._has_grammars = False  # ever: a plain step is not to pay for masks
 
     # --- requests come and go -------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. RequestError if it could never be served by this engine."""
-        self._requests.add(request)
+    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> None:
+        """Queue a request whose outputs belong to `grammar`. RequestError if it could never be
+        served by this engine."""
+        self._has_grammars |= grammar is not None
+        self._requests.add(request, grammar)
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
@@ -160,9 +166,11 @@ class Scheduler:
         self._count(slots, tokens, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
-        self._advance(slots, tokens, drafts)
+        sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
+        if self._has_grammars:
+            self._masks.expect(plan, sampling)
         self._num_in_flight += 1
         return plan
 
@@ -219,8 +227,9 @@ class Scheduler:
         ends = table.num_computed[slots] + tokens
         return self.state.kv.grow(slots, table.first_query(slots), ends)
 
-    def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> None:
-        """Count the step as done: upper bounds from now on. Samples branch off here."""
+    def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> Slots:
+        """Count the step as done: upper bounds from now on. Samples branch off here. Slots that
+        sample, but for those that branch off."""
         table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
@@ -233,6 +242,7 @@ class Scheduler:
             self._lifecycle.branch_ready()
         if roster.arriving:
             self._lifecycle.block_idle()
+        return reached
 
     # --- results --------------------------------------------------------------------------------
 
@@ -246,6 +256,20 @@ class Scheduler:
             self._lifecycle.end_ticket(failure.ticket, frozenset(failure.blocks.tolist()))
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
+
+    def late_input(self) -> LateInput | None:
+        """Of the oldest step in flight, whose tokens before are all known; None if it needs none,
+        or `late_input_given` was called."""
+        step_id = self._results.oldest
+        return None if step_id is None else self._masks.of_step(step_id)
+
+    def late_input_given(self, step_id: int) -> None:
+        """The executor has the late input of a step."""
+        self._masks.given(step_id)
+
+    def release_late_inputs(self) -> list[LateInput]:
+        """What the steps in flight still wait for when they are lost, so that they end."""
+        return self._masks.release()
 
     def fail_running(self, message: str) -> EngineOutput:
         """Take in that the steps in flight are lost: requests that were in them fail, those that

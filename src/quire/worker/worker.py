@@ -25,7 +25,7 @@ from quire.protocol.control import (
     Wake,
 )
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.step import IntArray, StepPlan, StepResult
+from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
@@ -234,6 +234,16 @@ class Worker:
         failed = failures_of(plan, self._assembly.host.take_not_arrived())
         lost = {failure.ticket for failure in failed}
         return TicketedStep(step, tuple(t for t in plan.started if t not in lost), failed)
+
+    def late(self, late: LateInput) -> None:
+        """Hand over what a step awaits that is launched in another thread."""
+        assert self._assembly is not None, "allocate comes first"
+        self._assembly.runner.late_inputs.put(late)
+
+    def give_up_waiting(self) -> None:
+        """Steps that await late input fail, now and from now on."""
+        if self._assembly is not None:
+            self._assembly.runner.late_inputs.close()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step."""

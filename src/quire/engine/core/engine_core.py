@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.executor import Executor, StepFuture
+from quire.grammar import Grammar, Grammars
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -49,13 +50,15 @@ class EngineCore:
         depth: int = 2,
         on_plan: PlanObserver | None = None,
         report: Report | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
-        the executor's, of its start."""
+        the executor's, of its start. grammars: None where requests may state none."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
+        self._grammars = grammars
         self._in_flight: deque[StepFuture] = deque()
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
         self._is_paused = False
@@ -66,7 +69,17 @@ class EngineCore:
         EngineUnavailableError while it sleeps."""
         if self._report.sleep_level:
             raise EngineUnavailableError(asleep(self._report.sleep_level))
-        self._scheduler.add(request)
+        self._scheduler.add(request, self._grammar_of(request))
+
+    def _grammar_of(self, request: EngineRequest) -> Grammar | None:
+        if request.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError(
+                f"structured output ({request.grammar.kind}) needs the model's tokenizer, which "
+                "this engine was started without: leave it out"
+            )
+        return self._grammars.open(request)
 
     def abort(self, handles: list[int]) -> None:
         """End sequences, whatever their state. Unknown or finished ones are ignored."""
@@ -207,6 +220,7 @@ class EngineCore:
     def _take_oldest(self) -> EngineOutput:
         """What the oldest step in flight gave."""
         future = self._in_flight[0]
+        self._give_late_input()
         try:
             result = future.result()
         except BaseException as error:
@@ -214,7 +228,16 @@ class EngineCore:
                 raise  # Ctrl-C ended the wait, not the step: its result is still to come
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
-        return self._scheduler.apply(result)
+        output = self._scheduler.apply(result)
+        self._give_late_input()
+        return output
+
+    def _give_late_input(self) -> None:
+        """What the oldest step in flight awaits. Its forward is under way meanwhile."""
+        late = self._scheduler.late_input()
+        if late is not None:
+            self._executor.late(late)
+            self._scheduler.late_input_given(late.step_id)
 
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
@@ -228,6 +251,8 @@ class EngineCore:
 
     def _lose_steps(self, error: BaseException) -> EngineOutput:
         """A step failed as a whole: end the requests that were in flight, keep the others."""
+        for late in self._scheduler.release_late_inputs():
+            self._executor.late(late)
         for future in self._in_flight:
             with contextlib.suppress(Exception, SystemExit):
                 future.result()  # steps after a lost one must have ended, whatever they gave
