@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quire.errors import ConfigError, EngineError, QuireError, RequestError
     from quire.llm import LLM
     from quire.protocol.beam_search import BeamSearchParams
+    from quire.protocol.grammar import StructuredOutputsParams
     from quire.protocol.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -34,6 +35,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SchedulingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "RequestOutput": "quire.protocol.outputs",
     "SamplingParams": "quire.protocol.sampling_params",
     "SchedulingParams": "quire.protocol.scheduling_params",
+    "StructuredOutputsParams": "quire.protocol.grammar",
     "ConfigError": "quire.errors",
     "EngineError": "quire.errors",
     "QuireError": "quire.errors",

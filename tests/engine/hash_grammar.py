@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
 from quire.errors import RequestError
-from quire.grammar import Mask
+from quire.grammar import Grammar, Mask
 from quire.protocol import EngineRequest, IntArray
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.step import MaskArray
@@ -35,12 +36,29 @@ class HashGrammars:
         self.vocab_size = vocab_size
         self.fails = fails
         self.outputs: list[tuple[int, ...]] = []
+        self.later: list[Future[Grammar]] = []
+        self.is_closed = False
 
-    def open(self, request: EngineRequest) -> HashGrammars:
+    def bounded(self, request: EngineRequest) -> EngineRequest:
         assert request.grammar is not None
-        if request.grammar.source != SPEC.source:
-            raise RequestError(f"no grammar: {request.grammar.source}")
-        return self
+        if request.grammar.source == "refused":
+            raise RequestError("refused at once")
+        return request
+
+    def open(self, request: EngineRequest) -> Future[Grammar]:
+        """Done when it is there, but for the one that comes `later`."""
+        assert request.grammar is not None
+        found: Future[Grammar] = Future()
+        if request.grammar.source == "later":
+            self.later.append(found)
+        elif request.grammar.source == SPEC.source:
+            found.set_result(self)
+        else:
+            found.set_exception(RequestError(f"no grammar: {request.grammar.source}"))
+        return found
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def matcher(self) -> HashGrammars:
         return self

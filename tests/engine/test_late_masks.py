@@ -268,8 +268,42 @@ def test_grammars_are_refused_where_there_are_none_and_when_they_are_none():
     engine = FakeEngine()
     with pytest.raises(RequestError, match="structured output"):
         engine.add([1], grammar=SPEC)
-    with pytest.raises(RequestError, match="no grammar: x"):
-        make().add([1], grammar=GrammarSpec(GrammarKind.REGEX, "x"))
+    engine = make()
+    with pytest.raises(RequestError, match="refused at once"):
+        engine.add([1], grammar=GrammarSpec(GrammarKind.REGEX, "refused"))
+    (late,) = engine.add([1], grammar=GrammarSpec(GrammarKind.REGEX, "x"))
+    engine.run()
+    assert engine.finished[late].is_request_fault
+    assert engine.finished[late].message == "no grammar: x"
+
+
+@DEPTHS
+def test_a_request_is_blocked_until_its_grammar_is_there_and_others_go_on(depth):
+    grammars = HashGrammars(V)
+    engine = make(grammars, depth=depth)
+    later = GrammarSpec(GrammarKind.REGEX, "later")
+    waits = [engine.add([i, 2], seed=i, grammar=later)[0] for i in range(3)]
+    samples = engine.add([5, 6], n=12, grammar=later)  # more than fit: groups of their own
+    (plain,) = engine.add([7, 7])
+    while plain not in engine.finished:
+        engine.step()
+    assert not any(engine.tokens[handle] for handle in (*waits, *samples))
+    assert not engine.core.waits_for_input, "nobody would ask for the grammar any more"
+    engine.core.abort([waits[0]])
+    engine.step()
+    for found in grammars.later[:2]:
+        found.set_result(grammars)
+    grammars.later[2].set_exception(ValueError("boom"))
+    grammars.later[3].set_result(grammars)
+    engine.run()
+    assert engine.finished[waits[0]].reason is FinishReason.ABORT
+    assert engine.tokens[waits[1]] == expected(engine, [1, 2], 8, 1)
+    assert "boom" in engine.finished[waits[2]].message
+    assert not engine.finished[waits[2]].is_request_fault
+    for i, handle in enumerate(samples):
+        assert engine.tokens[handle] == expected(engine, [5, 6], 8, 0, i)
+    engine.core.shutdown()
+    assert grammars.is_closed
 
 
 @DEPTHS

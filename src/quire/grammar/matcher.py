@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from quire.protocol.request import EngineRequest
@@ -38,8 +39,18 @@ class Grammar(Protocol):
 
 
 class Grammars(Protocol):
-    """Makes grammars."""
+    """Makes grammars, in threads and processes of its own."""
 
-    def open(self, request: EngineRequest) -> Grammar:
-        """The grammar of a request that states one. RequestError if it is none."""
+    def bounded(self, request: EngineRequest) -> EngineRequest:
+        """The request as the grammar that it states ends it: `min_tokens` and `ignore_eos` have no
+        say where nothing else may follow. RequestError if it plainly is no grammar."""
+        ...
+
+    def open(self, request: EngineRequest) -> Future[Grammar]:
+        """The grammar of a request, of which `bounded` was asked. The future raises RequestError if
+        it is none, or one that would take too much time or memory."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. May be called twice."""
         ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError
+from quire.protocol.grammar import StructuredOutputsParams
 
 __all__ = [
     "GREEDY_TEMPERATURE",
@@ -55,7 +56,9 @@ class SamplingParams:
     -1: all). stop: strings, matched on text; one that is a special token means this token as well;
     kept as a tuple. logit_bias: in [-100, 100], added to the logit of a token id; ids may be
     decimal strings, as JSON writes them. allowed_token_ids: all others are banned. bad_words: texts
-    that must not appear. detokenize False: `text` stays empty.
+    that must not appear. detokenize False: `text` stays empty. structured_outputs: to which
+    language the output belongs; where that ends so does the output, whatever min_tokens and
+    ignore_eos say.
 
     Raises RequestError naming the parameter, its value and what it may be.
     """
@@ -84,6 +87,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logits_processors: Sequence[LogitsProcessor] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
 
@@ -98,6 +102,11 @@ class SamplingParams:
         self._check_texts()
         self._check_token_ids()
         self._check_processors()
+        structured = cast("object", self.structured_outputs)
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs is {_shown(structured)}. Give StructuredOutputsParams(...)."
+            )
 
     @classmethod
     def from_optional(

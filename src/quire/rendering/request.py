@@ -59,6 +59,9 @@ class RequestRenderer:
         check_bans(params, ending, vocab_size)
         if beams is not None:
             check_beam_bans(params, ending, vocab_size)
+        structured = params.structured_outputs
+        if structured is not None:
+            params = replace(params, structured_outputs=None)
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
@@ -72,6 +75,7 @@ class RequestRenderer:
             arrival_time=arrival_time,
             beams=beams,
             max_tokens_is_default=max_tokens_is_default,
+            grammar=None if structured is None else structured.spec,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from quire.config.feasibility import Feasibility
 from quire.config.resolved import ResolvedScheduler
+from quire.errors import QuireError, RequestError
 from quire.grammar import Grammar
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.control import ExtendPrompt
@@ -94,11 +95,26 @@ class Scheduler:
 
     # --- requests come and go -------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> None:
-        """Queue a request whose outputs belong to `grammar`. RequestError if it could never be
-        served by this engine."""
-        self._has_grammars |= grammar is not None
-        self._requests.add(request, grammar)
+    def add(self, request: EngineRequest) -> list[int]:
+        """Queue a request. RequestError if it could never be served by this engine. If it states a
+        grammar it is blocked on tickets, which are returned; for each of them `grammar_opened`
+        or `grammar_refused` follows."""
+        self._has_grammars |= request.grammar is not None
+        return self._requests.add(request)
+
+    def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
+        """The grammar is there for which a group is blocked; nothing happens if it is gone."""
+        group = self.state.tickets.group_of(ticket)
+        if group is not None:
+            group.grammar = grammar
+            self._lifecycle.end_ticket(ticket)
+
+    def grammar_refused(self, ticket: int, error: QuireError) -> None:
+        """The grammar is none, for which a group is blocked: the group fails."""
+        group = self.state.tickets.group_of(ticket)
+        if group is not None:
+            is_request_fault = isinstance(error, RequestError)
+            self._lifecycle.fail(group, str(error), is_request_fault=is_request_fault)
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""

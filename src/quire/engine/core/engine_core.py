@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import EngineError, EngineUnavailableError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammar, Grammars
 from quire.protocol.control import (
@@ -29,11 +30,16 @@ from quire.protocol.control import (
     Wake,
     asleep,
 )
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
 from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
+
+GRAMMAR_POLL_S = 0.005
+"""While requests wait for their grammars and nothing else is left to do, messages are taken so
+often."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
 """Takes the handles of the sequences that are running."""
@@ -60,6 +66,7 @@ class EngineCore:
         self._on_plan = on_plan
         self._grammars = grammars
         self._in_flight: deque[StepFuture] = deque()
+        self._opening: list[tuple[list[int], Future[Grammar]]] = []  # tickets, what they wait for
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
         self._is_paused = False
         self._report = report or Report()
@@ -69,17 +76,34 @@ class EngineCore:
         EngineUnavailableError while it sleeps."""
         if self._report.sleep_level:
             raise EngineUnavailableError(asleep(self._report.sleep_level))
-        self._scheduler.add(request, self._grammar_of(request))
-
-    def _grammar_of(self, request: EngineRequest) -> Grammar | None:
         if request.grammar is None:
-            return None
+            self._scheduler.add(request)
+        else:
+            self._add_structured(request, request.grammar)
+
+    def _add_structured(self, request: EngineRequest, grammar: GrammarSpec) -> None:
+        """Queue a request that is blocked before its grammar has been compiled."""
         if self._grammars is None:
             raise RequestError(
-                f"structured output ({request.grammar.kind}) needs the model's tokenizer, which "
-                "this engine was started without: leave it out"
+                f"structured output ({grammar.kind}) needs the model's tokenizer, which this "
+                "engine was started without: leave it out"
             )
-        return self._grammars.open(request)
+        tickets = self._scheduler.add(self._grammars.bounded(request))
+        self._opening.append((tickets, self._grammars.open(request)))
+
+    def _take_grammars(self) -> None:
+        """Let requests go on whose grammars have been compiled, and end those that have none."""
+        opening, self._opening = self._opening, []
+        for tickets, future in opening:
+            if not future.done():
+                self._opening.append((tickets, future))
+                continue
+            error = future.exception()
+            for ticket in tickets:
+                if error is None:
+                    self._scheduler.grammar_opened(ticket, future.result())
+                else:
+                    self._scheduler.grammar_refused(ticket, _as_ours(error))
 
     def abort(self, handles: list[int]) -> None:
         """End sequences, whatever their state. Unknown or finished ones are ignored."""
@@ -192,7 +216,7 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on, or the engine does."""
-        if self._in_flight or self._held:
+        if self._in_flight or self._held or self._opening:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
@@ -208,6 +232,8 @@ class EngineCore:
         """Fill the pipeline, wait for its oldest step, and return what that gave to the clients."""
         if self._held:
             return self._held.popleft()
+        if self._opening:
+            self._take_grammars()
         while len(self._in_flight) < self._depth and not self._is_paused:
             plan = self._scheduler.plan(now)
             if plan is None:
@@ -215,7 +241,11 @@ class EngineCore:
             if self._on_plan is not None:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
-        return self._take_oldest() if self._in_flight else self._flush()
+        if self._in_flight:
+            return self._take_oldest()
+        if self._opening and not self._has_news:
+            wait([future for _, future in self._opening], GRAMMAR_POLL_S, FIRST_COMPLETED)
+        return self._flush()
 
     def _take_oldest(self) -> EngineOutput:
         """What the oldest step in flight gave."""
@@ -272,3 +302,11 @@ class EngineCore:
         """Let steps in flight end, and free the executor's resources."""
         self._in_flight.clear()
         self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def _as_ours(error: BaseException) -> QuireError:
+    if isinstance(error, QuireError):
+        return error
+    return EngineError(f"the grammar could not be compiled ({error!r}): send the request again")
