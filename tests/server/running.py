@@ -97,3 +97,4 @@ def running_server(
         server.should_exit = True
         thread.join(WAIT_S)
         assert not thread.is_alive()
+        engine.engine.core.shutdown()

@@ -76,7 +76,7 @@ MISSING: Mapping[str, str] = {
         ("enable_lora", "lora_modules", "max_loras", "max_lora_rank"),
         "there are no LoRA adapters yet",
     ),
-    "guided_decoding_backend": "there is no structured output yet",
+    "guided_decoding_backend": "there is one library for structured output, which needs no setting",
     "speculative_config": "there is no speculative decoding yet",
     "kv_transfer_config": "KV blocks do not leave the engine yet",
     "hf_overrides": "a checkpoint's config.json is read as it is",

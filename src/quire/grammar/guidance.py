@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.matcher import ANY_TOKEN, Grammar, Mask
-from quire.grammar.source import check_plainly, grammar_text
+from quire.grammar.source import grammar_text
 from quire.grammar.trial import LIMITS, GrammarTrial
 from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.protocol.grammar import GrammarSpec
@@ -48,8 +48,6 @@ class GuidanceGrammars:
 
     def bounded(self, request: EngineRequest) -> EngineRequest:
         """See `Grammars`. The masks say when a sequence may end, so nothing else does."""
-        assert request.grammar is not None
-        check_plainly(request.grammar)
         stops = request.stop_token_ids or self._eos_token_ids
         if not stops:
             raise RequestError(
@@ -107,7 +105,7 @@ class GuidanceGrammars:
             self._warn(text)
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            return RequestError(f"the grammar cannot be used: {matcher.get_error()[:500]}")
+            return RequestError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
         return matcher
 
     def _warn(self, text: str) -> None:
@@ -204,7 +202,8 @@ class GuidanceMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise RequestError(
-                f"the grammar grew too complex ({self._matcher.get_error()[:200]}). Make it simpler"
+                "the grammar grew too complex while it was followed "
+                f"({_first_line(self._matcher.get_error())}). Make it simpler."
             )
 
     def _mask(self, num_tokens: int) -> MaskArray:
@@ -230,3 +229,8 @@ def _mask_of(tokens: Collection[int], vocab_size: int) -> MaskArray:
         if 0 <= token < vocab_size:
             mask[token // 32] |= np.uint32(1 << token % 32)
     return mask
+
+
+def _first_line(text: str) -> str:
+    """What follows may be a stack of the library."""
+    return text.split("\n")[0][:300]

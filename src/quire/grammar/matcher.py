@@ -43,7 +43,7 @@ class Grammars(Protocol):
 
     def bounded(self, request: EngineRequest) -> EngineRequest:
         """The request as the grammar that it states ends it: `min_tokens` and `ignore_eos` have no
-        say where nothing else may follow. RequestError if it plainly is no grammar."""
+        say where nothing else may follow. RequestError if nothing could end it."""
         ...
 
     def open(self, request: EngineRequest) -> Future[Grammar]:

@@ -11,6 +11,9 @@ __all__ = ["find_endless", "find_unsupported", "is_too_deep"]
 MAX_DEPTH = 128
 """Of nested arrays and objects; the grammar library takes no deeper ones."""
 
+MAX_CHECKS = 500_000
+"""Of subschemas, which takes about a second. A tangle of references could ask for their square."""
+
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
 _ONE = (
@@ -90,19 +93,21 @@ def _subschemas(path: str, schema: object) -> Iterator[Node]:
 
 def find_endless(schema: object) -> str | None:
     """The path of a subschema that no finite value satisfies, since it needs itself again; None if
-    the root has one. References by anchors and ids are taken to have one."""
+    the root has one. References by anchors and ids are taken to have one, and so is what would take
+    long to find out."""
     nodes = {id(node): (path, node) for path, node in _subschemas("$", schema)}
     by_path = dict(nodes.values())
     finite: set[int] = set()
-    while True:
-        new = {
-            key
-            for key, (_, node) in nodes.items()
-            if key not in finite and _is_finite(node, finite, by_path)
-        }
-        if not new:
-            break
-        finite |= new
+    left, num_checked, had_new = list(reversed(nodes)), 0, True
+    while had_new and num_checked < MAX_CHECKS:
+        num_checked += len(left)
+        for key in left:  # inner ones first, later definitions first; then the other way round
+            if _is_finite(nodes[key][1], finite, by_path):
+                finite.add(key)
+        rest = [key for key in reversed(left) if key not in finite]
+        had_new, left = len(rest) < len(left), rest
+    if had_new:
+        return None
     if not isinstance(schema, dict) or id(cast("object", schema)) in finite:
         return None
     return next(path for key, (path, _) in nodes.items() if key not in finite)

@@ -13,7 +13,7 @@ from quire.errors import RequestError
 from quire.grammar.schema import find_endless, find_unsupported, is_too_deep
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
-__all__ = ["check_plainly", "grammar_text"]
+__all__ = ["grammar_text"]
 
 WHITESPACE = "[ \\n\\t]{0,8}"
 """Without a bound a model may write whitespace for ever."""
@@ -22,7 +22,7 @@ _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
 
 
-def check_plainly(spec: GrammarSpec) -> None:
+def _check(spec: GrammarSpec) -> None:
     """RequestError for what can be told without compiling."""
     _refuse_null(spec)
     if spec.kind is GrammarKind.JSON:
@@ -38,7 +38,7 @@ def check_plainly(spec: GrammarSpec) -> None:
 
 def grammar_text(spec: GrammarSpec) -> str:
     """What the library compiles. RequestError for what is plainly no grammar."""
-    check_plainly(spec)
+    _check(spec)
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
@@ -103,10 +103,12 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
 
 
 def _without_options(source: str) -> str:
-    """The library would let a schema change its options."""
+    """The library would let a schema change its options, and refuses them beside a boolean."""
+    schema = json.loads(source)
+    if schema is True:
+        return "{}"
     if "x-guidance" not in source:
         return source
-    schema = json.loads(source)
     if isinstance(schema, dict):
         cast("dict[str, Any]", schema).pop("x-guidance", None)
     return json.dumps(schema, ensure_ascii=False)
@@ -179,7 +181,9 @@ def _of_tags(spec: GrammarSpec) -> str:
                 "whitespace_flexible": bool(whitespace),
                 "lenient": not spec.is_strict,
             }
-            held = {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
+            held = schema
+            if isinstance(schema, dict):
+                held = {**cast("dict[str, Any]", schema), "x-guidance": options}
             parts = [
                 _quoted(begin.removeprefix(trigger)),
                 f"json_{j}",

@@ -41,9 +41,13 @@ class _Source:
         self.tokens = vocabulary.tokens
         self.special_token_ids = vocabulary.special_ids
         self._encode = encode
+        self._by_bytes = spelled_by_bytes(vocabulary)
 
     def __call__(self, text: bytes) -> list[int]:
-        return list(self._encode(text.decode("utf-8", "replace")))
+        """The tokenizer may have more tokens than the model, and the library looks none up."""
+        words = text.decode("utf-8", "replace")
+        ids = list(self._encode(words))
+        return ids if max(ids, default=0) < len(self.tokens) else list(self._by_bytes(words))
 
 
 def spelled_by_bytes(vocabulary: Vocabulary) -> Encode:
