@@ -147,3 +147,12 @@ def test_the_openai_client_parses(server: RunningServer) -> None:
         if found.choices[0].finish_reason == "stop":
             assert isinstance(parsed, Answer)
     server.wait_until_idle()
+
+
+def test_beams_find_what_is_allowed(http: httpx.Client) -> None:
+    body = {"prompt": "hi", "use_beam_search": True, "n": 2, "guided_choice": ["abc", "xyz", "q"]}
+    reply = http.post(TEXT, json={**body, "max_tokens": 20})
+    assert reply.status_code == 200, reply.text
+    texts = [choice["text"] for choice in reply.json()["choices"]]
+    assert len(texts) == 2  # perhaps two spellings of one text
+    assert set(texts) <= {"abc", "xyz", "q"}

@@ -106,6 +106,8 @@ class GuidanceGrammars:
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
             return RequestError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
+        mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # fills caches, in no step
         return matcher
 
     def _warn(self, text: str) -> None:

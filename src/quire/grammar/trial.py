@@ -10,6 +10,7 @@ import select
 import struct
 import subprocess
 import sys
+import time
 from typing import IO
 
 import msgspec
@@ -30,6 +31,8 @@ WALL_SECONDS = 30.0
 """The child has the lowest priority, so on a busy machine its seconds are long."""
 START_SECONDS = 120.0
 MEMORY_BYTES = 2**30
+MASK_SECONDS = 0.1
+"""Of processor time for one mask after the first, which fills caches: a step would wait for it."""
 NUM_STEPS = 8
 """Masks that a trial makes: what a grammar costs shows at the first ones only."""
 
@@ -125,7 +128,11 @@ def _try(tokenizer: LLTokenizer, num_words: int, grammar: str) -> str:
     for step in range(NUM_STEPS):
         if matcher.is_error() or matcher.is_stopped():
             break
+        started = time.process_time()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        seconds = time.process_time() - started
+        if step and seconds > MASK_SECONDS:
+            return f"it takes {seconds:.1f} s for one token; make it simpler"
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         allowed = allowed[allowed != tokenizer.eos_token]
         if not len(allowed):

@@ -88,8 +88,13 @@ class EngineCore:
                 f"structured output ({grammar.kind}) needs the model's tokenizer, which this "
                 "engine was started without: leave it out"
             )
-        tickets = self._scheduler.add(self._grammars.bounded(request))
-        self._opening.append((tickets, self._grammars.open(request)))
+        bounded, future = self._grammars.bounded(request), self._grammars.open(request)
+        try:
+            tickets = self._scheduler.add(bounded)
+        except BaseException:
+            future.cancel()
+            raise
+        self._opening.append((tickets, future))
 
     def _take_grammars(self) -> None:
         """Let requests go on whose grammars have been compiled, and end those that have none."""
