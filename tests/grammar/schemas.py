@@ -98,6 +98,7 @@ def _combined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     return (
         st.builds(lambda each: {"anyOf": each}, options)
         | st.builds(lambda one: {"allOf": [one]}, inner)
+        | st.just({"allOf": [{"type": "integer", "minimum": -3}, {"maximum": 40}]})
         | st.just({"oneOf": one_of})
         | st.builds(lambda one: {"$defs": {"d": one}, "$ref": "#/$defs/d"}, _LEAVES)
     )
@@ -123,11 +124,23 @@ _LIST: Schema = {
 }
 
 
+_NAMED = st.sampled_from(
+    [
+        {"$defs": {"d": {"$anchor": "here", "type": "boolean"}}, "items": {"$ref": "#here"}},
+        {
+            "$id": "https://example.com/s",
+            "$defs": {"d": {"const": 1}},
+            "items": {"$ref": "#/$defs/d"},
+        },
+        {"$defs": {"a b/c": {"type": "null"}}, "items": {"$ref": "#/$defs/a%20b~1c"}},
+    ]
+).map(lambda schema: {**schema, "type": "array", "minItems": 1, "maxItems": 3})
+
+
 def schemas() -> st.SearchStrategy[Schema]:
     """References stand at roots alone, where their definitions are."""
-    return (
-        _objects(_tree_without_refs(2)) | _arrays(_tree_without_refs(1)) | _tree(0) | st.just(_LIST)
-    )
+    trees = _objects(_tree_without_refs(2)) | _arrays(_tree_without_refs(1)) | _tree(0)
+    return trees | st.just(_LIST) | _NAMED
 
 
 def _tree_without_refs(depth: int) -> st.SearchStrategy[Schema]:

@@ -342,6 +342,7 @@ def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, None),
         ({"anyOf": [{"$ref": "#"}]}, "$"),
         ({"allOf": [{"$ref": "#"}]}, "$"),
+        ({"$defs": {"d": {"$anchor": "x", "type": "null"}}, "$ref": "#x"}, None),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "$"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}}, None),
         ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any, cast
+from urllib.parse import unquote
 
 __all__ = ["find_endless", "find_unsupported", "is_too_deep"]
 
@@ -120,7 +121,7 @@ def _is_finite(node: dict[str, Any], finite: set[int], by_path: dict[str, Any]) 
         return not isinstance(schema, dict) or id(cast("object", schema)) in finite
 
     reference = node.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         target = by_path.get(_path_of(reference))
         if target is not None and not ends(target):
             return False
@@ -159,7 +160,7 @@ def _listed(node: dict[str, Any], keyword: str) -> list[Any]:
 def _path_of(reference: str) -> str:
     """The path by which `_subschemas` names what a JSON pointer refers to."""
     path = "$"
-    for part in reference.removeprefix("#").split("/")[1:]:
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         path += (
             f"[{name}]" if name.isdecimal() and path.rpartition(".")[2] in _LISTS else f".{name}"
