@@ -97,4 +97,5 @@ def running_server(
         server.should_exit = True
         thread.join(WAIT_S)
         assert not thread.is_alive()
-        engine.engine.core.shutdown()
+        if client is None:
+            engine.engine.core.shutdown()
