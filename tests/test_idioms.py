@@ -14,7 +14,7 @@ import pytest
 
 import quire
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
-from quire.sampling_params import RequestOutputKind
+from quire.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 MODEL = {"quiet": True, "num_kv_blocks": 256, "max_model_len": 512}
 
@@ -22,6 +22,7 @@ IMPORTS = """
 quire: LLM SamplingParams BeamSearchParams RequestOutput CompletionOutput TextPrompt TokensPrompt
 quire: PromptType EngineArgs AsyncEngineArgs LLMEngine AsyncLLMEngine AsyncLLM __version__
 quire.sampling_params: SamplingParams BeamSearchParams RequestOutputKind LogitsProcessor
+quire.sampling_params: StructuredOutputsParams
 quire.outputs: RequestOutput CompletionOutput BeamSearchOutput BeamSearchSequence RequestMetrics
 quire.inputs: TextPrompt TokensPrompt PromptType
 """
@@ -29,7 +30,7 @@ MISSING_IMPORTS = """
 quire: LoRARequest PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput ModelRegistry
 quire: EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
 quire: ScoringRequestOutput initialize_ray_cluster
-quire.sampling_params: StructuredOutputsParams GuidedDecodingParams SamplingType
+quire.sampling_params: GuidedDecodingParams SamplingType
 quire.outputs: PoolingRequestOutput EmbeddingRequestOutput ScoringRequestOutput
 quire.inputs: DataPrompt EmbedsPrompt MultiModalDataDict
 """
@@ -42,11 +43,12 @@ prompt_logprobs=1  detokenize=False  skip_special_tokens=False  logit_bias={1:1.
 spaces_between_special_tokens=False  truncate_prompt_tokens=4  allowed_token_ids=[1]
 output_kind=RequestOutputKind.DELTA  best_of=None  structured_outputs=None  guided_decoding=None
 extra_args=None  extra_args={}  use_beam_search=False  length_penalty=1.0  early_stopping=False
-skip_clone=True  logits_processors=None  flat_logprobs=False  skip_reading_prefix_cache=None
+structured_outputs=StructuredOutputsParams(regex="a+")  skip_clone=True
+logits_processors=None  flat_logprobs=False  skip_reading_prefix_cache=None
 thinking_token_budget=None
 """
 SAMPLING_EXPLAINED = """
-best_of=4  structured_outputs=object()  structured_outputs=str  guided_decoding=object()
+best_of=4  structured_outputs=str  structured_outputs=object()  guided_decoding=object()
 extra_args={"a":1}
 use_beam_search=True  flat_logprobs=True  thinking_token_budget=5  max_token=4  temprature=1
 """
@@ -238,7 +240,8 @@ def test_names_that_are_missing(module: str, name: str) -> None:
 
 @pytest.mark.parametrize("given", arguments(SAMPLING))
 def test_sampling_parameters(given: str) -> None:
-    scope = {"SamplingParams": SamplingParams, "RequestOutputKind": RequestOutputKind}
+    kinds = (SamplingParams, RequestOutputKind, StructuredOutputsParams)
+    scope = {kind.__name__: kind for kind in kinds}
     eval(f"SamplingParams({given})", scope)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.llm_engine import LLMEngine
     from quire.protocol.beam_search import BeamSearchParams
+    from quire.protocol.grammar import StructuredOutputsParams
     from quire.protocol.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -48,6 +49,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "SchedulingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -74,6 +76,7 @@ _HOMES = {
     "RequestOutput": "quire.protocol.outputs",
     "SamplingParams": "quire.protocol.sampling_params",
     "SchedulingParams": "quire.protocol.scheduling_params",
+    "StructuredOutputsParams": "quire.protocol.grammar",
     "ConfigError": "quire.errors",
     "EngineError": "quire.errors",
     "QuireError": "quire.errors",

@@ -10,7 +10,7 @@ __all__ = ["CALL_ARGUMENTS", "MISSING_METHODS", "missing_name"]
 
 _LORA = "there are no LoRA adapters yet"
 _EMBEDS = "models generate text; none gives embeddings or scores yet"
-_STRUCTURE = "there is no structured output yet"
+_STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
 _TEXT_ONLY = "models take text only"
 _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
 
@@ -72,7 +72,7 @@ MISSING_METHODS: Mapping[str, str] = {
 """Methods and attributes of engines."""
 
 _MISSING_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("StructuredOutputsParams", "GuidedDecodingParams"), _STRUCTURE),
+    **dict.fromkeys(("GuidedDecodingParams", "GuidedDecodingRequest"), _STRUCTURE),
     "LoRARequest": _LORA,
     **dict.fromkeys(
         (

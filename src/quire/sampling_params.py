@@ -2,9 +2,16 @@
 
 from quire.idioms import missing_name
 from quire.protocol.beam_search import BeamSearchParams
+from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.sampling_params import LogitsProcessor, RequestOutputKind, SamplingParams
 
-__all__ = ["BeamSearchParams", "LogitsProcessor", "RequestOutputKind", "SamplingParams"]
+__all__ = [
+    "BeamSearchParams",
+    "LogitsProcessor",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> object:

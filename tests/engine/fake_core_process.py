@@ -27,7 +27,9 @@ from quire.protocol.control import ControlOp, Report  # noqa: E402
 from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
+from quire.protocol.step import LateInput  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
+from tests.grammar.bundled_tokens import grammars  # noqa: E402
 
 KILLER, HANGER, STOPPER = 9_001, 9_002, 9_003
 """Token ids of prompts that kill the process, hang a step, or stop the whole process."""
@@ -82,6 +84,9 @@ class FaultyExecutor:
         future.result = result
         return future
 
+    def late(self, late: LateInput) -> None:
+        self._executor.late(late)
+
     def start(self) -> Report:
         return self._executor.start()
 
@@ -122,6 +127,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
         max_model_len=options.max_model_len,
         vocab_size=1000,
         on_plan=on_plan,
+        grammars=grammars(1000),
     )
     engine.core._executor = FaultyExecutor(engine.core._executor, options)
     capacity = EngineCapacity(

@@ -10,8 +10,11 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
+from quire.grammar import Grammars
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
+from quire.protocol.beam_search import BeamRules
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
@@ -37,6 +40,7 @@ class FakeEngine:
         layout: KVLayout | None = None,
         num_checkpoints: int = 0,
         breaks: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -71,7 +75,7 @@ class FakeEngine:
             num_checkpoints=num_checkpoints,
             breaks=lambda _: breaks,
         )
-        self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start())
+        self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start(), grammars)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}
@@ -89,6 +93,8 @@ class FakeEngine:
         output: Sequence[int] = (),
         salt: str = "",
         given: Sequence[tuple[int, int]] = (),
+        grammar: GrammarSpec | None = None,
+        beams: BeamRules | None = None,
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -108,6 +114,8 @@ class FakeEngine:
             output_token_ids=np.array(output, np.int32),
             arrival_time=self.now,
             salt=salt,
+            grammar=grammar,
+            beams=beams,
         )
         self.core.add(request)
         self._next_handle += n

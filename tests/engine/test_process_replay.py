@@ -17,11 +17,18 @@ from quire.engine.clients.request_stream import RequestStream
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
 from quire.protocol.control import ExtendPrompt
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.messages import Add, ClientMessage, CoreMessage, Extend, Output
 from tests.engine.fake_engine import FakeEngine
+from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.process_harness import FAKE_MODEL, Collected
 from tests.profiles import machine_settings
 from tests.scheduler.beam_reference import search
+
+
+def new_engine() -> FakeEngine:
+    grammars = HashGrammars(FAKE_MODEL.vocab_size)
+    return FakeEngine(num_blocks=256, max_model_len=128, grammars=grammars)
 
 
 class Cut:
@@ -32,7 +39,7 @@ class Cut:
         self._from_client: Codec[ClientMessage] = Codec(ClientMessage)
         self._from_core: Codec[CoreMessage] = Codec(CoreMessage)
         self.client = OpenRequests(self.reserve, max_replays)
-        self.engine = FakeEngine(num_blocks=256, max_model_len=128)
+        self.engine = new_engine()
 
     def reserve(self, count: int) -> int:
         self._next_handle += count
@@ -47,6 +54,7 @@ class Cut:
         max_tokens: int,
         beams: BeamRules | None = None,
         is_open: bool = False,
+        grammar: GrammarSpec | None = None,
     ) -> RequestStream:
         request = EngineRequest(
             "test",
@@ -56,6 +64,7 @@ class Cut:
             seed,
             beams=beams,
             is_open=is_open,
+            grammar=grammar,
         )
         stream = self.client.open(request, self.engine.core.abort)
         self.send(request)
@@ -91,7 +100,7 @@ class Cut:
         """The core is gone, with all that it had not sent; a new one takes over."""
         running = self.engine.scheduler.running_handles()
         self.client.core_died(frozenset(running.tolist()))
-        self.engine = FakeEngine(num_blocks=256, max_model_len=128)
+        self.engine = new_engine()
         for request in self.client.core_started():
             self.send(request)
 
@@ -132,6 +141,24 @@ def test_cut_after_each_step_equals_uncut(cut: int, n: int) -> None:
     found = read(stream)
     assert found.tokens == {i: FAKE_MODEL.expected_tokens(prompt, 20, 5, i) for i in range(n)}
     assert [found.finishes[i].handle for i in range(n)] == list(range(n))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 9, 17])
+def test_a_stream_under_a_grammar_goes_on(cut: int, n: int) -> None:
+    """The next core makes the grammar anew, and its masks from what was sent."""
+    world = Cut()
+    stream = world.add([1, 2, 3], seed=5, n=n, max_tokens=15, grammar=SPEC)
+    for _ in range(cut):
+        world.step()
+    world.die()
+    world.finish()
+    size = FAKE_MODEL.vocab_size
+    expected = {
+        i: FAKE_MODEL.expected_tokens([1, 2, 3], 15, 5, i, lambda output: mask_after(output, size))
+        for i in range(n)
+    }
+    assert read(stream).tokens == expected
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 14, 30])

@@ -23,6 +23,7 @@ from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine
+from tests.grammar.bundled_tokens import grammars
 
 VOCAB_SIZE = 4096
 MAX_MODEL_LEN = 512
@@ -46,6 +47,7 @@ class InMemoryClient:
             max_num_batched_tokens=256,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
+            grammars=grammars(VOCAB_SIZE),
         )
         self._capacity = EngineCapacity(
             max_model_len=MAX_MODEL_LEN,

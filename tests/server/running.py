@@ -97,3 +97,5 @@ def running_server(
         server.should_exit = True
         thread.join(WAIT_S)
         assert not thread.is_alive()
+        if client is None:
+            engine.engine.core.shutdown()

@@ -38,8 +38,16 @@ def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperatur": 1}, "temperature"),
     (CHAT, {"no_such_field_at_all": 1}, "no_such_field_at_all"),
-    (CHAT, {"guided_json": {"type": "object"}}, "structured output is not offered"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "structured output is not offered"),
+    (CHAT, {"guided_json": {"not": {}}}, "the JSON Schema has $.not"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type is 'xml'"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "json_schema has no schema"),
+    (CHAT, {"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn is no field"),
+    (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "json and regex"),
+    (CHAT, {"structured_outputs": {"regex": 1}}, "structured_outputs.regex is '1'"),
+    (CHAT, {"structured_outputs": {"regex": "("}}, "the grammar cannot be used"),
+    (CHAT, {"structured_outputs": {"regex": "("}, "stream": True}, "the grammar cannot be used"),
+    (CHAT, {"guided_regex": "a", "guided_json": {}}, "json and regex"),
+    (CHAT, {"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "Send one of them"),
     (CHAT, {"tools": [{"type": "function"}]}, "tool calls are not offered"),
     (CHAT, {"parallel_tool_calls": 1}, "parallel_tool_calls is 1"),
     (CHAT, {"stream_interval": True}, "stream_interval is True"),
@@ -235,6 +243,7 @@ FIELDS = (
     "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
     "echo", "stream", "stream_options", "truncate_prompt_tokens", "cache_salt", "request_id",
     "chat_template_kwargs", "documents", "reasoning_effort", "tools", "response_format",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.0, 0.5, True, "1", None, "\x00", ""]

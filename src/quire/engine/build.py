@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quire.config import ModelSpec, env
 from quire.config.fingerprint import fingerprint
@@ -21,8 +22,12 @@ from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.kernel_choice import Measure, choose_kernels
-from quire.engine.model_front import load_model_front
+from quire.engine.model_front import load_model_front, load_tokenizer
+from quire.errors import RequestError
 from quire.executor import Executor
+from quire.grammar import Grammars
+from quire.grammar.guidance import GuidanceGrammars
+from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.kv_cache import BlockHasher, KVManager
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
@@ -30,6 +35,7 @@ from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
+from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 
 __all__ = ["BuiltCore", "Engine", "block_hasher", "build_core", "build_engine"]
@@ -148,8 +154,39 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
         executor.shutdown()
         raise
     scheduler = _build_scheduler(resolved, hasher, costs)
-    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report)
+    grammars = _grammars(plan)
+    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report, grammars)
     return BuiltCore(core, resolved, report, costs)
+
+
+def _grammars(plan: StartupPlan) -> Grammars | None:
+    """Of the model's tokens; None if it was started without a tokenizer, which is read when the
+    first grammar comes."""
+    settings, spec = plan.asked, plan.resolved.spec
+    if settings.skip_tokenizer_init:
+        return None
+
+    def load() -> tuple[Vocabulary, Encode]:
+        tokenizer = load_tokenizer(settings, plan.folder)
+        return _vocabulary_of(tokenizer, spec), partial(tokenizer.encode, add_special_tokens=False)
+
+    return GuidanceGrammars(load, spec.eos_token_ids)
+
+
+def _vocabulary_of(tokenizer: Tokenizer, spec: ModelSpec) -> Vocabulary:
+    """The model's tokens as grammars take them. RequestError if the bytes of a token depend on its
+    neighbours."""
+    if tokenizer.decoder_plan.kind == "opaque":
+        raise RequestError(
+            "structured output is not offered for this model: what a token of its tokenizer "
+            "stands for depends on the tokens beside it"
+        )
+    ids = range(min(tokenizer.vocab_size, spec.vocab_size))
+    tokens = [tokenizer.token_bytes(i) for i in ids]
+    tokens += [b""] * (spec.vocab_size - len(tokens))
+    ends = [tokenizer.eos_token_id, *spec.eos_token_ids, 0]
+    special = sorted(i for i in tokenizer.special_ids if i < spec.vocab_size)
+    return Vocabulary(tokens, special, next(i for i in ends if i is not None))
 
 
 def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved:

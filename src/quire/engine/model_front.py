@@ -10,8 +10,9 @@ from pathlib import Path
 from quire.config import ModelSpec, resolve_model_folder
 from quire.config.settings import EngineSettings
 from quire.rendering import Renderer
+from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["ModelFront", "load_model_front"]
+__all__ = ["ModelFront", "load_model_front", "load_tokenizer"]
 
 _log = logging.getLogger("quire.engine")
 
@@ -62,11 +63,20 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
     )
 
 
+def load_tokenizer(settings: EngineSettings, folder: Path) -> Tokenizer:
+    """That of the model alone; errors and `folder` as of `load_model_front`."""
+    return Tokenizer.from_folder(_tokenizer_folder(settings, folder))
+
+
+def _tokenizer_folder(settings: EngineSettings, folder: Path) -> Path:
+    if settings.tokenizer is None:
+        return folder
+    return resolve_model_folder(settings.tokenizer, settings.revision, settings.download_dir)
+
+
 def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> Renderer:
-    if settings.tokenizer is not None:
-        folder = resolve_model_folder(settings.tokenizer, settings.revision, settings.download_dir)
     return Renderer.from_folder(
-        folder,
+        _tokenizer_folder(settings, folder),
         vocab_size=vocab_size,
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,

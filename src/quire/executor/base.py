@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import LateInput, StepPlan, StepResult
 
 __all__ = ["Executor", "StepFuture"]
 
@@ -57,6 +57,12 @@ class Executor(Protocol):
         ignored."""
         ...
 
+    def late(self, late: LateInput) -> None:
+        """Hand over what a step awaits that was given to `execute`, at any time before its result
+        is there. A step waits for it without a limit; more than once is no harm."""
+        ...
+
     def shutdown(self) -> None:
-        """Finish what was started, then free all resources. May be called twice."""
+        """Finish what was started, then free all resources. Steps that await late input fail.
+        May be called twice."""
         ...

@@ -9,6 +9,7 @@ are words of 64 bits, one for each token; a word below 2**31 stands for what the
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
     IntArray,
+    LateInput,
+    MaskArray,
     RowFailure,
     RowTokens,
     StepPlan,
@@ -95,21 +98,36 @@ class FakeModel:
         """What the model makes of a read of layer 2 and the state there."""
         return int(_mix(_mix(read, 11) + np.uint64(state), 12)) if self.has_state else read
 
-    def draw(self, hidden: int, seed: int, sample_index: int) -> int:
-        """The next token id after what the model saw."""
+    def draw(self, hidden: int, seed: int, sample_index: int, mask: MaskArray | None = None) -> int:
+        """The next token id after what the model saw, of those that a mask allows."""
         word = _mix(_mix(hidden, 6) + np.uint64(seed % 2**64), 7 + sample_index)
-        return int(word % np.uint64(self.vocab_size))
+        if mask is None:
+            return int(word % np.uint64(self.vocab_size))
+        allowed = self.allowed(mask)
+        return int(allowed[int(word % np.uint64(len(allowed)))])
+
+    def allowed(self, mask: MaskArray) -> npt.NDArray[np.int64]:
+        """The token ids that a mask allows."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
+        return np.flatnonzero(bits)
 
     def expected_tokens(
-        self, prompt: Sequence[int], num_tokens: int, seed: int, sample_index: int = 0
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        seed: int,
+        sample_index: int = 0,
+        mask: Callable[[Sequence[int]], MaskArray | None] = lambda _: None,
     ) -> list[int]:
-        """The tokens that follow `prompt`, computed from the tokens alone."""
+        """The tokens that follow `prompt`, computed from the tokens alone. mask: of what may follow
+        an output."""
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             second: list[int] = []
             while len(tokens) < len(prompt) + num_tokens:
                 hidden = self._hidden_of(tokens, second)
-                tokens.append(self.draw(hidden, seed, sample_index))
+                allowed = mask(tokens[len(prompt) :])
+                tokens.append(self.draw(hidden, seed, sample_index, allowed))
         return tokens[len(prompt) :]
 
     def expected_scores(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -194,9 +212,19 @@ class _Drop:
     handles: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Computed:
+    """A step before it samples. hidden: see `_forward`. sources: see `_fork`."""
+
+    hidden: dict[int, list[int]]
+    failures: list[RowFailure]
+    sources: dict[int, int]
+    awaits_late: bool
+
+
 class FakeExecutor:
     """Runs plans over a fake paged cache; late: nothing is computed until a result is asked for,
-    and then everything given so far is.
+    and then everything given so far is, up to a step that awaits late input.
 
     ticket_steps: steps, after the one that starts it, until the work under a ticket has ended; its
     copies are made then, and not before. lose: of the blocks [N] that a ticket should fill, those
@@ -249,7 +277,9 @@ class FakeExecutor:
         host_shape = (2, num_host_blocks, largest)
         self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
-        self._queue: list[tuple[StepPlan, Future[StepResult]] | _Drop] = []
+        self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Drop] = deque()
+        self._computed: _Computed | None = None  # the first step of the queue, but for its draws
+        self._late: dict[int, LateInput] = {}
         self.media: dict[int, Words] = {}
 
     def start(self) -> Report:
@@ -302,30 +332,46 @@ class FakeExecutor:
         if len(self._queue) == 1:
             self.run_queued()
 
+    def late(self, late: LateInput) -> None:
+        self._late[late.step_id] = late
+
     def shutdown(self) -> None:
         self.run_queued()
+        for work in self._queue:
+            if not isinstance(work, _Drop):
+                work[1].set_exception(EngineError("shut down while a step awaited late input"))
+        self._queue.clear()
 
     def run_queued(self) -> None:
-        """Compute everything that was given."""
-        queue, self._queue = self._queue, []
-        for work in queue:
+        """Compute everything that was given, but draw for no step whose late input is missing, nor
+        for those after it."""
+        while self._queue:
+            work = self._queue[0]
             if isinstance(work, _Drop):
                 for handle in work.handles:
                     self.media.pop(handle, None)
+                self._queue.popleft()
                 continue
             plan, future = work
             try:
                 with np.errstate(over="ignore"):
-                    future.set_result(self._step(plan))
+                    if self._computed is None:
+                        self._computed = self._compute_step(plan)
+                    if self._computed.awaits_late and plan.step_id not in self._late:
+                        return
+                    future.set_result(self._end_step(plan, self._computed))
             except Exception as error:  # noqa: BLE001  the future is where a fault belongs
                 future.set_exception(error)
+            self._computed = None
+            self._queue.popleft()
 
     def drop_queued(self) -> None:
         """Lose everything that was given and not computed, as a device fault does."""
         self._queue.clear()
+        self._computed = None
         self._tickets.clear()
 
-    def _step(self, plan: StepPlan) -> StepResult:
+    def _compute_step(self, plan: StepPlan) -> _Computed:
         self._copy_blocks(plan)
         self._rows.apply(plan)
         for row in plan.enter:
@@ -339,9 +385,21 @@ class FakeExecutor:
         hidden, failures = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
         self._states.save(plan)
-        asked = [slot for slot in hidden if self._streams[slot].num_candidates]
-        candidates = {slot: self._candidates_of(slot, hidden.pop(slot)[0]) for slot in asked}
-        drawn = self._sample(plan, hidden, failures)
+        sources = self._fork(plan, hidden, failures)
+        awaits_late = any(self._streams[slot].waits_for_masks for slot in sources)
+        return _Computed(hidden, failures, sources, awaits_late)
+
+    def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
+        hidden, failures, sources = computed.hidden, computed.failures, computed.sources
+        masks = self._take_masks(plan, computed)
+        asked = [slot for slot in sources if self._streams[slot].num_candidates]
+        candidates = {
+            slot: self._candidates_of(
+                slot, hidden[sources.pop(slot)][0], masks.get(slot, [None])[0]
+            )
+            for slot in asked
+        }
+        drawn = self._sample(hidden, sources, masks)
         done, lost = self._end_tickets(plan)
         return StepResult(
             plan.step_id,
@@ -353,6 +411,25 @@ class FakeExecutor:
             done=done,
             failed_tickets=lost,
         )
+
+    def _take_masks(self, plan: StepPlan, computed: _Computed) -> dict[int, list[MaskArray | None]]:
+        """Masks of rows that wait for some, by slot; rows that get none sample no more."""
+        self._late = {step: late for step, late in self._late.items() if step >= plan.step_id}
+        late = self._late.pop(plan.step_id, None)
+        if late is None:
+            return {}
+        of_rows = np.split(late.index, np.cumsum(late.counts))[:-1]
+        known = dict(zip(late.slots.tolist(), of_rows, strict=True))
+        told = {failure.slot: failure for failure in late.failed}
+        masks: dict[int, list[MaskArray | None]] = {}
+        for slot in [s for s in computed.sources if self._streams[s].waits_for_masks]:
+            if slot in known:
+                masks[slot] = [late.masks[i] if i >= 0 else None for i in known[slot].tolist()]
+                continue
+            del computed.sources[slot]
+            self._rows.failed[slot] = True
+            computed.failures.append(told.get(slot) or RowFailure(slot, "no mask was given"))
+        return masks
 
     def _end_tickets(self, plan: StepPlan) -> tuple[tuple[int, ...], tuple[TicketFailure, ...]]:
         """Start those of this plan and end those whose time has come."""
@@ -494,9 +571,10 @@ class FakeExecutor:
                 return True
         return False
 
-    def _sample(
+    def _fork(
         self, plan: StepPlan, hidden: dict[int, list[int]], failures: list[RowFailure]
-    ) -> RowTokens:
+    ) -> dict[int, int]:
+        """Let rows branch off. Slots that sample, each with the one whose `hidden` it reads."""
         sources = {slot: slot for slot in hidden}
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
@@ -507,12 +585,23 @@ class FakeExecutor:
                 sources[fork.dst] = fork.src
             else:
                 failures.append(RowFailure(fork.dst, f"its source, slot {fork.src}, failed"))
+        return sources
+
+    def _sample(
+        self,
+        hidden: dict[int, list[int]],
+        sources: dict[int, int],
+        masks: dict[int, list[MaskArray | None]],
+    ) -> RowTokens:
         slots = np.array(sorted(sources), np.int64)
 
         def draw(index: npt.NDArray[np.int64], turn: int) -> IntArray:
             tokens = [
                 self._model.draw(
-                    hidden[sources[slot]][turn], self._streams[slot].seed, self._sample_index[slot]
+                    hidden[sources[slot]][turn],
+                    self._streams[slot].seed,
+                    self._sample_index[slot],
+                    masks[slot][turn] if slot in masks else None,
                 )
                 for slot in slots[index].tolist()
             ]
@@ -520,8 +609,11 @@ class FakeExecutor:
 
         return draw_in_turns(self._rows, slots, draw)
 
-    def _candidates_of(self, slot: int, hidden: int) -> TokenCandidates:
+    def _candidates_of(self, slot: int, hidden: int, mask: MaskArray | None) -> TokenCandidates:
         row, scores = self._streams[slot], self._model.scores(hidden)
+        if mask is not None:
+            banned = np.setdiff1d(np.arange(len(scores)), self._model.allowed(mask))
+            scores[banned] = -np.inf
         best = np.argsort(-scores, kind="stable")[: row.num_candidates]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if row.params.logprobs is not None:
@@ -560,5 +652,8 @@ class _LateFuture(Future[StepResult]):
         self._executor = executor
 
     def result(self, timeout: float | None = None) -> StepResult:
+        """EngineError if it would wait for ever."""
         self._executor.run_queued()
+        if not self.done():
+            raise EngineError("a step awaits late input, which nobody has given")
         return super().result(timeout)

@@ -14,7 +14,7 @@ from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
-from quire.protocol.step import StepPlan
+from quire.protocol.step import LateInput, StepPlan
 from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
 
@@ -93,6 +93,9 @@ class InProcessExecutor:
         if self._worker is not None:
             self._do(self._worker, _Drop(tuple(handles)))
 
+    def late(self, late: LateInput) -> None:
+        self._require_worker().late(late)
+
     def _do_all(self, worker: Worker) -> None:
         """Until none is left, so that a step that was planned meanwhile begins at once."""
         while True:
@@ -142,6 +145,8 @@ class InProcessExecutor:
                 if not isinstance(work, _Drop):
                     error = EngineError("the engine was shut down before it launched this step")
                     work[1].fail(error)
+        if self._worker is not None:
+            self._worker.give_up_waiting()
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -58,6 +59,7 @@ class EngineRequest:
         computed, for other requests that start with it; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
         that its text is no secret.
+    grammar: to which the outputs belong.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
         and lie outside of the vocabulary.
@@ -81,6 +83,7 @@ class EngineRequest:
     pin_is_shared: bool = False
     max_tokens_is_default: bool = False
     media: tuple[Media, ...] = ()
+    grammar: GrammarSpec | None = None
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""

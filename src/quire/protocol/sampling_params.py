@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError
 from quire.foreign import ForeignName, explaining
+from quire.protocol.grammar import StructuredOutputsParams
 
 __all__ = [
     "GREEDY_TEMPERATURE",
@@ -52,12 +53,10 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
-_NO_STRUCTURE = ForeignName("there is no structured output yet")
 _OF_BEAMS = "LLM.beam_search with BeamSearchParams does it"
 
 FOREIGN_PARAMS: Mapping[str, ForeignName] = {
-    "structured_outputs": _NO_STRUCTURE,
-    "guided_decoding": _NO_STRUCTURE,
+    "guided_decoding": ForeignName("structured_outputs=StructuredOutputsParams(…) does it"),
     "best_of": ForeignName("ask for n samples, and take the best by cumulative_logprob", ("1",)),
     "use_beam_search": ForeignName(_OF_BEAMS),
     "length_penalty": ForeignName(_OF_BEAMS, ("1", "1.0")),
@@ -95,6 +94,8 @@ class SamplingParams:
     only where the tokenizer writes it with the tokens of one of them. detokenize False: `text`
     stays empty. truncate_prompt_tokens: of a longer prompt only the last so many tokens count; -1:
     as many as leave room for max_tokens. output_kind: of the outputs of a stream.
+    structured_outputs: to which language the output belongs; where that ends so does the output,
+    whatever min_tokens and ignore_eos say.
 
     They do not change: `clone(temperature=0)` gives others, as `dataclasses.replace` does. Names
     that have no counterpart here are passed over where their value asks for nothing.
@@ -126,6 +127,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logits_processors: Sequence[LogitsProcessor] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
     truncate_prompt_tokens: int | None = None
@@ -143,6 +145,11 @@ class SamplingParams:
         self._check_texts()
         self._check_token_ids()
         self._check_processors()
+        structured = cast("object", self.structured_outputs)
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs is {_shown(structured)}. Give StructuredOutputsParams(...)."
+            )
 
     @classmethod
     def from_optional(

@@ -4,7 +4,8 @@ A plan is a difference. The data side keeps one row per live sequence in a slot,
 in this order: leave → swap out → copy blocks → swap in → enter → extend → fork at the start, append
 → table updates → deltas, drafts → forward → fork → sample and verify. All block copies read their
 sources before any destination is written, and no block is both source and destination of copies in
-one plan.
+one plan. Sampling may wait for `LateInput`: the masks of a step's rows follow its plan, while the
+forward runs.
 
 Work that may take longer than its step runs under a ticket, a number that is never used again. A
 plan starts it; the result of that step or of any later one says that it is done or that it failed.
@@ -30,6 +31,8 @@ __all__ = [
     "EnterRow",
     "ExtendPrompt",
     "ForkRow",
+    "LateInput",
+    "MaskArray",
     "NOTHING_DRAWN",
     "IntArray",
     "MediaSpan",
@@ -47,6 +50,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+MaskArray = npt.NDArray[np.uint32]
+"""Bits over the vocabulary: token t is allowed if bit t % 32 of word t // 32 is set."""
 
 
 def _empty_ints() -> IntArray:
@@ -105,6 +110,7 @@ class EnterRow:
         if it starts from the initial one, or the model has none.
     adapter: index of the adapter that layers apply to the row's tokens.
     media: parts of the prompt that are embeddings, in order.
+    waits_for_masks: in every step in which the row samples it waits for `LateInput`.
     """
 
     slot: int
@@ -120,6 +126,7 @@ class EnterRow:
     checkpoint: int | None = None
     adapter: int = 0
     media: tuple[MediaSpan, ...] = ()
+    waits_for_masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +238,26 @@ class StepPlan:
             or len(self.draft_slot)
             or len(self.save_slot)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LateInput:
+    """What may follow a plan: for the rows that wait for masks and sample in that step, forked ones
+    included, which tokens they may draw. The step awaits it just before it samples.
+
+    slots: int32 [R]. counts: int32 [R], positions of each row: one for its next token, and one for
+        the token after each of its drafts. index: int32 [sum of counts], row after row: which of
+        `masks` [M, ceil(V / 32)] holds at each position, -1 where any token is allowed. So equal
+        masks are sent once.
+    failed: rows that have no masks; their requests fail, nobody else's.
+    """
+
+    step_id: int
+    slots: IntArray
+    counts: IntArray
+    index: IntArray
+    masks: MaskArray
+    failed: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,9 @@ class RequestRenderer:
         token_ids = np.array(prompt.token_ids, np.int32)
         for span in (each.span for each in prompt.media):
             token_ids[span.position : span.end] = vocab_size  # none that penalties could count
+        structured = params.structured_outputs
+        if structured is not None:
+            params = replace(params, structured_outputs=None)
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
@@ -87,6 +90,7 @@ class RequestRenderer:
             salt=prompt.salt,
             max_tokens_is_default=max_tokens_is_default,
             media=prompt.media,
+            grammar=None if structured is None else structured.spec,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

@@ -65,6 +65,7 @@ class PlanChanges:
                     row.sample_index,
                     row.stop_token_ids,
                     row.num_candidates,
+                    is_masked=row.waits_for_masks,
                 )
             except QuireError as error:
                 refused.append(RowFailure.of(row.slot, error))

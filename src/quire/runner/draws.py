@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from quire.protocol.step import (
     NOTHING_DRAWN,
     REPORT_IT,
     IntArray,
+    MaskArray,
     RowFailure,
     RowTokens,
     TokenCandidates,
@@ -23,6 +24,7 @@ from quire.runner.device.state import DeviceState
 from quire.runner.drafts import draw_in_turns
 from quire.runner.halves import in_halves
 from quire.runner.kernel_rows import KernelRows
+from quire.runner.late import RowMasks
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import (
     NO_TOKEN,
@@ -173,17 +175,24 @@ class Draws:
             return np.zeros(len(slots), np.bool_)
         return self._extras.serves(slots) & (self._rows.num_drafts[slots] == 0)
 
-    def sample(self, logits: torch.Tensor, slots: Slots, index: Slots) -> Sampled:
+    def waiting_for_masks(self, slots: Slots) -> Slots:
+        """Those of these rows that wait for masks."""
+        return slots[self._sampling.masked[slots]]
+
+    def sample(
+        self, logits: torch.Tensor, slots: Slots, index: Slots, masks: RowMasks | None = None
+    ) -> Sampled:
         """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and for what follows their
         drafts from the rows after these. Find the candidates of rows that do not draw. Of rows that
-        the host serves it has to know all tokens."""
+        the host serves it has to know all tokens. masks: of those rows that wait for some."""
         result = Sampled()
         by_kernels = self.by_kernels(slots)
         if not by_kernels.all():
             of_host = ~by_kernels
-            self._on_host(*self._brought(logits, slots[of_host], index[of_host]), result)
+            brought = self._brought(logits, slots[of_host], index[of_host])
+            self._on_host(*brought, masks, result)
         if by_kernels.any():
-            self._by_kernels(logits, slots[by_kernels], index[by_kernels], result)
+            self._by_kernels(logits, slots[by_kernels], index[by_kernels], masks, result)
         return result
 
     def _brought(
@@ -197,27 +206,47 @@ class Draws:
         places = np.arange(counts.sum()) + np.repeat(index - firsts, counts)
         return logits[self._upload(places)].float().cpu(), slots, firsts
 
-    def _on_host(self, logits: torch.Tensor, slots: Slots, index: Slots, result: Sampled) -> None:
+    def _on_host(
+        self,
+        logits: torch.Tensor,
+        slots: Slots,
+        index: Slots,
+        masks: RowMasks | None,
+        result: Sampled,
+    ) -> None:
         draws = self._sampling.num_candidates[slots] == 0
         if not draws.all():
+            given = slots[~draws]
+            allowed = None if masks is None else masks.by_slot(given, 0)
             found = find_candidates(
-                logits, index[~draws], slots[~draws], self._sampling, self._rows
+                logits, index[~draws], given, self._sampling, self._rows, allowed
             )
             result.candidates = found.candidates
             result.failed += found.failed
             slots, index = slots[draws], index[draws]
 
         def draw(which: Slots, turn: int) -> IntArray:
-            return self._draw(_taken(logits, index[which] + turn), slots[which], result)
+            allowed = None if masks is None else masks.by_slot(slots[which], turn)
+            taken = _taken(logits, index[which] + turn)
+            return self._draw(taken, slots[which], allowed, result)
 
         result.drawn = draw_in_turns(self._rows, slots, draw)
 
-    def _draw(self, logits: torch.Tensor, slots: Slots, result: Sampled) -> IntArray:
-        """A token for each of `slots` [N] from logits [N, V]; NO_TOKEN in rows that fail."""
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        slots: Slots,
+        masks: Mapping[int, MaskArray] | None,
+        result: Sampled,
+    ) -> IntArray:
+        """A token for each of `slots` [N] from logits [N, V]; NO_TOKEN in rows that fail. masks: by
+        slot."""
         positions = self._rows.num_tokens[slots]
 
         def compute(part: slice) -> SampleOutput:
-            return self._sampler.sample(logits[part], slots[part], positions[part], self._rows)
+            return self._sampler.sample(
+                logits[part], slots[part], positions[part], self._rows, masks
+            )
 
         def alone(row: int, error: Exception) -> SampleOutput:
             failure = _cannot_draw(int(slots[row]), error)
@@ -231,13 +260,18 @@ class Draws:
         return np.concatenate([output.token_ids for output in outputs])
 
     def _by_kernels(
-        self, logits: torch.Tensor, slots: Slots, index: Slots, result: Sampled
+        self,
+        logits: torch.Tensor,
+        slots: Slots,
+        index: Slots,
+        masks: RowMasks | None,
+        result: Sampled,
     ) -> None:
         def alone(row: int, error: Exception) -> RowFailure:
             return _cannot_draw(int(slots[row]), error)
 
         def compute(part: slice) -> DrawnPiece:
-            return self._piece(logits, slots[part], index[part])
+            return self._piece(logits, slots[part], index[part], masks)
 
         for part in in_halves(slice(0, len(slots)), compute, alone):
             if isinstance(part, DrawnPiece):
@@ -245,7 +279,9 @@ class Draws:
             else:
                 result.failed.append(part)
 
-    def _piece(self, logits: torch.Tensor, slots: Slots, index: Slots) -> DrawnPiece:
+    def _piece(
+        self, logits: torch.Tensor, slots: Slots, index: Slots, masks: RowMasks | None
+    ) -> DrawnPiece:
         assert self._extras is not None
         assert self._state is not None
         rows, where = self._state.rows, self._state.inbox.drawing_of(slots)
@@ -256,7 +292,8 @@ class Draws:
             return DrawnPiece(slots, self._graph(logits, where, taken), None)
         history = DeviceHistory(rows.token_ids, rows.num_prompt, rows.num_tokens)
         positions = rows.num_tokens[where]
-        sample = self._extras.sample(logits, slots, where, positions, history, taken)
+        allowed = None if masks is None else (masks.words, masks.index(slots, 0))
+        sample = self._extras.sample(logits, slots, where, positions, history, taken, allowed)
         self._graph.append(where, sample.token_ids)
         return DrawnPiece(slots, sample.token_ids, sample.logprobs)
 

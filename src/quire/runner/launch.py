@@ -15,6 +15,7 @@ from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
 from quire.runner.halves import in_order_of_writing
+from quire.runner.late import LateInputs, RowMasks
 from quire.runner.pending import DrawnStep, PendingStep
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.runner.running_step import HostPart, RunningStep, Tenancy
@@ -30,7 +31,8 @@ class Runner:
     Where kernels work in the host's memory, a step is over when its launch returns. Else the host's
     rows mirror those of a device (`DeviceState`), and a launch waits for no result, with one
     exception: rows whose tokens the host has to choose (edits by Python code, candidates of beams,
-    drafts) need to know all tokens so far. A row that fails on the device is still in the step
+    drafts) need to know all tokens so far. A step whose rows wait for masks awaits `late_inputs`
+    when its forward is under way. A row that fails on the device is still in the step
     after the one in which it failed; what that computes of it is dropped by its result.
     """
 
@@ -46,6 +48,7 @@ class Runner:
     ) -> None:
         """decode: for steps in which every row computes one token and draws; forward: others.
         state: of the device, None where kernels read the host's rows."""
+        self.late_inputs = LateInputs()
         self._rows = rows
         self._changes = changes
         self._decode = decode
@@ -78,6 +81,7 @@ class Runner:
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, *, replays: bool = True) -> PendingStep:
         self._settle(wait=False)
+        self.late_inputs.forget_before(plan.step_id)
         if any(step.has_drawn(_sources(plan)) for step in self._in_flight):
             self._settle(wait=True)  # the mirror copies the tokens of rows that branch off
         with self._queue.computing():
@@ -163,7 +167,8 @@ class Runner:
         self._rows.commit_computed(rows)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
-        drawn = self._sample(forward, sampled, step, host)
+        masks = self._await_masks(plan.step_id, forward, sampled)
+        drawn = self._sample(forward, sampled, masks, step, host)
         if self._state is not None:
             self._state.note_computed(np.setdiff1d(rows.slots, drawn))
         host.failed += forward.failed
@@ -188,15 +193,36 @@ class Runner:
             self._state.send(None)
         return failed
 
+    def _await_masks(
+        self, step_id: int, forward: Forward, sampled: dict[int, int]
+    ) -> RowMasks | None:
+        """Masks of the rows that sample, None if none of them waits for any. Rows that wait and
+        have none fail, and sample no more. sampled: see `_sample`."""
+        waiting = self._draws.waiting_for_masks(np.fromiter(sampled, np.int64, len(sampled)))
+        if not len(waiting):
+            return None
+        masks = self.late_inputs.take(step_id)
+        failed = masks.failures(waiting.tolist())
+        for failure in failed:
+            del sampled[failure.slot]
+        self._rows.failed[[failure.slot for failure in failed]] = True
+        forward.failed += failed
+        return masks
+
     def _sample(
-        self, forward: Forward, sampled: dict[int, int], step: RunningStep, host: HostPart
+        self,
+        forward: Forward,
+        sampled: dict[int, int],
+        masks: RowMasks | None,
+        step: RunningStep,
+        host: HostPart,
     ) -> Slots:
         """sampled: slots, each with the index of its first logits. Slots that kernels draw for."""
         slots = np.fromiter(sampled, np.int64, len(sampled))
         index = np.fromiter(sampled.values(), np.int64, len(sampled))
         if len(slots):
             logits = forward.logits[0] if len(forward.logits) == 1 else torch.cat(forward.logits)
-            host.sampled = self._draws.sample(logits, slots, index)
+            host.sampled = self._draws.sample(logits, slots, index, masks)
         given = host.sampled
         self._rows.failed[[failure.slot for failure in given.failed]] = True
         if self._state is not None:

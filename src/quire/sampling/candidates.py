@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from quire.errors import QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
-from quire.protocol.step import REPORT_IT, RowFailure, TokenCandidates
+from quire.protocol.step import REPORT_IT, MaskArray, RowFailure, TokenCandidates
 from quire.sampling.edits import RowEdits, edit_row
 from quire.sampling.logprobs import NUM_IN_CACHE, log_sum_exp, logprobs_of
 from quire.sampling.sampler import TokenHistory, check_finite
@@ -35,15 +36,17 @@ def find_candidates(
     slots: npt.NDArray[np.int64],
     state: SamplingState,
     history: TokenHistory,
+    masks: Mapping[int, MaskArray] | None = None,
 ) -> CandidateOutput:
-    """The candidates of `slots` [N] from `rows` [N] of the logits [R, V]; a row at fault fails
-    alone."""
+    """The candidates of `slots` [N] from `rows` [N] of the logits [R, V], those that `masks` allow,
+    by slot; a row at fault fails alone."""
     values: LogitArray = logits.detach().to("cpu", torch.float32).numpy()
     output = CandidateOutput()
     laws = _laws(values, rows, slots, state)
     for law, slot in zip(laws, slots.tolist(), strict=True):
         try:
-            output.candidates[slot] = _candidates_of(law, slot, state, history)
+            mask = None if masks is None else masks.get(slot)
+            output.candidates[slot] = _candidates_of(law, slot, state, history, mask)
         except QuireError as error:
             output.failed.append(RowFailure.of(slot, error))
         except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
@@ -84,7 +87,11 @@ def _laws(values: LogitArray, rows: IdArray, slots: IdArray, state: SamplingStat
 
 
 def _candidates_of(
-    law: _Law, slot: int, state: SamplingState, history: TokenHistory
+    law: _Law,
+    slot: int,
+    state: SamplingState,
+    history: TokenHistory,
+    mask: MaskArray | None,
 ) -> TokenCandidates:
     """Of one row. Tokens of equal score stand in the order of their ids."""
     logits, edits = law.logits, state.edits.get(slot)
@@ -93,8 +100,8 @@ def _candidates_of(
         check_finite(float(logits.max()), position)
     count, num_logprobs = int(state.num_candidates[slot]), int(state.num_logprobs[slot])
     edited, token_ids = logits, law.best[:count]
-    if edits is not None:
-        edited = _edit(logits, edits, slot, history)
+    if edits is not None or mask is not None:
+        edited = _edit(logits, edits, slot, history, mask)
         token_ids = best_ids(edited, count)
     logprobs = ()
     if num_logprobs != NO_LOGPROBS:
@@ -107,9 +114,15 @@ def _candidates_of(
     )
 
 
-def _edit(row: LogitArray, edits: RowEdits, slot: int, history: TokenHistory) -> LogitArray:
+def _edit(
+    row: LogitArray,
+    edits: RowEdits | None,
+    slot: int,
+    history: TokenHistory,
+    mask: MaskArray | None,
+) -> LogitArray:
     """The logits [V] as the request wants them. RequestError if they are no numbers then."""
-    edited = edit_row(row, edits, history.prompt_ids(slot), history.output_ids(slot), None)
+    edited = edit_row(row, edits, history.prompt_ids(slot), history.output_ids(slot), mask)
     if not edited.max() < np.inf:
         raise RequestError(
             "the request's own logits processors or penalties made a logit that is not a number "

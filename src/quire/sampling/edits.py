@@ -10,15 +10,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from quire.errors import RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
-from quire.protocol.step import IntArray
+from quire.protocol.step import IntArray, MaskArray
 
-__all__ = ["RowEdits", "edit_row", "edits_of"]
+__all__ = ["NO_EDITS", "RowEdits", "edit_row", "edits_of"]
 
 _BANNED = np.float32(-np.inf)
 
@@ -41,6 +40,21 @@ class RowEdits:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+
+
+NO_EDITS = RowEdits(
+    (),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.float32),
+    None,
+    (),
+    0,
+    np.zeros(0, np.int64),
+    1.0,
+    0,
+    0,
+)
+"""Of a row that changes nothing."""
 
 
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
@@ -70,11 +84,11 @@ def edit_row(
     edits: RowEdits | None,
     prompt_ids: IntArray,
     output_ids: IntArray,
-    mask: npt.NDArray[np.int32] | None,
+    mask: MaskArray | None,
 ) -> LogitArray:
     """The edited logits [V]; `row` [V] is left as it is.
 
-    mask: int32 [ceil(V / 32)], token t allowed if bit t % 32 of word t // 32 is set; None: all.
+    mask: [ceil(V / 32)] of the allowed tokens; None: all.
     Raises RequestError if a logits processor does not do its part.
     """
     edited = row.copy()
@@ -86,7 +100,7 @@ def edit_row(
         _penalize(edited, edits, prompt_ids, output_ids)
     if mask is not None:
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size]
-        edited[allowed == 0] = _BANNED
+        np.copyto(edited, _BANNED, where=allowed == 0)
     return edited
 
 

@@ -13,7 +13,7 @@ import torch
 
 from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
-from quire.protocol.step import IntArray, RowFailure, TokenLogprobs
+from quire.protocol.step import IntArray, MaskArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import edit_row
 from quire.sampling.logprobs import NOT_FINITE_ADVICE, token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
@@ -108,14 +108,13 @@ class Sampler:
         slots: Sequence[int] | npt.NDArray[np.integer[Any]],
         positions: Sequence[int] | npt.NDArray[np.integer[Any]],
         history: TokenHistory,
-        masks: Mapping[int, npt.NDArray[np.int32]] | None = None,
+        masks: Mapping[int, MaskArray] | None = None,
     ) -> SampleOutput:
         """Draw one token per row.
 
         logits: [N, V], left as they are. slots: [N]; rows forked from one another may share a row
             of logits by naming it twice. positions: [N], absolute position of the drawn token.
-        masks: by slot, grammar masks, int32 [ceil(V / 32)]: token t is allowed if bit t % 32 of
-            word t // 32 is set.
+        masks: by slot, grammar masks [ceil(V / 32)].
         A row that cannot be sampled is in `failed`; the others are not affected.
         """
         logits = logits.detach().to("cpu", torch.float32).contiguous()
@@ -146,7 +145,7 @@ class Sampler:
         rows: npt.NDArray[np.float32],
         batch: _Batch,
         history: TokenHistory,
-        masks: Mapping[int, npt.NDArray[np.int32]],
+        masks: Mapping[int, MaskArray],
     ) -> None:
         """Replace the rows that their requests change, by edited copies."""
         for index in batch.live().tolist():

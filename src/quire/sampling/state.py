@@ -25,7 +25,8 @@ class SamplingState:
     Columns, all [num_slots]: occupied, greedy, edited (has `edits`), simple (greedy, not edited, no
     logprobs) bool; temperature, top_p, min_p float64; top_k int64, 0 is off; seed uint64;
     sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all; num_candidates
-    int64, 0 for rows that draw. A slot that is left has the values that it was born with.
+    int64, 0 for rows that draw; masked (draws under masks that come late) bool. A slot that is left
+    has the values that it was born with.
 
     version: another number whenever a column may have changed.
     """
@@ -44,6 +45,7 @@ class SamplingState:
         self.sample_index = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
         self.num_candidates = np.zeros(num_slots, np.int64)
+        self.masked = np.zeros(num_slots, np.bool_)
         self.edits: dict[int, RowEdits] = {}
         self.version = 0
 
@@ -55,12 +57,15 @@ class SamplingState:
         sample_index: int,
         stop_token_ids: Collection[int] = (),
         num_candidates: int = 0,
+        *,
+        is_masked: bool = False,
     ) -> None:
         """A row takes `slot`.
 
         seed: any integer; its lower 64 bits count. stop_token_ids: what ends the sequence beside
             `params.stop_token_ids`; banned while the output is shorter than `params.min_tokens`.
         num_candidates: of the most likely tokens that the row gives in place of drawing one.
+        is_masked: each token is drawn, or given, under a mask.
         Raises RequestError if a token id is outside the vocabulary, EngineError if the slot is
         taken; then nothing has changed.
         """
@@ -83,6 +88,7 @@ class SamplingState:
         self.sample_index[slot] = sample_index
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_candidates[slot] = num_candidates
+        self.masked[slot] = is_masked
         self.simple[slot] = params.is_greedy and edits is None and params.logprobs is None
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
@@ -110,9 +116,10 @@ class SamplingState:
         self.edits.pop(slot, None)
 
     def is_plain(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all that these rows ask is to draw: no edits of logits, no log-probabilities, no
-        candidates."""
-        plain = ~self.edited[slots] & (self.num_logprobs[slots] == NO_LOGPROBS)
+        """Whether all that these rows ask is to draw: no edits of logits, no masks, no
+        log-probabilities, no candidates."""
+        plain = ~(self.edited[slots] | self.masked[slots])
+        plain &= self.num_logprobs[slots] == NO_LOGPROBS
         return bool((plain & (self.num_candidates[slots] == 0)).all())
 
     def draw_parameters(
@@ -143,8 +150,9 @@ class SamplingState:
             self.sample_index,
             self.num_logprobs,
             self.num_candidates,
+            self.masked,
         )
 
 
-_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0)
+_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0, False)
 """What `_columns` hold in a free slot, in their order."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.config.feasibility import Feasibility
+from quire.errors import RequestError
 from quire.kv_cache import NO_EXTRAS, BlockExtras
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
@@ -29,17 +30,24 @@ class RequestIntake:
         self._feasibility = feasibility
         self._num_groups = 0
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. RequestError if it could never be served by this engine."""
+    def add(self, request: EngineRequest) -> list[int]:
+        """Queue a request. Tickets on which it is blocked before its grammar is there. RequestError
+        if it could never be served by this engine."""
         max_total = self._feasibility.max_total_tokens(request)
         request.scheduling.check_policy(uses_priority=self._state.waiting.uses_priority)
         if request.pin_seconds is not None:
             self._state.pins.check(request)
+        if request.is_open and request.grammar is not None:
+            raise RequestError(
+                "structured output is not offered for prompts that arrive piece by piece. Send the "
+                "prompt whole, or leave the grammar out."
+            )
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
         extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
+        tickets: list[int] = []
         for samples in self._feasibility.split(request, max_total):
             group = SequenceGroup(
                 request, self._num_groups, root, max_total, pins_hit=pins_hit, extras=extras
@@ -51,8 +59,11 @@ class RequestIntake:
                 group.unborn = tuple(unborn)
             else:
                 group.beams = new_beam_group(request, request.beams, max_total)
+            if request.grammar is not None:
+                tickets.append(self._state.tickets.start(group))
             self._lifecycle.queue(group)
             self._state.deadlines.watch(group, self._state.speed.last_known)
+        return tickets
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> bool:
         """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it.

@@ -138,4 +138,5 @@ class PlanBuilder:
             num_candidates=0 if beams is None else beams.num_candidates,
             checkpoint=checkpoint,
             media=tuple(each.span for each in request.media),
+            waits_for_masks=sequence.group.grammar is not None,
         )

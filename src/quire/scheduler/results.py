@@ -80,6 +80,11 @@ class ResultIntake:
         )
         self._in_flight.append(step)
 
+    @property
+    def oldest(self) -> int | None:
+        """The step whose result comes next."""
+        return self._in_flight[0].step_id if self._in_flight else None
+
     def apply(self, result: StepResult) -> None:
         """Take in the oldest planned step's result. EngineError if it is another step's."""
         step = self._in_flight.popleft()

@@ -7,11 +7,13 @@ import numpy.typing as npt
 
 from quire.config.feasibility import Feasibility
 from quire.config.resolved import ResolvedScheduler
+from quire.errors import QuireError, RequestError
+from quire.grammar import Grammar
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import StepPlan, StepResult
+from quire.protocol.step import LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams.intake import BeamIntake
@@ -19,6 +21,7 @@ from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.intake import RequestIntake
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.masks import LateMasks
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
@@ -87,12 +90,31 @@ class Scheduler:
         self._steps_total = 0
         self._num_in_flight = 0
         self._is_admission_held = False
+        self._masks = LateMasks(table)
+        self._has_grammars = False  # ever: a plain step is not to pay for masks
 
     # --- requests come and go -------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. RequestError if it could never be served by this engine."""
-        self._requests.add(request)
+    def add(self, request: EngineRequest) -> list[int]:
+        """Queue a request. RequestError if it could never be served by this engine. If it states a
+        grammar it is blocked on tickets, which are returned; for each of them `grammar_opened`
+        or `grammar_refused` follows."""
+        self._has_grammars |= request.grammar is not None
+        return self._requests.add(request)
+
+    def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
+        """The grammar is there for which a group is blocked; nothing happens if it is gone."""
+        group = self.state.tickets.group_of(ticket)
+        if group is not None:
+            group.grammar = grammar
+            self._lifecycle.end_ticket(ticket)
+
+    def grammar_refused(self, ticket: int, error: QuireError) -> None:
+        """The grammar is none, for which a group is blocked: the group fails."""
+        group = self.state.tickets.group_of(ticket)
+        if group is not None:
+            is_request_fault = isinstance(error, RequestError)
+            self._lifecycle.fail(group, str(error), is_request_fault=is_request_fault)
 
     def abort(self, handle: int) -> None:
         """End one sequence, whatever its state; its finish leaves with the next output."""
@@ -160,9 +182,11 @@ class Scheduler:
         self._count(slots, tokens, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
-        self._advance(slots, tokens, drafts)
+        sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
+        if self._has_grammars:
+            self._masks.expect(plan, sampling)
         self._num_in_flight += 1
         return plan
 
@@ -219,8 +243,9 @@ class Scheduler:
         ends = table.num_computed[slots] + tokens
         return self.state.kv.grow(slots, table.first_query(slots), ends)
 
-    def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> None:
-        """Count the step as done: upper bounds from now on. Samples branch off here."""
+    def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> Slots:
+        """Count the step as done: upper bounds from now on. Samples branch off here. Slots that
+        sample, but for those that branch off."""
         table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
@@ -233,6 +258,7 @@ class Scheduler:
             self._lifecycle.branch_ready()
         if roster.arriving:
             self._lifecycle.block_idle()
+        return reached
 
     # --- results --------------------------------------------------------------------------------
 
@@ -246,6 +272,20 @@ class Scheduler:
             self._lifecycle.end_ticket(failure.ticket, frozenset(failure.blocks.tolist()))
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
+
+    def late_input(self) -> LateInput | None:
+        """Of the oldest step in flight, whose tokens before are all known; None if it needs none,
+        or `late_input_given` was called."""
+        step_id = self._results.oldest
+        return None if step_id is None else self._masks.of_step(step_id)
+
+    def late_input_given(self, step_id: int) -> None:
+        """The executor has the late input of a step."""
+        self._masks.given(step_id)
+
+    def release_late_inputs(self) -> list[LateInput]:
+        """What the steps in flight still wait for when they are lost, so that they end."""
+        return self._masks.release()
 
     def fail_running(self, message: str) -> EngineOutput:
         """Take in that the steps in flight are lost: requests that were in them fail, those that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from quire.grammar import Grammar, Matcher
 from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
@@ -27,7 +28,8 @@ class Sequence:
 
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
     flight will still bring to a sequence that was preempted after they were planned. swapped: its
-    K/V in host memory, if that is where they wait, or from where they are being copied.
+    K/V in host memory, if that is where they wait, or from where they are being copied. matcher: of
+    the group's grammar, once it was asked for masks.
     """
 
     group: SequenceGroup
@@ -37,6 +39,7 @@ class Sequence:
     slot: int = -1
     num_pending: int = 0
     swapped: SavedTables | None = None
+    matcher: Matcher | None = None
 
     @property
     def handle(self) -> int:
@@ -69,7 +72,7 @@ class SequenceGroup:
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens.
+    beside tokens. grammar: to which the outputs belong.
     """
 
     request: EngineRequest
@@ -86,6 +89,7 @@ class SequenceGroup:
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
     extras: BlockExtras = NO_EXTRAS
+    grammar: Grammar | None = None
 
     @property
     def has_slots(self) -> bool:

@@ -34,6 +34,10 @@ class Tickets:
         group.blocked_on.add(ticket)
         return ticket
 
+    def group_of(self, ticket: int) -> SequenceGroup | None:
+        """The group that is blocked on it, if any still is."""
+        return self._groups.get(ticket)
+
     def end(self, ticket: int) -> SequenceGroup | None:
         """The work has ended: the group that waited for it, if it still does."""
         group = self._groups.pop(ticket, None)

@@ -26,7 +26,7 @@ from quire.protocol.control import (
 )
 from quire.protocol.media import MediaInfo
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.step import IntArray, StepPlan, StepResult
+from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
 from quire.runner.media import MediaStore
 from quire.runner.pending import PendingStep
@@ -256,6 +256,16 @@ class Worker:
         failed = failures_of(plan, self._assembly.host.take_not_arrived())
         lost = {failure.ticket for failure in failed}
         return TicketedStep(step, tuple(t for t in plan.started if t not in lost), failed)
+
+    def late(self, late: LateInput) -> None:
+        """Hand over what a step awaits that is launched in another thread."""
+        assert self._assembly is not None, "allocate comes first"
+        self._assembly.runner.late_inputs.put(late)
+
+    def give_up_waiting(self) -> None:
+        """Steps that await late input fail, now and from now on."""
+        if self._assembly is not None:
+            self._assembly.runner.late_inputs.close()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step."""

@@ -128,7 +128,7 @@ _MISSING: Mapping[str, ForeignName] = {
     **_names(
         "guided_decoding_backend guided_decoding_disable_fallback structured_outputs_config "
         "logits_processor_pattern",
-        "there is no structured output yet",
+        "there is one library for structured output, which needs no setting",
         ("auto",),
     ),
     **_names(

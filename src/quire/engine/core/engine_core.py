@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import EngineError, EngineUnavailableError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
+from quire.grammar import Grammar, Grammars
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -28,12 +30,17 @@ from quire.protocol.control import (
     Wake,
     asleep,
 )
+from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
 from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
+
+GRAMMAR_POLL_S = 0.005
+"""While requests wait for their grammars and nothing else is left to do, messages are taken so
+often."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
 """Takes the handles of the sequences that are running."""
@@ -50,14 +57,17 @@ class EngineCore:
         depth: int = 2,
         on_plan: PlanObserver | None = None,
         report: Report | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
-        the executor's, of its start."""
+        the executor's, of its start. grammars: None where requests may state none."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
+        self._grammars = grammars
         self._in_flight: deque[StepFuture] = deque()
+        self._opening: list[tuple[list[int], Future[Grammar]]] = []  # tickets, what they wait for
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
         self._is_paused = False
         self._report = report or Report()
@@ -66,7 +76,39 @@ class EngineCore:
         """Queue a request. RequestError if this engine could never serve it,
         EngineUnavailableError while it sleeps."""
         self._check_awake()
-        self._scheduler.add(request)
+        if request.grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._add_structured(request, request.grammar)
+
+    def _add_structured(self, request: EngineRequest, grammar: GrammarSpec) -> None:
+        """Queue a request that is blocked before its grammar has been compiled."""
+        if self._grammars is None:
+            raise RequestError(
+                f"structured output ({grammar.kind}) needs the model's tokenizer, which this "
+                "engine was started without: leave it out"
+            )
+        bounded, future = self._grammars.bounded(request), self._grammars.open(request)
+        try:
+            tickets = self._scheduler.add(bounded)
+        except BaseException:
+            future.cancel()
+            raise
+        self._opening.append((tickets, future))
+
+    def _take_grammars(self) -> None:
+        """Let requests go on whose grammars have been compiled, and end those that have none."""
+        opening, self._opening = self._opening, []
+        for tickets, future in opening:
+            if not future.done():
+                self._opening.append((tickets, future))
+                continue
+            error = future.exception()
+            for ticket in tickets:
+                if error is None:
+                    self._scheduler.grammar_opened(ticket, future.result())
+                else:
+                    self._scheduler.grammar_refused(ticket, _as_ours(error))
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. EngineUnavailableError while the engine sleeps."""
@@ -193,7 +235,7 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """Whether a step could do nothing before some prompt goes on, or the engine does."""
-        if self._in_flight or self._held:
+        if self._in_flight or self._held or self._opening:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
@@ -209,6 +251,8 @@ class EngineCore:
         """Fill the pipeline, wait for its oldest step, and return what that gave to the clients."""
         if self._held:
             return self._held.popleft()
+        if self._opening:
+            self._take_grammars()
         while len(self._in_flight) < self._depth and not self._is_paused:
             plan = self._scheduler.plan(now)
             if plan is None:
@@ -216,11 +260,16 @@ class EngineCore:
             if self._on_plan is not None:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
-        return self._take_oldest() if self._in_flight else self._flush()
+        if self._in_flight:
+            return self._take_oldest()
+        if self._opening and not self._has_news:
+            wait([future for _, future in self._opening], GRAMMAR_POLL_S, FIRST_COMPLETED)
+        return self._flush()
 
     def _take_oldest(self) -> EngineOutput:
         """What the oldest step in flight gave."""
         future = self._in_flight[0]
+        self._give_late_input()
         try:
             result = future.result()
         except BaseException as error:
@@ -228,7 +277,16 @@ class EngineCore:
                 raise  # Ctrl-C ended the wait, not the step: its result is still to come
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
-        return self._scheduler.apply(result)
+        output = self._scheduler.apply(result)
+        self._give_late_input()
+        return output
+
+    def _give_late_input(self) -> None:
+        """What the oldest step in flight awaits. Its forward is under way meanwhile."""
+        late = self._scheduler.late_input()
+        if late is not None:
+            self._executor.late(late)
+            self._scheduler.late_input_given(late.step_id)
 
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
@@ -242,6 +300,8 @@ class EngineCore:
 
     def _lose_steps(self, error: BaseException) -> EngineOutput:
         """A step failed as a whole: end the requests that were in flight, keep the others."""
+        for late in self._scheduler.release_late_inputs():
+            self._executor.late(late)
         for future in self._in_flight:
             with contextlib.suppress(Exception, SystemExit):
                 future.result()  # steps after a lost one must have ended, whatever they gave
@@ -261,3 +321,11 @@ class EngineCore:
         """Let steps in flight end, and free the executor's resources."""
         self._in_flight.clear()
         self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def _as_ours(error: BaseException) -> QuireError:
+    if isinstance(error, QuireError):
+        return error
+    return EngineError(f"the grammar could not be compiled ({error!r}): send the request again")

@@ -94,6 +94,7 @@ class Generation:
             for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
+        self._early: list[SampleDelta] = []  # what came while `settle` waited
         self._has_failed = False
         self._expiry: RefusedError | None = None
         begun_s = timeline.now()
@@ -102,6 +103,21 @@ class Generation:
             "The request waited {:g} s for the engine (max_queue_s). Try again later.",
             since_s=begun_s,
         )
+
+    async def settle(self) -> None:
+        """Wait until it is known whether the engine can hold to the request's grammar, so that a
+        refusal is one by status. Errors as in `run`. Other requests wait for nothing."""
+        if self.params.structured_outputs is None:
+            return
+        news = asyncio.Event()
+        self._stream.listen(news.set)
+        first = self._stream.take_update()
+        if first is None:
+            await news.wait()
+            first = self._stream.take_update()
+        self._stream.listen(None)
+        if first is not None:
+            self._early = self._take_update(first)
 
     async def run(self, take: Callable[[list[SampleDelta]], None], outlet: Outlet) -> None:
         """Give growth to `take`, as the engine gives it, until every sample has finished; see
@@ -115,6 +131,9 @@ class Generation:
             if deltas := self._take_update(update):
                 take(deltas)
 
+        if self._early:
+            await outlet.flush()
+            take(self._early)
         await follow(self._stream, take_update, outlet)
         if self._expiry is not None:
             raise self._expiry

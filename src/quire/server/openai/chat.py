@@ -107,6 +107,7 @@ class ChatAnswer:
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:
+            await generation.settle()
             await sink.start()
             wants_logprobs = self.params.logprobs is not None
             chunks = ChunkWriter(

@@ -111,6 +111,7 @@ class CompletionAnswer:
 
         async def answer(number: int, prompt: Prompt) -> None:
             async with self._open(prompt) as generation:
+                await generation.settle()
                 generations.append(generation)
                 if len(generations) == len(self.prompts):
                     await sink.start()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sized
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.openai.beams import beam_rules, defaults_of
+from quire.server.openai.structured import structured_outputs
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
@@ -106,7 +107,9 @@ def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
             "Set stream to false.",
             param="prompt_logprobs",
         )
-    return {name: getattr(body, name) for name in _SHARED_FIELDS}
+    given: dict[str, object] = {name: getattr(body, name) for name in _SHARED_FIELDS}
+    given["structured_outputs"] = structured_outputs(body)
+    return given
 
 
 def _check_stream_options(body: GenerationRequest) -> None:

@@ -72,6 +72,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     request_id: str | None = None
     priority: int | None = None
     deadline_s: float | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):

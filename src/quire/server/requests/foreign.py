@@ -22,7 +22,6 @@ IGNORED_FIELDS = frozenset(
 """Taken and left alone: they never change the text of an answer, only bookkeeping elsewhere."""
 
 _TOOLS = "tool calls are not offered yet"
-_STRUCTURE = "structured output is not offered yet"
 _MEDIA = "the served model takes text only"
 _NONE: tuple[Any, ...] = ()
 
@@ -33,12 +32,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "frequency_penalty_decay": ("there is no such penalty", _NONE),
     "function_call": (_TOOLS, ("none",)),
     "functions": (_TOOLS, ([],)),
-    "guided_choice": (_STRUCTURE, _NONE),
-    "guided_decoding_backend": (_STRUCTURE, _NONE),
-    "guided_grammar": (_STRUCTURE, _NONE),
-    "guided_json": (_STRUCTURE, _NONE),
-    "guided_regex": (_STRUCTURE, _NONE),
-    "guided_whitespace_pattern": (_STRUCTURE, _NONE),
+    "guided_decoding_backend": ("there is one library for structured output", ("auto",)),
     "include_reasoning": ("reasoning is not told from the answer", (True,)),
     "kv_transfer_params": ("there is no disaggregated prefill", _NONE),
     "logprob_token_ids": ("log-probabilities are of the most likely tokens", ([],)),
@@ -50,11 +44,9 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "prediction": ("predicted outputs are not offered", _NONE),
     "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),
     "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
-    "response_format": (_STRUCTURE, ({"type": "text"},)),
     "return_prompt_text": ("send echo to completions", (False,)),
     "return_token_offsets": ("they are not computed", (False,)),
     "stream_interval": ("chunks go out as tokens come", (1,)),
-    "structured_outputs": (_STRUCTURE, _NONE),
     "suffix": ("text is only continued, not filled in", ("",)),
     "thinking_token_budget": ("reasoning is not told from the answer", _NONE),
     "tool_choice": (_TOOLS, ("none",)),

@@ -1,0 +1,204 @@
+"""From what a request states to the text that the grammar library compiles."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from quire.errors import RequestError
+from quire.grammar.schema import find_endless, find_unsupported, is_too_deep
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+
+__all__ = ["grammar_text"]
+
+WHITESPACE = "[ \\n\\t]{0,8}"
+"""Without a bound a model may write whitespace for ever."""
+
+_REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
+
+
+def _check(spec: GrammarSpec) -> None:
+    """RequestError for what can be told without compiling."""
+    _refuse_null(spec)
+    if spec.kind is GrammarKind.JSON:
+        _checked_schema(spec.source, "json", is_strict=spec.is_strict)
+    elif spec.kind is GrammarKind.STRUCTURAL_TAG:
+        _tags(spec)
+    elif spec.kind is GrammarKind.GRAMMAR and _REFUSED_IN_LARK.search(spec.source):
+        raise RequestError(
+            "structured_outputs.grammar sets stop or temperature of a rule, which has no meaning "
+            "here. Leave them out."
+        )
+
+
+def grammar_text(spec: GrammarSpec) -> str:
+    """What the library compiles. RequestError for what is plainly no grammar."""
+    _check(spec)
+    if spec.kind is GrammarKind.JSON_OBJECT:
+        return _of_schema('{"type": "object"}', spec)
+    if spec.kind is GrammarKind.JSON:
+        return _of_schema(_without_options(spec.source), spec)
+    if spec.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(spec.source)
+    if spec.kind is GrammarKind.CHOICE:
+        choices = cast("list[str]", json.loads(spec.source))
+        return LLMatcher.grammar_from_regex("|".join(f"({_literal(each)})" for each in choices))
+    if spec.kind is GrammarKind.STRUCTURAL_TAG:
+        return _of_tags(spec)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(spec.source))
+    except Exception as error:  # whatever foreign code raises, the text is at fault
+        raise RequestError(f"structured_outputs.grammar is no grammar: {error}") from error
+
+
+def _refuse_null(spec: GrammarSpec) -> None:
+    if "\0" in spec.source or _has_surrogate(spec.source):
+        raise RequestError(
+            f"structured_outputs.{spec.kind} has a null character or half of a surrogate pair. "
+            "Remove it."
+        )
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
+    """The schema that a text states. RequestError if it is none that can be held to."""
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"structured_outputs.{where} is no JSON Schema: {str(error)[:200]}. Correct it."
+        ) from error
+    if not isinstance(schema, dict | bool):
+        raise RequestError(
+            f"structured_outputs.{where} is {source[:80]!r}, which is no JSON Schema. "
+            "Give an object."
+        )
+    if is_too_deep(cast("object", schema)):
+        raise RequestError(
+            f"structured_outputs.{where} is nested too deeply. Move parts of it to $defs."
+        )
+    if is_strict and (place := find_unsupported(cast("object", schema))) is not None:
+        raise RequestError(
+            f"the JSON Schema has {place}, which cannot be held to while tokens are drawn. Leave "
+            "it out, or set strict to false: then it is not checked."
+        )
+    if (place := find_endless(cast("object", schema))) is not None:
+        raise RequestError(
+            f"no finite value satisfies {place} of the JSON Schema, since it requires itself. "
+            "Make a property on the way optional."
+        )
+    return cast("object", schema)
+
+
+def _without_options(source: str) -> str:
+    """The library would let a schema change its options, and refuses them beside a boolean."""
+    schema = json.loads(source)
+    if schema is True:
+        return "{}"
+    if "x-guidance" not in source:
+        return source
+    if isinstance(schema, dict):
+        cast("dict[str, Any]", schema).pop("x-guidance", None)
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _of_schema(source: str, spec: GrammarSpec) -> str:
+    whitespace = WHITESPACE if spec.whitespace is None else spec.whitespace
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            source,
+            overrides={
+                "whitespace_pattern": whitespace or None,
+                "whitespace_flexible": bool(whitespace),
+                "lenient": not spec.is_strict,
+                "coerce_one_of": not spec.is_strict,
+            },
+        )
+    except ValueError as error:
+        raise RequestError(f"the JSON Schema cannot be read: {error}. Correct it.") from error
+
+
+def _literal(text: str) -> str:
+    return _REGEX_SIGNS.sub(lambda sign: "\\" + sign[0], text)
+
+
+def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
+    """(trigger, begin, schema, end) of each tag, in the form that vLLM takes."""
+    try:
+        value = json.loads(spec.source)
+        structures, triggers = value["structures"], value["triggers"]
+        tags = [(each["begin"], each["schema"], each["end"]) for each in structures]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise RequestError(
+            'structured_outputs.structural_tag takes {"structures": [{"begin": …, "schema": …, '
+            f'"end": …}}, …], "triggers": […]}}, but this is missing or no JSON: {error!s:.80}.'
+        ) from error
+    found: list[tuple[str, str, object, str]] = []
+    for begin, schema, end in tags:
+        trigger = next((t for t in triggers if t and str(begin).startswith(str(t))), None)
+        if trigger is None or not isinstance(end, str):
+            raise RequestError(
+                f"the structural tag {str(begin)[:80]!r} begins with none of the triggers, or its "
+                "end is no text. Add a trigger."
+            )
+        text = json.dumps(schema, ensure_ascii=False)
+        checked = _checked_schema(text, "structural_tag", is_strict=spec.is_strict)
+        found.append((str(trigger), str(begin), checked, end))
+    if not found:
+        raise RequestError("structured_outputs.structural_tag has no structures. Give some.")
+    return found
+
+
+def _of_tags(spec: GrammarSpec) -> str:
+    """Free text, in which each trigger must go on as a tag. The last rule is the text after the
+    last tag, in which no trigger may stand."""
+    whitespace = WHITESPACE if spec.whitespace is None else spec.whitespace
+    lines = ["%llguidance {}"]
+    tags = _tags(spec)
+    triggers = dict.fromkeys(trigger for trigger, _, _, _ in tags)
+    no_trigger = " & ".join(f"~/(?s:.*){_slashed(_literal(t))}(?s:.*)/" for t in triggers)
+    lines.append("start: (" + " | ".join(f"of_{i}" for i in range(len(triggers))) + ")* TEXT")
+    lines.append(f"TEXT: /(?s:.*)/ & {no_trigger}")
+    for i, trigger in enumerate(triggers):
+        bodies: list[str] = []
+        for j, (its, begin, schema, end) in enumerate(tags):
+            if its != trigger:
+                continue
+            options = {
+                "whitespace_pattern": whitespace or None,
+                "whitespace_flexible": bool(whitespace),
+                "lenient": not spec.is_strict,
+            }
+            held = schema
+            if isinstance(schema, dict):
+                held = {**cast("dict[str, Any]", schema), "x-guidance": options}
+            parts = [
+                _quoted(begin.removeprefix(trigger)),
+                f"json_{j}",
+                _quoted(end),
+            ]
+            lines.append(f"json_{j}: %json {json.dumps(held, ensure_ascii=False)}")
+            bodies.append(" ".join(part for part in parts if part))
+        lines.append(f"head_{i}[lazy]: /(?s:.*)/ {_quoted(trigger)}")
+        lines.append(f"of_{i}: head_{i} (" + " | ".join(bodies) + ")")
+    return LLMatcher.grammar_from_lark("\n".join(lines))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _slashed(regex: str) -> str:
+    return regex.replace("/", "\\/").replace("\n", "\\n")

@@ -1,0 +1,185 @@
+"""Tries grammars in a process that may die of them, before the engine compiles them itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import select
+import struct
+import subprocess
+import sys
+import time
+from typing import IO
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from quire.errors import RequestError
+from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
+
+__all__ = ["LIMITS", "GrammarTrial"]
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""Errors that quoted schemas would leak them into logs."""
+
+CPU_SECONDS = 2
+"""Of one trial. The largest real schemas known take 0.8 s."""
+WALL_SECONDS = 30.0
+"""The child has the lowest priority, so on a busy machine its seconds are long."""
+START_SECONDS = 120.0
+MEMORY_BYTES = 2**30
+MASK_SECONDS = 0.1
+"""Of processor time for one mask after the first, which fills caches: a step would wait for it."""
+NUM_STEPS = 8
+"""Masks that a trial makes: what a grammar costs shows at the first ones only."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class GrammarTrial:
+    """One child, started when it is first needed and again after each grammar that it died of."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def check(self, grammar: str) -> None:
+        """RequestError if a grammar is wrong, or takes too much time or memory."""
+        child = self._running()
+        try:
+            _write(child.stdin, grammar.encode())
+            verdict = _read_within(child.stdout, WALL_SECONDS)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise RequestError(
+                f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to "
+                "compile. Make it simpler: fewer alternatives, smaller repetitions and numbers."
+            ) from error
+        if verdict:
+            raise RequestError(f"the grammar cannot be used: {verdict.decode()[:500]}")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self.close()
+        path = os.pathsep.join(filter(None, sys.path))
+        self._child = child = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is not for it
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        vocabulary = self._vocabulary
+        given = (list(vocabulary.tokens), list(vocabulary.special_ids), vocabulary.eos_id)
+        _write(child.stdin, msgspec.msgpack.encode(given))
+        _read_within(child.stdout, START_SECONDS)
+        return child
+
+    def close(self) -> None:
+        """End the child. May be called twice."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        child.wait()
+
+
+def _write(pipe: IO[bytes] | None, data: bytes) -> None:
+    assert pipe is not None
+    pipe.write(_LENGTH.pack(len(data)) + data)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes] | None) -> bytes:
+    """EOFError at the end."""
+    assert pipe is not None
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
+
+
+def _read_within(pipe: IO[bytes] | None, seconds: float) -> bytes:
+    """TimeoutError if nothing has come by then."""
+    assert pipe is not None
+    ready, _, _ = select.select([pipe], [], [], seconds)
+    if not ready:
+        raise TimeoutError
+    return _read(pipe)
+
+
+def _try(tokenizer: LLTokenizer, num_words: int, grammar: str) -> str:
+    """What is wrong with a grammar, "" for nothing: it is compiled, and followed for some tokens,
+    a different way at each step."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    mask = np.zeros(num_words, np.uint32)
+    for step in range(NUM_STEPS):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        started = time.process_time()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        seconds = time.process_time() - started
+        if step and seconds > MASK_SECONDS:
+            return f"it takes {seconds:.1f} s for one token; make it simpler"
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        allowed = allowed[allowed != tokenizer.eos_token]
+        if not len(allowed):
+            break
+        matcher.consume_token(int(allowed[step * 7919 % len(allowed)]))
+    return matcher.get_error() if matcher.is_error() else ""
+
+
+def _bound_cpu() -> None:
+    """The kernel ends this process when it has worked for so long from now on."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime) + CPU_SECONDS
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _serve() -> None:
+    """The child: a vocabulary comes first, then grammars, until the pipe closes."""
+    os.nice(19)
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints must not go between the answers
+    tokens, special_ids, eos_id = msgspec.msgpack.decode(
+        _read(source), type=tuple[list[bytes], list[int], int]
+    )
+    vocabulary = Vocabulary(tokens, special_ids, eos_id)
+    tokenizer = vocabulary.tokenizer(spelled_by_bytes(vocabulary))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = _memory() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _write(target, b"ready")
+    num_words = -(-len(tokens) // 32)
+    while True:
+        grammar = _read(source).decode()
+        _bound_cpu()
+        try:
+            verdict = _try(tokenizer, num_words, grammar)
+        except BaseException as error:  # noqa: BLE001  a panic of the library is a verdict too
+            verdict = f"{error}" or type(error).__name__
+        _write(target, verdict.encode())
+
+
+def _memory() -> int:
+    """Bytes of data that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        _serve()

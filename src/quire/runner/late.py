@@ -1,0 +1,95 @@
+"""Late input: the masks of a step's rows, which come while its forward runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import EngineError
+from quire.protocol.step import LateInput, MaskArray, RowFailure
+from quire.runner.rows import Slots
+
+__all__ = ["LateInputs", "RowMasks"]
+
+ANY_TOKEN = -1
+NO_MASK = "the engine gave no mask for this request's next token: send it again"
+
+
+class RowMasks:
+    """Masks of the rows of one step. words: uint32 [M, ceil(V / 32)], as in `LateInput`."""
+
+    def __init__(self, late: LateInput) -> None:
+        self.words: MaskArray = late.masks
+        self._index = late.index
+        counts = late.counts.astype(np.int64)
+        firsts = (np.cumsum(counts) - counts).tolist()
+        self._places = dict(
+            zip(late.slots.tolist(), zip(firsts, counts.tolist(), strict=True), strict=True)
+        )
+        self._failed = {failure.slot: failure for failure in late.failed}
+
+    def failures(self, slots: Collection[int]) -> list[RowFailure]:
+        """Of rows that wait for masks, those that have none."""
+        return [
+            self._failed.get(slot) or RowFailure(slot, NO_MASK)
+            for slot in slots
+            if slot not in self._places
+        ]
+
+    def index(self, slots: Slots, turn: int) -> npt.NDArray[np.int64]:
+        """Of each row [N], which mask holds for its token after `turn` drafts; -1 where any token
+        is allowed. Rows without masks may take any."""
+        found = np.full(len(slots), ANY_TOKEN, np.int64)
+        for i, slot in enumerate(slots.tolist()):
+            first, count = self._places.get(slot, (0, 0))
+            if turn < count:
+                found[i] = self._index[first + turn]
+        return found
+
+    def by_slot(self, slots: Slots, turn: int) -> Mapping[int, MaskArray]:
+        """As `index`, the masks themselves, of the rows that have one."""
+        index = self.index(slots, turn)
+        return {int(slots[i]): self.words[index[i]] for i in np.flatnonzero(index >= 0).tolist()}
+
+
+class LateInputs:
+    """Hands late input from the thread that gets it to the one that launches steps."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._given: dict[int, LateInput] = {}
+        self._is_closed = False
+
+    def put(self, late: LateInput) -> None:
+        """Of a step that was given to the runner."""
+        with self._changed:
+            self._given[late.step_id] = late
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def take(self, step_id: int) -> RowMasks:
+        """Wait for the late input of a step; that of steps before it is dropped. EngineError if
+        nothing will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: step_id in self._given or self._is_closed)
+            late = self._given.pop(step_id, None)
+            self.forget_before(step_id)
+        if late is None:
+            raise EngineError(f"the engine was shut down while step {step_id} waited for masks")
+        return RowMasks(late)
+
+    def forget_before(self, step_id: int) -> None:
+        """Late input of earlier steps has come for nothing: their rows had failed."""
+        if not self._given:
+            return
+        with self._changed:
+            for known in [known for known in self._given if known < step_id]:
+                del self._given[known]

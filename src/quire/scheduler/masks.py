@@ -1,0 +1,128 @@
+"""Masks for steps in flight, made as soon as the tokens that they depend on are known."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import EngineError, QuireError, RequestError
+from quire.grammar import ANY_TOKEN, Mask
+from quire.protocol.step import EMPTY_INTS, IntArray, LateInput, MaskArray, RowFailure, StepPlan
+from quire.scheduler.sequence import Sequence
+from quire.scheduler.table import SequenceTable
+
+__all__ = ["LateMasks"]
+
+Slots = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that waits for masks in a step, with the drafts that it verifies there."""
+
+    slot: int
+    sequence: Sequence
+    drafts: IntArray
+
+
+class LateMasks:
+    """Knows which rows of which steps in flight wait for masks. Those of a step depend on the
+    tokens of the step before, so they are made when that one's result was applied."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self._table = table
+        self._steps: deque[tuple[int, list[_Row]]] = deque()
+
+    def expect(self, plan: StepPlan, sampling: Slots) -> None:
+        """A step was planned in which `sampling` [R], and what forks from them, sample."""
+        slots = [*sampling.tolist(), *(fork.dst for fork in plan.forks)]
+        rows = [
+            _Row(slot, sequence, EMPTY_INTS)
+            for slot in slots
+            if (sequence := self._table.at(slot)).group.grammar is not None
+        ]
+        if rows and len(plan.draft_slot):
+            rows = [
+                _Row(row.slot, row.sequence, plan.draft_token[plan.draft_slot == row.slot])
+                for row in rows
+            ]
+        if rows:
+            self._steps.append((plan.step_id, rows))
+
+    def of_step(self, step_id: int) -> LateInput | None:
+        """Late input of the oldest step in flight, None if it needs none or was given it."""
+        if not self._steps or self._steps[0][0] != step_id:
+            return None
+        return _late_input(step_id, [(row, self._masks_of(row)) for row in self._steps[0][1]])
+
+    def given(self, step_id: int) -> None:
+        """The late input of the oldest step in flight has been handed over."""
+        if self._steps and self._steps[0][0] == step_id:
+            self._steps.popleft()
+
+    def release(self) -> list[LateInput]:
+        """The steps in flight are lost: what they still wait for, so that they end."""
+        lost = [_late_input(step_id, [(r, _any(r)) for r in rows]) for step_id, rows in self._steps]
+        self._steps.clear()
+        return lost
+
+    def _masks_of(self, row: _Row) -> Items[Mask] | RowFailure:
+        sequence = row.sequence
+        group = sequence.group
+        if sequence not in group.sequences or group.grammar is None:
+            return _any(row)  # it has ended, and nobody reads what it draws
+        is_here = sequence.slot >= 0
+        tokens = self._table.known_tokens(sequence.slot) if is_here else sequence.token_ids
+        try:
+            if sequence.matcher is None:
+                sequence.matcher = group.grammar.matcher()
+            output = tokens[len(group.request.prompt_token_ids) :]
+            masks = sequence.matcher.masks(output, row.drafts)
+            if len(masks) != 1 + len(row.drafts):
+                raise EngineError(f"{len(masks)} masks for {1 + len(row.drafts)} positions")
+            return masks
+        except QuireError as error:
+            return RowFailure.of(row.slot, error)
+        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its request
+            message = f"the grammar of this request failed ({error}): simplify it"
+            return RowFailure.of(row.slot, RequestError(message))
+
+
+def _any(row: _Row) -> Items[Mask]:
+    return [ANY_TOKEN] * (1 + len(row.drafts))
+
+
+def _late_input(step_id: int, found: list[tuple[_Row, Items[Mask] | RowFailure]]) -> LateInput:
+    """Equal masks are sent once."""
+    known: dict[bytes, int] = {}
+    masks: list[MaskArray] = []
+    index: list[int] = []
+    slots: list[int] = []
+    counts: list[int] = []
+    failed: list[RowFailure] = []
+    for row, given in found:
+        if isinstance(given, RowFailure):
+            failed.append(given)
+            continue
+        slots.append(row.slot)
+        counts.append(len(given))
+        for mask in given:
+            if mask is None:
+                index.append(-1)
+                continue
+            place = known.setdefault(mask.tobytes(), len(masks))
+            if place == len(masks):
+                masks.append(mask)
+            index.append(place)
+    return LateInput(
+        step_id,
+        np.array(slots, np.int32),
+        np.array(counts, np.int32),
+        np.array(index, np.int32),
+        np.stack(masks) if masks else np.zeros((0, 0), np.uint32),
+        tuple(failed),
+    )

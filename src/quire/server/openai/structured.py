@@ -1,0 +1,85 @@
+"""From `response_format`, `structured_outputs` and the older `guided_*` fields to one grammar."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, cast
+
+from quire.errors import RequestError
+from quire.protocol.grammar import StructuredOutputsParams
+from quire.server.requests.bodies import GenerationRequest
+from quire.server.requests.errors import RefusedError
+
+__all__ = ["structured_outputs"]
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+_KNOWN = frozenset(field.name for field in fields(StructuredOutputsParams))
+
+
+def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
+    """What the request asks for, None for free text. RefusedError if several fields do, or one is
+    wrong."""
+    found = {
+        "response_format": _of_response_format(body.response_format),
+        "structured_outputs": body.structured_outputs,
+        "guided_json": _of_guided(body),
+    }
+    given = {name: asked for name, asked in found.items() if asked}
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(given)
+        raise RefusedError(f"{names} are given. Send one of them.", param=next(iter(given)))
+    ((param, asked),) = given.items()
+    unknown = sorted(asked.keys() - _KNOWN)
+    if unknown:
+        raise RefusedError(
+            f"structured_outputs.{unknown[0][:80]} is no field. Use one of: "
+            f"{', '.join(sorted(_KNOWN))}.",
+            param=param,
+        )
+    for name in ("disable_any_whitespace", "strict", "json_object"):
+        if not isinstance(asked.get(name, False), bool | None):
+            raise RefusedError(
+                f"structured_outputs.{name} is a switch. Use true or false.", param=param
+            )
+    if not isinstance(asked.get("whitespace_pattern"), str | None):
+        raise RefusedError("structured_outputs.whitespace_pattern takes a text.", param=param)
+    try:
+        return StructuredOutputsParams(**{k: v for k, v in asked.items() if v is not None})
+    except RequestError as error:
+        raise RefusedError(str(error), param=param) from error
+
+
+def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:
+    kind = "text" if given is None else given.get("type")
+    if given is None or kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": given}
+    stated = cast("dict[str, Any]", given.get("json_schema") or {})
+    if kind != "json_schema":
+        raise RefusedError(
+            f"response_format.type is {str(kind)[:80]!r}. Use text, json_object or json_schema.",
+            param="response_format",
+        )
+    if not isinstance(cast("object", stated), dict) or not isinstance(stated.get("schema"), dict):
+        raise RefusedError(
+            "response_format.json_schema has no schema, which is an object. Give one.",
+            param="response_format",
+        )
+    return {"json": stated["schema"], "strict": bool(stated.get("strict"))}
+
+
+def _of_guided(body: GenerationRequest) -> dict[str, Any]:
+    given = {ours: getattr(body, theirs) for theirs, ours in _GUIDED.items()}
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,355 @@
+"""Grammars of every kind, what is refused of them, and what hostile ones cost."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.errors import RequestError
+from quire.grammar import Grammar
+from quire.grammar.guidance import MAX_CACHED, GuidanceGrammars
+from quire.grammar.schema import find_endless
+from quire.protocol import EngineRequest, SamplingParams
+from quire.protocol.grammar import MAX_SOURCE_BYTES, GrammarSpec, StructuredOutputsParams
+from tests.grammar.bundled_tokens import EOS, grammars, tokenizer
+from tests.waiting import WAIT_S
+
+V = 4096
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GuidanceGrammars]:
+    found = grammars(V)
+    yield found
+    found.close()
+
+
+def request(spec: GrammarSpec, **params: Any) -> EngineRequest:
+    return EngineRequest(
+        "", 0, np.zeros(1, np.int32), SamplingParams(**params), 0, frozenset([EOS]), grammar=spec
+    )
+
+
+def opened(found: GuidanceGrammars, asked: EngineRequest) -> Grammar:
+    found.bounded(asked)
+    return found.open(asked).result(WAIT_S)
+
+
+def allowed(found: Grammar, text: str) -> set[int]:
+    """Tokens that may follow a text."""
+    output = np.array(tokenizer().encode(text, add_special_tokens=False), np.int32)
+    (mask,) = found.matcher().masks(output, np.zeros(0, np.int32))
+    assert mask is not None
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def accepts(found: Grammar, text: str) -> bool:
+    """Whether it may end after this text."""
+    try:
+        return EOS in allowed(found, text)
+    except RequestError as error:
+        assert "not what the grammar allows" in str(error)
+        return False
+
+
+KINDS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"json": {"type": "integer", "minimum": 5}}, ["7", "12"], ["4", "x"]),
+    ({"json": '{"enum": ["a", null]}'}, ['"a"', "null"], ['"b"']),
+    ({"json": True}, ["1", '{"a": []}'], ["x"]),
+    ({"json_object": True}, ["{}", '{"a" : [1]}'], ["[1]", "1"]),
+    ({"regex": "[a-c]+\\d"}, ["abc1"], ["1", "abcd1"]),
+    ({"choice": ["yes", "no (a|b)", "+.*"]}, ["yes", "no (a|b)", "+.*"], ["no a", "++"]),
+    ({"grammar": 'start: "a" b+\nb: /[xy]/'}, ["ax", "axyy"], ["a1"]),
+    ({"grammar": 'root ::= "a" b+\nb ::= [xy]'}, ["ax", "axyy"], ["a1"]),
+    ({"json": {"type": "array"}, "disable_any_whitespace": True}, ["[1,2]"], ["[1, 2]"]),
+    ({"json": {"type": "array"}, "whitespace_pattern": "_{0,3}"}, ["[1,__2]"], ["[1, 2]"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "right", "wrong"), KINDS, ids=lambda value: str(value)[:50])
+def test_every_kind_allows_its_texts_and_no_others(
+    asked: dict[str, Any], right: list[str], wrong: list[str], shared: GuidanceGrammars
+) -> None:
+    found = opened(shared, request(StructuredOutputsParams(**asked).spec))
+    assert [text for text in (*right, *wrong) if accepts(found, text)] == right
+
+
+def test_structural_tags_hold_parts_of_free_text(shared: GuidanceGrammars) -> None:
+    tags = {
+        "structures": [
+            {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"enum": ["x"]}, "end": "</f>"},
+            {"begin": "[[", "schema": {"type": "boolean"}, "end": "]]"},
+        ],
+        "triggers": ["<f=", "[["],
+    }
+    found = opened(shared, request(StructuredOutputsParams(structural_tag=tags).spec))
+    for text in ("", "free text\n/", 'so <f=a>12</f> and <f=b>"x"</f>.', "[[true]]<f=a>1</f>"):
+        assert EOS in allowed(found, text), text
+    assert EOS not in allowed(found, "so <f=a>12")
+    for text in ("so <f=c>", "so <f=a>x", "[[1]]"):
+        with pytest.raises(RequestError, match="not what the grammar allows"):
+            allowed(found, text)
+
+
+def test_whitespace_is_bounded(shared: GuidanceGrammars) -> None:
+    """Catches a model that writes line breaks for ever."""
+    found = opened(shared, request(StructuredOutputsParams(json_object=True).spec))
+    with pytest.raises(RequestError):
+        allowed(found, "{" + "\n" * 9)
+    with pytest.raises(RequestError):
+        allowed(found, '{"a":' + " " * 9)
+
+
+def test_a_schema_cannot_change_the_options(shared: GuidanceGrammars) -> None:
+    schema = {"x-guidance": {"whitespace_pattern": "_*"}, "type": "array"}
+    found = opened(shared, request(StructuredOutputsParams(json=schema).spec))
+    with pytest.raises(RequestError):
+        allowed(found, "[___")
+
+
+def test_keys_keep_the_order_of_the_schema(shared: GuidanceGrammars) -> None:
+    """Two schemas that differ in the order of keys are two grammars."""
+    for names in ("ab", "ba"):
+        schema = {
+            "type": "object", "properties": {name: {"type": "integer"} for name in names},
+            "required": ["a", "b"], "additionalProperties": False,
+        }  # fmt: skip
+        found = opened(shared, request(StructuredOutputsParams(json=schema).spec))
+        assert EOS in allowed(found, f'{{"{names[0]}": 1, "{names[1]}": 2}}')
+        with pytest.raises(RequestError):
+            allowed(found, f'{{"{names[1]}"')
+
+
+def test_the_end_beats_min_tokens_and_ignore_eos(shared: GuidanceGrammars) -> None:
+    spec = StructuredOutputsParams(regex="a{1,3}").spec
+    plain, long, endless = (
+        opened(shared, request(spec, **more))
+        for more in ({}, {"min_tokens": 16, "max_tokens": 99}, {"ignore_eos": True})
+    )
+    assert EOS in allowed(plain, "a")
+    assert EOS not in allowed(long, "a")
+    assert EOS not in allowed(endless, "a")
+    assert allowed(plain, "aaa") == allowed(long, "aaa") == allowed(endless, "aaa") == {EOS}
+    bounded = shared.bounded(
+        replace(request(spec, ignore_eos=True, min_tokens=3), stop_token_ids=frozenset())
+    )
+    assert bounded.stop_token_ids == {EOS}
+    assert bounded.params.min_tokens == 0
+
+
+def test_stop_ids_end_only_where_the_grammar_may(shared: GuidanceGrammars) -> None:
+    """Catches an end in the middle of a string, by another token that ends or by a plain one."""
+    (letter,) = tokenizer().encode("b", add_special_tokens=False)
+    spec = StructuredOutputsParams(json={"type": "string"}).spec
+    asked = replace(request(spec), stop_token_ids=frozenset([letter, 5]))
+    found = opened(shared, asked)
+    assert not allowed(found, '"a') & {EOS, letter, 5}
+    assert allowed(found, '"a"') == {letter, 5}
+
+
+def test_masks_of_drafts(shared: GuidanceGrammars) -> None:
+    found = opened(shared, request(StructuredOutputsParams(regex="[ab]{1,3}").spec))
+    a, b, c = (tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "abc")
+    matcher = found.matcher()
+    output = np.array([a], np.int32)
+    alone = [
+        found.matcher().masks(np.array(tokens, np.int32), np.zeros(0, np.int32))[0]
+        for tokens in ([a], [a, b], [a, b, b])
+    ]
+    for _ in range(2):  # drafts leave no trace
+        masks = matcher.masks(output, np.array([b, b, EOS, a], np.int32))
+        assert all(np.array_equal(m, n) for m, n in zip(masks, alone, strict=False))  # type: ignore[arg-type]
+        assert masks[3:] == [None, None]
+    assert matcher.masks(output, np.array([c, b], np.int32))[1:] == [None, None]
+    assert matcher.masks(output, np.array([-1, V + 9], np.int32))[1:] == [None, None]
+    (back,) = matcher.masks(np.zeros(0, np.int32), np.zeros(0, np.int32))
+    (new,) = found.matcher().masks(np.zeros(0, np.int32), np.zeros(0, np.int32))
+    assert np.array_equal(back, new)  # type: ignore[arg-type]
+
+
+NO_TRIGGER = {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"properties": {"a": {"pattern": "(?=x)"}}}}, "$.properties.a.pattern"),
+    ({"json": {"items": {"anyOf": [{}, {"not": {}}]}}}, "$.items.anyOf[1].not"),
+    ({"json": {"$defs": {"d": {"uniqueItems": True}}}}, "$.$defs.d.uniqueItems"),
+    ({"json": {"properties": {"p": {"format": "path"}}}}, "$.properties.p.format ('path')"),
+    ({"json": {"$ref": "https://example.com/a"}}, "$.$ref"),
+    ({"json": {"type": "strin"}}, "Invalid type"),
+    ({"json": "{"}, "no JSON Schema"),
+    ({"json": "[1]"}, "no JSON Schema"),
+    ({"regex": "("}, "cannot be used"),
+    ({"regex": "(?=a)b"}, "cannot be used"),
+    ({"grammar": "nonsense"}, "no grammar"),
+    ({"grammar": 'start: "a"\n x[stop="b"]: /a/'}, "sets stop or temperature"),
+    ({"structural_tag": {"structures": [], "triggers": []}}, "no structures"),
+    ({"structural_tag": "{}"}, "takes"),
+    ({"structural_tag": NO_TRIGGER}, "none of the triggers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "words"), REFUSED, ids=lambda value: str(value)[:60])
+def test_names_what_is_wrong(asked: dict[str, Any], words: str, shared: GuidanceGrammars) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)):
+        opened(shared, request(StructuredOutputsParams(**asked).spec))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {}, {"json": {}, "regex": "a"}, {"regex": 1}, {"choice": []}, {"choice": ["a", 1]},
+        {"choice": "ab"}, {"json": {"a": float("nan")}}, {"json": {"a": object()}},
+        {"json": {}, "whitespace_pattern": "a", "disable_any_whitespace": True},
+        {"regex": "a" * (MAX_SOURCE_BYTES + 1)}, {"json_object": False},
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+def test_parameters_say_what_they_take(asked: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        StructuredOutputsParams(**asked)
+
+
+def test_what_is_not_strict_is_dropped_and_said_once(
+    shared: GuidanceGrammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
+    spec = StructuredOutputsParams(json=schema, strict=False).spec
+    for _ in range(2):
+        found = opened(shared, request(spec))
+    assert EOS in allowed(found, "[1, 1]")
+    assert [record.message for record in caplog.records if "uniqueItems" in record.message] == [
+        'a schema has what is not held to: Unimplemented keys: ["uniqueItems"]'
+    ]
+
+
+def deep(count: int) -> str:
+    return '{"a":' * count + "1" + "}" * count
+
+
+def chain(count: int) -> dict[str, Any]:
+    refs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    return {"$defs": {**refs, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+def zigzag(count: int) -> dict[str, Any]:
+    """Definitions in an order in which no pass over them settles many."""
+    order = [i // 2 if i % 2 else count - 1 - i // 2 for i in range(count)]
+    after = dict(zip(order, [*order[1:], count], strict=True))
+    refs = {f"d{i}": {"$ref": f"#/$defs/d{after[i]}"} for i in range(count)}
+    return {"$defs": {**refs, f"d{count}": {"type": "null"}}, "$ref": f"#/$defs/d{order[0]}"}
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"regex": "(a*)*(b|bb)*" * 30 + "((x{1,900}){1,900}){1,900}"},
+    {"regex": "(" * 5000 + "a" + ")" * 5000},
+    {"json": {"type": "integer", "multipleOf": 999983}},
+    {"json": deep(10_000)},
+    {"json": '{"not":' * 200_000 + "1" + "}" * 200_000},
+    {"json": chain(10_000)},
+    {"json": zigzag(3_000)},
+    {"json": {"enum": [f"item {i}" for i in range(60_000)]}},
+    {"json": {"$ref": "#"}},
+    {"json": {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}},
+    {"json": {"type": "integer", "maximum": 10**4000}},
+    {"json": '{"maximum": 1e99999}'},
+    {"json": {"allOf": [{"pattern": f"^(a|b{i}|c+){{1,9}}$"} for i in range(19)]}},
+    {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}}},
+    {"regex": "a\0b"},
+    {"json": {"const": "\ud800"}},
+    {"choice": ["\udcff"]},
+    {"grammar": "start: start start | \"a\""},
+    {"grammar": "start: " + " | ".join(f'"{i}"' for i in range(20_000))},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", HOSTILE, ids=lambda value: str(value)[:50])
+def test_a_hostile_grammar_is_served_or_refused(
+    asked: dict[str, Any], shared: GuidanceGrammars
+) -> None:
+    """And the next one is served. What is refused says why; masks of what is not come at once."""
+    try:
+        found = opened(shared, request(StructuredOutputsParams(**asked).spec))
+        matcher, output = found.matcher(), []
+        for _ in range(4):
+            (mask,) = matcher.masks(np.array(output, np.int32), np.zeros(0, np.int32))
+            assert mask is not None
+            output.append(
+                int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+            )
+            if output[-1] == EOS:
+                break
+    except RequestError as error:
+        assert len(str(error)) < 1200
+    fine = opened(shared, request(StructuredOutputsParams(regex="ok").spec))
+    assert EOS in allowed(fine, "ok")
+
+
+def test_a_trial_takes_no_longer_than_its_limit_and_costs_others_nothing(
+    shared: GuidanceGrammars,
+) -> None:
+    """The thread that serves goes on meanwhile."""
+    schema = {"type": "integer", "multipleOf": 999979}
+    future = shared.open(request(StructuredOutputsParams(json=schema).spec))
+    gaps: list[float] = []
+    last = time.perf_counter()
+    while not future.done():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
+    assert isinstance(future.exception(), RequestError)
+    assert "to compile" in str(future.exception())
+    assert len(gaps) > 100
+
+
+def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = grammars(V)
+    compiled: list[GrammarSpec] = []
+    compile_one = found._compile
+
+    def count(spec: GrammarSpec) -> Any:
+        compiled.append(spec)
+        return compile_one(spec)
+
+    monkeypatch.setattr(found, "_compile", count)
+    spec = StructuredOutputsParams(json={"type": "strin"}).spec
+    for _ in range(3):
+        with pytest.raises(RequestError, match="Invalid type"):
+            opened(found, request(spec))
+    assert compiled == [spec]
+    for i in range(MAX_CACHED + 5):
+        opened(found, request(StructuredOutputsParams(regex=f"a{i}").spec))
+    assert len(found._cache) == MAX_CACHED
+    opened(found, request(StructuredOutputsParams(regex="a9").spec))
+    assert len(compiled) == MAX_CACHED + 6
+    found.close()
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "$"),
+        ({"type": "array", "items": {"$ref": "#"}}, None),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, None),
+        ({"anyOf": [{"$ref": "#"}]}, "$"),
+        ({"allOf": [{"$ref": "#"}]}, "$"),
+        ({"$defs": {"d": {"$anchor": "x", "type": "null"}}, "$ref": "#x"}, None),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "$"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, None),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, None),
+        ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_schemas_that_no_finite_value_satisfies(schema: dict[str, Any], place: str | None) -> None:
+    found = find_endless(json.loads(json.dumps(schema)))
+    assert (found is None) == (place is None), found

@@ -1,0 +1,158 @@
+"""Structured output over HTTP: every field that asks for it, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.running import MODEL, RunningServer
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "count": {"type": "integer", "maximum": 9}},
+    "required": ["color"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+}
+CHOICES = ["yes", "no (never)"]
+
+
+def text_of(http: httpx.Client, path: str, body: dict[str, Any]) -> str:
+    """The answer, which is the same as a stream."""
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    body = {**base, "seed": 3, "max_tokens": 120, **body}
+    reply = http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    choice = reply.json()["choices"][0]
+    whole = choice["message"]["content"] if path == CHAT else choice["text"]
+    assert choice["finish_reason"] == "stop"
+    pieces: list[str] = []
+    with http.stream("POST", path, json={**body, "stream": True}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                pieces.append(
+                    choice["delta"].get("content", "") if path == CHAT else choice["text"]
+                )
+    assert "".join(pieces) == whole
+    return whole
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": JSON_SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": " ?"},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_schemas(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
+    value = json.loads(text_of(http, path, asked))
+    assert value["color"] in ("red", "blue")
+    assert value.get("count", 0) <= 9
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("asked", "texts"),
+    [
+        ({"guided_choice": CHOICES}, CHOICES),
+        ({"structured_outputs": {"choice": CHOICES}, "ignore_eos": True}, CHOICES),
+        ({"structured_outputs": {"choice": CHOICES}, "min_tokens": 50}, CHOICES),
+        ({"guided_regex": "a{3}b"}, ["aaab"]),
+        ({"guided_grammar": 'root ::= "x" "y"'}, ["xy"]),
+        ({"structured_outputs": {"grammar": 'start: "x" "y"'}}, ["xy"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_texts(http: httpx.Client, path: str, asked: dict[str, Any], texts: list[str]) -> None:
+    assert text_of(http, path, asked) in texts
+
+
+def test_a_json_object_is_one(http: httpx.Client) -> None:
+    """Cut by its length or whole: what is there begins one."""
+    reply = http.post(
+        CHAT,
+        json={
+            "messages": MESSAGES, "response_format": {"type": "json_object"}, "max_tokens": 30,
+            "logit_bias": {}, "seed": 1,
+        },
+    )  # fmt: skip
+    choice = reply.json()["choices"][0]
+    assert choice["message"]["content"].startswith("{")
+    if choice["finish_reason"] == "stop":
+        json.loads(choice["message"]["content"])
+
+
+def test_samples_and_log_probabilities(http: httpx.Client) -> None:
+    body = {
+        "prompt": "hi", "guided_choice": ["a", "b", "c"], "n": 4, "logprobs": 2, "seed": 1,
+    }  # fmt: skip
+    choices = http.post(TEXT, json=body).json()["choices"]
+    assert {choice["text"] for choice in choices} <= {"a", "b", "c"}
+    assert len({choice["text"] for choice in choices}) > 1
+    assert all(choice["logprobs"]["tokens"] for choice in choices)
+
+
+def test_stop_strings_end_earlier(http: httpx.Client) -> None:
+    reply = http.post(TEXT, json={"prompt": "hi", "guided_regex": "abc", "stop": ["b"]})
+    assert reply.json()["choices"][0]["text"] == "a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_refusal_is_a_status_and_costs_no_other_request(
+    http: httpx.Client, path: str, stream: bool
+) -> None:
+    """Also where it shows only when the grammar is compiled, and that takes too long."""
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": ["hi", "you"]}
+    for schema, words in (
+        ({"type": "integer", "multipleOf": 999983}, "to compile"),
+        ({"type": "strin"}, "Invalid type"),
+        ({"properties": {"a": {"not": {}}}}, "$.properties.a.not"),
+    ):
+        reply = http.post(path, json={**base, "guided_json": schema, "stream": stream})
+        assert reply.status_code == 400, reply.text
+        assert words in reply.json()["error"]["message"]
+    reply = http.post(path, json={**base, "max_tokens": 2})
+    assert reply.status_code == 200
+
+
+class Answer(BaseModel):
+    color: bool
+    sizes: list[bool]
+
+
+def test_the_openai_client_parses(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    for seed in range(3):
+        found = client.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, response_format=Answer, seed=seed,  # type: ignore[arg-type]
+        )  # fmt: skip
+        parsed = found.choices[0].message.parsed
+        if found.choices[0].finish_reason == "stop":
+            assert isinstance(parsed, Answer)
+    server.wait_until_idle()
+
+
+def test_beams_find_what_is_allowed(http: httpx.Client) -> None:
+    body = {"prompt": "hi", "use_beam_search": True, "n": 2, "guided_choice": ["abc", "xyz", "q"]}
+    reply = http.post(TEXT, json={**body, "max_tokens": 20})
+    assert reply.status_code == 200, reply.text
+    texts = [choice["text"] for choice in reply.json()["choices"]]
+    assert len(texts) == 2  # perhaps two spellings of one text
+    assert set(texts) <= {"abc", "xyz", "q"}
