@@ -227,6 +227,22 @@ class TooFew(HashGrammars):
         return []
 
 
+class TooNarrow(HashGrammars):
+    """After the first row of a step."""
+
+    def masks(self, output: IntArray, drafts: IntArray) -> list[Any]:
+        self.outputs.append(())
+        return [mask_after(output.tolist(), V)[: None if len(self.outputs) % 2 else 3]]
+
+
+def test_a_provider_that_gives_narrow_masks_ends_its_own_request():
+    engine = make(TooNarrow(V), depth=1)
+    good, bad = [engine.add([i, 2], seed=i, grammar=SPEC, max_tokens=1)[0] for i in range(2)]
+    engine.run()
+    assert engine.tokens[good] == expected(engine, [0, 2], 1, 0)
+    assert "width" in engine.finished[bad].message
+
+
 def test_a_provider_that_gives_too_few_masks_ends_its_own_request():
     engine = make(TooFew(V))
     (bad,) = engine.add([1, 2], grammar=SPEC)

@@ -256,3 +256,15 @@ def test_late_input_of_past_steps_is_dropped():
     assert list(inputs._given) == [6]
     inputs.forget_before(7)
     assert not inputs._given
+
+
+@PLACES
+def test_a_mask_that_allows_everything_changes_nothing(on_device, engines, monkeypatch):
+    """As rows get it that have ended meanwhile; beside rows that have edits of their own."""
+    keep_rows_on_device(monkeypatch, lambda: on_device)
+    engines.append(LLM(**SETTINGS))
+    each = [asked(0), asked(1, presence_penalty=0.7), asked(2, logit_bias={7: 3.0})]
+    expected = generate(engines[0], each)
+    core = Constrained(engines[0], workload()[:2]).core
+    core._grammars.masks = lambda output, drafts: [None] * (1 + len(drafts))
+    assert_same(generate(engines[0], each), expected)

@@ -142,7 +142,7 @@ class DeviceExtras:
                 history.num_tokens,
                 *self._edits.of(edits),
             )
-            if masks is not None:
+            if masks is not None and (masks[1] >= 0).any():
                 of_edited = self._allow(of_edited, masks[0], masks[1][edited])
             drawn = self._sampler.sample(of_edited, slots[which], positions[which]).token_ids
             # a row that was no law before its edits has no token, whatever they banned

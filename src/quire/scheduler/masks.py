@@ -108,6 +108,9 @@ def _late_input(step_id: int, found: list[tuple[_Row, Items[Mask] | RowFailure]]
         if isinstance(given, RowFailure):
             failed.append(given)
             continue
+        if any(mask is not None and masks and mask.shape != masks[0].shape for mask in given):
+            failed.append(RowFailure(row.slot, "the masks of this request have another width"))
+            continue
         slots.append(row.slot)
         counts.append(len(given))
         for mask in given:
