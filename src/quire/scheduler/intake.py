@@ -13,6 +13,7 @@ from quire.scheduler.beams.intake import new_beam_group
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
+from quire.scheduler.tails import TokenCheck
 
 __all__ = ["RequestIntake"]
 
@@ -21,11 +22,16 @@ class RequestIntake:
     """Refuses what can never be served, and puts the rest on the roster."""
 
     def __init__(
-        self, state: SchedulerState, lifecycle: Lifecycle, feasibility: Feasibility
+        self,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        feasibility: Feasibility,
+        check: TokenCheck | None,
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._feasibility = feasibility
+        self._check = check
         self._num_groups = 0
 
     def add(self, request: EngineRequest) -> None:
@@ -38,8 +44,18 @@ class RequestIntake:
         tokens = tokens.astype(np.int32, copy=False)
         root, names = self._state.prefixes.name_prompt(request.salt, tokens)
         pins_hit = set[int]()
+        is_checked = (
+            self._check is not None and request.beams is None and self._check.watches(request)
+        )
         for samples in self._feasibility.split(request, max_total):
-            group = SequenceGroup(request, self._num_groups, root, max_total, pins_hit=pins_hit)
+            group = SequenceGroup(
+                request,
+                self._num_groups,
+                root,
+                max_total,
+                is_checked=is_checked,
+                pins_hit=pins_hit,
+            )
             self._num_groups += 1
             first, *unborn = samples
             group.sequences.append(Sequence(group, first, tokens, list(names)))

@@ -29,6 +29,7 @@ from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 from quire.scheduler.table import SequenceTable
+from quire.scheduler.tails import TokenCheck
 from quire.scheduler.token_budget import TokenBudget
 from quire.telemetry.engine_stats import SchedulerStats
 
@@ -59,10 +60,14 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         recovery_costs: RecoveryCosts | None = None,
         proposer: DraftProposer | None = None,
+        check: TokenCheck | None = None,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
-        proposer: of drafts, None to decode token by token."""
-        table, pins = SequenceTable(settings.max_num_seqs, max_model_len), PinnedPrefixes(kv)
+        proposer: of drafts, None to decode token by token. check: of drawn tokens, before clients
+            get them."""
+        has_windows = any(group.window is not None for group in kv.layout.groups)
+        table = SequenceTable(settings.max_num_seqs, max_model_len, has_windows=has_windows)
+        pins = PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         self.state = state = SchedulerState(
             kv=kv,
@@ -78,11 +83,11 @@ class Scheduler:
         self._budget = TokenBudget(table, settings, stops_at)
         self._drafts = Drafts(table, kv, proposer, settings.max_num_batched_tokens)
         self._lifecycle = Lifecycle(state)
-        self._requests = RequestIntake(state, self._lifecycle, feasibility)
+        self._requests = RequestIntake(state, self._lifecycle, feasibility, check)
         self._allocation = Allocation(state)
         self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
         beams = BeamIntake(state, self._lifecycle)
-        self._results = ResultIntake(state, self._lifecycle, beams)
+        self._results = ResultIntake(state, self._lifecycle, beams, check)
         self._counter = policy if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0

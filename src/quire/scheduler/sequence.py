@@ -68,7 +68,8 @@ class SequenceGroup:
     prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
-    pinned prefixes that the request has used; its groups share it.
+    pinned prefixes that the request has used; its groups share it. is_checked: whether a
+    `TokenCheck` is asked about its tokens.
     """
 
     request: EngineRequest
@@ -81,6 +82,7 @@ class SequenceGroup:
     account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
+    is_checked: bool = False
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
