@@ -39,6 +39,7 @@ from quire.scheduler import (
     Scheduler,
     make_policy,
 )
+from quire.scheduler.constraints.tails import TokenCheck
 from quire.scheduler.sequence import Sequence
 from tests.kv_cache.model import make_layout
 from tests.scheduler.beam_reference import Outcome, search
@@ -168,7 +169,7 @@ class Guesses:
 
 
 class Simulation:
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, check: TokenCheck | None = None) -> None:
         self.setup = setup
         settings = ResolvedScheduler(
             max_num_seqs=setup.max_num_seqs,
@@ -204,6 +205,7 @@ class Simulation:
             enable_prefix_caching=setup.enable_prefix_caching,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
             proposer=Guesses(setup) if setup.max_drafts else None,
+            check=check,
         )
         self.executor = FakeExecutor(
             setup.model,
@@ -396,6 +398,7 @@ class Simulation:
             blocks_swapped_out=len(plan.swap_out_dst),
             blocks_swapped_in=len(plan.swap_in_dst),
             drafts=len(plan.draft_slot),
+            rewinds=len(plan.rewind_slot),
             states_saved=len(plan.save_slot),
             states_loaded=sum(row.checkpoint is not None for row in plan.enter),
         )

@@ -126,8 +126,8 @@ class KVManager:
         """(group, index, block) of tail blocks that a write at `start` would share with others."""
         tails: list[tuple[int, int, int]] = []
         for group, table in enumerate(self._tables.by_group):
-            index, offset = divmod(start, self._groups[group].tokens_per_block)
-            if offset and index < self._tables.num_blocks[group][slot]:
+            index = start // self._groups[group].tokens_per_block
+            if index < self._tables.num_blocks[group][slot]:
                 tails.append((group, index, int(table[slot, index])))
         return [entry for entry in tails if self._num_owners(entry[2]) > 1]
 
@@ -145,7 +145,7 @@ class KVManager:
 
     def give_back(self, slots: Slots, ends: Slots) -> None:
         """Take back the blocks of `slots` [R] that lie wholly beyond their first `ends` [R] tokens:
-        those of drafts that were not accepted."""
+        those of tokens that were not accepted."""
         for index, group in enumerate(self._groups):
             kept = -(-ends // group.tokens_per_block)
             for i in (self._tables.num_blocks[index][slots] > kept).nonzero()[0].tolist():

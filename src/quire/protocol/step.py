@@ -1,11 +1,11 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → swap out → copy blocks → swap in → enter → extend → fork at the start, append
-→ table updates → deltas, drafts → forward → fork → sample and verify. All block copies read their
-sources before any destination is written, and no block is both source and destination of copies in
-one plan. Sampling may wait for `LateInput`: the masks of a step's rows follow its plan, while the
-forward runs.
+in this order: leave → swap out → copy blocks → swap in → enter → extend → rewind → fork at the
+start, append → table updates → deltas, drafts → forward → fork → sample and verify. All block
+copies read their sources before any destination is written, and no block is both source and
+destination of copies in one plan. Sampling may wait for `LateInput`: the masks of a step's rows
+follow its plan, while the forward runs.
 
 Work that may take longer than its step runs under a ticket, a number that is never used again. A
 plan starts it; the result of that step or of any later one says that it is done or that it failed.
@@ -175,10 +175,12 @@ class StepPlan:
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
+    rewind_slot, rewind_tokens: [number of rows]: the row forgets its last tokens, so many, and what
+        it computed of them. The plan side names rows whose results it has, all of them.
     start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst` becomes
         a copy of row `src`, and computes nothing until a delta says so.
-    append_slot, append_token: [number of tokens], after these forks: the next token of the row is
-        the one that the plan side chose.
+    append_slot, append_token: [number of tokens], row after row in the order of their positions,
+        after these forks: the next tokens of the row are those that the plan side chose.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
     draft_slot, draft_token: [number of drafts], row after row in the order of their positions:
         drafts of rows that sample in this step. They hold for this step alone.
@@ -198,6 +200,8 @@ class StepPlan:
     swap_in_ticket: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
     extend: tuple[ExtendPrompt, ...] = ()
+    rewind_slot: IntArray = field(default_factory=no_ints)
+    rewind_tokens: IntArray = field(default_factory=no_ints)
     start_fork_src: IntArray = field(default_factory=no_ints)
     start_fork_dst: IntArray = field(default_factory=no_ints)
     append_slot: IntArray = field(default_factory=no_ints)
@@ -232,6 +236,7 @@ class StepPlan:
             or len(self.swap_out_src)
             or len(self.copy_src)
             or len(self.swap_in_src)
+            or len(self.rewind_slot)
             or len(self.start_fork_src)
             or len(self.append_slot)
             or len(self.delta_slot)

@@ -83,7 +83,7 @@ class Runner:
         self._settle(wait=False)
         self.late_inputs.forget_before(plan.step_id)
         if any(step.has_drawn(_sources(plan)) for step in self._in_flight):
-            self._settle(wait=True)  # the mirror copies the tokens of rows that branch off
+            self._settle(wait=True)  # the mirror copies or replaces tokens of these rows
         with self._queue.computing():
             host = HostPart(failed=self._apply(plan))
             rows = self._scheduled(plan)
@@ -243,6 +243,6 @@ class Runner:
 
 
 def _sources(plan: StepPlan) -> Slots:
-    """Rows that others branch off from."""
+    """Rows that others branch off from, and rows that are rewound."""
     forks = np.array([fork.src for fork in plan.forks], np.int64)
-    return np.concatenate((forks, plan.start_fork_src.astype(np.int64)))
+    return np.concatenate((forks, plan.start_fork_src, plan.rewind_slot)).astype(np.int64)

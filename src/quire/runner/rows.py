@@ -12,7 +12,7 @@ import numpy.typing as npt
 from quire.errors import EngineError
 from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, MediaSpan, StepPlan
 
-__all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots"]
+__all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots", "places_in_rows"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -39,6 +39,13 @@ class ScheduledRows:
     def select(self, part: slice | npt.NDArray[np.integer[Any]]) -> ScheduledRows:
         """Some of the rows."""
         return ScheduledRows(*(getattr(self, each.name)[part] for each in fields(self)))
+
+
+def places_in_rows(slots: npt.NDArray[np.integer[Any]]) -> Slots:
+    """Of tokens that lie row after row, `slots` [N], the place of each among those of its row."""
+    firsts = np.r_[True, slots[1:] != slots[:-1]].nonzero()[0]  # where a row's tokens begin
+    counts = np.diff(np.r_[firsts, len(slots)])
+    return np.arange(len(slots)) - np.repeat(firsts, counts)
 
 
 class RowTable:
@@ -96,10 +103,11 @@ class RowTable:
             self._enter(row)
         for piece in plan.extend:
             self._extend(piece)
+        self._drop_tails(plan)
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             self.fork(int(src), int(dst))
             self.standing[dst] = 0
-        self.append(plan.append_slot.astype(np.int64), plan.append_token)
+        self._append_chosen(plan)
         self.update_tables(plan)
         self.standing[plan.delta_slot] = plan.delta_tokens
         self._take_drafts(plan)
@@ -110,10 +118,30 @@ class RowTable:
             return
         slots = plan.draft_slot.astype(np.int64)
         np.add.at(self.num_drafts, slots, 1)
-        firsts = np.r_[True, slots[1:] != slots[:-1]].nonzero()[0]  # where a row's drafts begin
-        counts = np.diff(np.r_[firsts, len(slots)])
-        places = np.arange(len(slots)) - np.repeat(firsts, counts)
-        self.token_ids[slots, self.num_tokens[slots] + places] = plan.draft_token
+        places = self.num_tokens[slots] + places_in_rows(slots)
+        self.token_ids[slots, places] = plan.draft_token
+
+    def _append_chosen(self, plan: StepPlan) -> None:
+        if not len(plan.append_slot):
+            return
+        slots = plan.append_slot.astype(np.int64)
+        places = self.num_tokens[slots] + places_in_rows(slots)
+        self.token_ids[slots, places] = plan.append_token
+        np.add.at(self.num_tokens, slots, 1)
+
+    def _drop_tails(self, plan: StepPlan) -> None:
+        if not len(plan.rewind_slot):
+            return
+        slots = plan.rewind_slot.astype(np.int64)
+        left = self.num_tokens[slots] - plan.rewind_tokens
+        if (left < 0).any():
+            bad = int(np.argmax(left < 0))
+            raise EngineError(
+                f"the plan takes {int(plan.rewind_tokens[bad])} tokens from slot "
+                f"{int(slots[bad])}, which has {int(self.num_tokens[slots[bad]])}"
+            )
+        self.num_tokens[slots] = left
+        self.num_computed[slots] = np.minimum(self.num_computed[slots], left)
 
     def update_tables(self, plan: StepPlan) -> None:
         """Take over what a plan changes in the block tables of rows that stay."""

@@ -12,6 +12,7 @@ from quire.kv_cache import NO_EXTRAS, BlockExtras
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams.intake import new_beam_group
+from quire.scheduler.constraints.tails import TokenCheck
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
@@ -23,11 +24,16 @@ class RequestIntake:
     """Refuses what can never be served, and puts the rest on the roster."""
 
     def __init__(
-        self, state: SchedulerState, lifecycle: Lifecycle, feasibility: Feasibility
+        self,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        feasibility: Feasibility,
+        check: TokenCheck | None,
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._feasibility = feasibility
+        self._check = check
         self._num_groups = 0
 
     def add(self, request: EngineRequest) -> list[int]:
@@ -47,10 +53,24 @@ class RequestIntake:
         extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
+        is_checked = (
+            self._check is not None and request.beams is None and self._check.watches(request)
+        )
+        if is_checked and request.grammar is not None:
+            raise RequestError(
+                "structured output is not offered for requests whose tokens are checked. Leave the "
+                "grammar out."
+            )
         tickets: list[int] = []
         for samples in self._feasibility.split(request, max_total):
             group = SequenceGroup(
-                request, self._num_groups, root, max_total, pins_hit=pins_hit, extras=extras
+                request,
+                self._num_groups,
+                root,
+                max_total,
+                is_checked=is_checked,
+                pins_hit=pins_hit,
+                extras=extras,
             )
             self._num_groups += 1
             first, *unborn = samples

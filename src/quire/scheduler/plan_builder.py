@@ -30,20 +30,22 @@ class PlanBuilder:
         self._extend: list[ExtendPrompt] = []
         self._forks: list[ForkRow] = []
         self._start_forks: list[tuple[int, int]] = []
-        self._chosen: dict[int, int] = {}  # tokens, by slot
+        self._rewinds: dict[int, int] = {}  # number of tokens, by slot
+        self._chosen: dict[int, list[int]] = {}  # tokens, by slot
 
     def leave(self, slot: int) -> None:
         """The sequence in `slot` is gone, and what was meant for it with it."""
         self._leave.append(slot)
         self._enter = [entry for entry in self._enter if entry[0].slot not in (slot, -1)]
         self._start_forks = [fork for fork in self._start_forks if slot not in fork]
+        self._rewinds.pop(slot, None)
         self._chosen.pop(slot, None)
         self._extend = [piece for piece in self._extend if piece.slot != slot]
 
     def leave_all(self) -> None:
         """Empty every slot, since steps were lost and with them what they said of leaving rows."""
         self._leave = list(range(len(self._table.standing)))
-        self._start_forks, self._chosen = [], {}
+        self._start_forks, self._rewinds, self._chosen = [], {}, {}
 
     def enter(self, sequence: Sequence, num_computed: int, checkpoint: int | None = None) -> None:
         """`num_computed` tokens of the sequence come from the prefix cache or the host, and its
@@ -64,7 +66,14 @@ class PlanBuilder:
 
     def append(self, slots: npt.NDArray[np.int64], tokens: IntArray) -> None:
         """Tokens [N] that the plan side has chosen for rows [N]."""
-        self._chosen.update(zip(slots.tolist(), tokens.tolist(), strict=True))
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            self._chosen[slot] = [token]
+
+    def replace_tail(self, slot: int, num_tokens: int, token_ids: list[int]) -> None:
+        """The last `num_tokens` tokens of a row go, and `token_ids` come."""
+        if num_tokens:
+            self._rewinds[slot] = num_tokens
+        self._chosen[slot] = token_ids
 
     def build(
         self,
@@ -94,10 +103,12 @@ class PlanBuilder:
             swap_in_ticket=_ints(updates.swap_in_ticket),
             enter=tuple(self._enter_row(*entry) for entry in self._enter),
             extend=tuple(self._extend),
+            rewind_slot=_ints(list(self._rewinds)),
+            rewind_tokens=_ints(list(self._rewinds.values())),
             start_fork_src=_ints([src for src, _ in self._start_forks]),
             start_fork_dst=_ints([dst for _, dst in self._start_forks]),
-            append_slot=_ints(list(self._chosen)),
-            append_token=_ints(list(self._chosen.values())),
+            append_slot=_ints([slot for slot, tokens in self._chosen.items() for _ in tokens]),
+            append_token=_ints([token for tokens in self._chosen.values() for token in tokens]),
             table_group=_ints(updates.group),
             table_slot=_ints(updates.slot),
             table_index=_ints(updates.index),
@@ -114,7 +125,7 @@ class PlanBuilder:
         )
         self._next_step_id += 1
         self._leave, self._enter, self._extend, self._forks = [], [], [], []
-        self._start_forks, self._chosen = [], {}
+        self._start_forks, self._rewinds, self._chosen = [], {}, {}
         return plan
 
     def _updates_of_rows_that_stay(self) -> TableUpdates:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import RowTokens, StepResult, TokenLogprobs
+from quire.protocol.step import IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
+from quire.scheduler.constraints.tails import TailRewinds, TokenCheck, Verdict
 from quire.scheduler.drafts import ChosenDrafts
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["ResultIntake"]
@@ -30,6 +31,7 @@ class InFlight:
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
         the step, corrected by what earlier steps did not accept. A sequence whose results are not
         wanted any more is struck off `sequences`.
+    dropped: slots that compute with a token that was refused; what they are given is refused too.
     drafts: by slot, how many of them the step verifies; None if none does.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
@@ -42,6 +44,7 @@ class InFlight:
     mark: int
     swapped_in: frozenset[int] = frozenset()
     drafts: Slots | None = None
+    dropped: set[int] = field(default_factory=set[int])
 
     def num_drafts(self, slot: int) -> int:
         """Drafts that this slot verifies."""
@@ -51,7 +54,13 @@ class InFlight:
 class ResultIntake:
     """Knows the steps in flight, oldest first, and applies their results in this order."""
 
-    def __init__(self, state: SchedulerState, lifecycle: Lifecycle, beams: BeamIntake) -> None:
+    def __init__(
+        self,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        beams: BeamIntake,
+        check: TokenCheck | None,
+    ) -> None:
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -59,6 +68,8 @@ class ResultIntake:
         self._outputs = state.outputs
         self._lifecycle = lifecycle
         self._beams = beams
+        self._check = check
+        self._rewinds = TailRewinds(state)
         self._in_flight: deque[InFlight] = deque()
 
     def expect(self, step_id: int, starts: Slots, mark: int, drafts: ChosenDrafts) -> None:
@@ -99,25 +110,31 @@ class ResultIntake:
         slots = result.slots.astype(np.int64)
         alive = step.generation[slots] == self._table.generation[slots]
         is_plain = result.counts is None and step.drafts is None and not result.logprobs
-        if is_plain and alive.all():
+        if is_plain and self._check is None and alive.all():
             self._append(slots, result.token_ids)
         else:
             self._take_tokens(step, result, alive)
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
                 self._beams.take(self._table.at(slot), candidates)
+        self._rewinds.settle(step.step_id)
 
     def _take_tokens(
         self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]
     ) -> None:
         """Any number of tokens per row; alive: [R], which rows still have their slots."""
         given = result.drawn
+        if step.dropped:
+            self._rewinds.count(given.slots.tolist(), given.counts.tolist())
         if not alive.all():
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
         if step.drafts is not None:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
-        self._append_in_turn(given, result.logprobs)
+        if self._check is None or not self._table.is_checked[given.slots].any():
+            self._append_in_turn(given, result.logprobs)
+        else:
+            self._append_checked(self._check, given, result.logprobs)
 
     def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Take back what the plan side counted of drafts that were not accepted."""
@@ -127,6 +144,83 @@ class ResultIntake:
         self._kv.give_back(slots, self._table.num_computed[slots])
         for step in self._in_flight:
             step.starts[slots] -= rejected  # of the same sequences: they are alive
+
+    def _append_checked(
+        self,
+        check: TokenCheck,
+        given: RowTokens,
+        logprobs: Mapping[int, tuple[TokenLogprobs, ...]],
+    ) -> None:
+        """Append what the check lets pass, and what it puts in place of other tokens."""
+        table, rows = self._table, dict[int, list[int]]()
+        refused = dict[int, tuple[int, int]]()  # by slot: tokens in place of others, and those
+        for i, slot in enumerate(given.slots.tolist()):
+            if not table.live[slot]:
+                continue  # a sibling has failed
+            rows[slot] = drawn = given.of_row(i)
+            if not table.is_checked[slot]:
+                continue
+            sequence = table.at(slot)
+            verdict = self._judge(check, sequence, table.known_tokens(slot), drawn)
+            if verdict is None:
+                continue
+            if isinstance(verdict, str):
+                del rows[slot]
+                self._lifecycle.fail(sequence.group, verdict)
+                continue
+            num_instead = len(verdict.instead)
+            rows[slot] = [*drawn[: verdict.num_accepted], *verdict.instead.tolist()]
+            refused[slot] = num_instead, len(drawn) - verdict.num_accepted
+            table.stop(slot, verdict.num_accepted, num_instead)
+        generation = {slot: int(table.generation[slot]) for slot in refused}
+        self._append_in_turn(
+            _row_tokens(
+                {  # of those with tokens and without a sibling that has failed
+                    slot: tokens for slot, tokens in rows.items() if tokens and table.live[slot]
+                }
+            ),
+            logprobs,
+        )
+        for slot, (num_instead, num_refused) in refused.items():
+            if table.generation[slot] == generation[slot] and table.live[slot]:
+                self._replace_tail(slot, num_instead, num_refused)
+
+    def _judge(
+        self, check: TokenCheck, sequence: Sequence, known: IntArray, drawn: list[int]
+    ) -> Verdict | str | None:
+        """None if all tokens stay; a sentence if the request fails for it."""
+        try:
+            verdict = check.judge(sequence, known.copy(), np.array(drawn, np.int32))
+            if verdict is None or (verdict.num_accepted == len(drawn) and not len(verdict.instead)):
+                return None
+            if not 0 <= verdict.num_accepted <= len(drawn) or (verdict.instead < 0).any():
+                raise ValueError(f"{verdict} is no verdict on {len(drawn)} tokens")
+        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its request
+            return f"the check of this request's tokens failed ({error!r}): send it again"
+        if len(verdict.instead) and sequence.group.request.params.logprobs is not None:
+            return (
+                "tokens of this output were replaced, so nobody knows their log-probabilities: "
+                "ask without logprobs"
+            )
+        return verdict
+
+    def _replace_tail(self, slot: int, num_instead: int, num_refused: int) -> None:
+        """Have a stopped row forget the tokens that were refused, and all that came of them."""
+        sequence = self._table.at(slot)
+        last = self._drop(sequence)
+        if self._rewinds.may_stay(slot, num_instead):
+            self._rewinds.begin(slot, num_instead, num_refused, last)
+        else:
+            self._lifecycle.preempt(sequence.group, may_swap=False)
+
+    def _drop(self, sequence: Sequence) -> int:
+        """What steps in flight compute of a sequence is not wanted. The last of these steps."""
+        for step in self._in_flight:
+            for slot, each in enumerate(step.sequences):
+                if each is sequence:
+                    step.generation[slot] = -1
+                    step.dropped.add(slot)
+        return self._in_flight[-1].step_id if self._in_flight else -1
 
     def _append_in_turn(
         self, given: RowTokens, logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
@@ -170,7 +264,9 @@ class ResultIntake:
         if step.generation[slot] == self._table.generation[slot]:
             return int(self._table.handle[slot])
         sequence = step.sequences[slot]
-        return sequence.handle if sequence is not None and sequence.num_pending else None
+        if sequence is None or not sequence.num_pending or slot in step.dropped:
+            return None
+        return sequence.handle
 
     def _append_departed(
         self,
@@ -182,16 +278,30 @@ class ResultIntake:
         slots: list[int] = given.slots.tolist()
         for i, slot in enumerate(slots):
             sequence = step.sequences[slot]
-            if sequence is None or not sequence.num_pending:
+            if sequence is None or not sequence.num_pending or slot in step.dropped:
                 continue
             sequence.num_pending -= 1 + step.num_drafts(slot)
             entries = logprobs.get(slot, ())
-            for turn, token in enumerate(given.of_row(i)):
+            for turn, token in enumerate(self._passed(sequence, given.of_row(i))):
                 if sequence not in sequence.group.sequences:
                     break  # the token before has ended it
                 if entries:
                     self._outputs.logprobs(sequence.handle, entries[turn])
                 self._append_to(sequence, token)
+
+    def _passed(self, sequence: Sequence, drawn: list[int]) -> list[int]:
+        """What the check makes of the tokens of a sequence that was preempted."""
+        if self._check is None or not sequence.group.is_checked:
+            return drawn
+        verdict = self._judge(self._check, sequence, sequence.token_ids, drawn)
+        if verdict is None:
+            return drawn
+        if isinstance(verdict, str):
+            self._lifecycle.fail(sequence.group, verdict)
+            return []
+        self._drop(sequence)
+        sequence.num_pending = 0
+        return [*drawn[: verdict.num_accepted], *verdict.instead.tolist()]
 
     def _append_to(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids = np.append(sequence.token_ids, np.int32(token))
@@ -215,7 +325,9 @@ class ResultIntake:
             bad_block = start // self._kv.block_size
             if len(sequence.names) > bad_block:
                 self._distrust(step, sequence, bad_block)
-            if sequence in sequence.group.sequences:
+            if failure.slot in step.dropped:
+                self._compute_again([sequence.group])  # it failed for a token that was refused
+            elif sequence in sequence.group.sequences:
                 self._lifecycle.fail(
                     sequence.group, failure.message, is_request_fault=failure.is_request_fault
                 )
@@ -233,13 +345,18 @@ class ResultIntake:
             and sequence.group is not failed.group
             and sequence.names[bad_block : bad_block + 1] == [name]
         }
-        for group in readers.values():
+        self._compute_again(readers.values(), step)
+
+    def _compute_again(self, groups: Iterable[SequenceGroup], *more: InFlight) -> None:
+        """Compute groups from their tokens. Nobody waits for what steps in flight, and `more`, give
+        them."""
+        for group in groups:
             if group.has_slots:
                 self._lifecycle.preempt(group, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0
-            for each in steps:
+            for each in (*more, *self._in_flight):
                 each.sequences[:] = [
                     None if s is not None and s.group is group else s for s in each.sequences
                 ]
@@ -250,4 +367,11 @@ class ResultIntake:
             for sequence in step.sequences:
                 if sequence is not None:
                     sequence.num_pending = 0  # drawn again, and the same: noise has no state
+        self._rewinds.forget()
         self._in_flight.clear()
+
+
+def _row_tokens(rows: Mapping[int, list[int]]) -> RowTokens:
+    counts = np.array([len(tokens) for tokens in rows.values()], np.int64)
+    token_ids = [token for tokens in rows.values() for token in tokens]
+    return RowTokens(np.fromiter(rows, np.int64, len(rows)), counts, np.array(token_ids, np.int32))

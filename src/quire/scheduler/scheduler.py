@@ -17,11 +17,12 @@ from quire.protocol.step import LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams.intake import BeamIntake
+from quire.scheduler.constraints.masks import LateMasks
+from quire.scheduler.constraints.tails import TokenCheck
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.intake import RequestIntake
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.masks import LateMasks
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
@@ -62,10 +63,14 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         recovery_costs: RecoveryCosts | None = None,
         proposer: DraftProposer | None = None,
+        check: TokenCheck | None = None,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
-        proposer: of drafts, None to decode token by token."""
-        table, pins = SequenceTable(settings.max_num_seqs, max_model_len), PinnedPrefixes(kv)
+        proposer: of drafts, None to decode token by token. check: of drawn tokens, before clients
+            get them."""
+        has_windows = any(group.window is not None for group in kv.layout.groups)
+        table = SequenceTable(settings.max_num_seqs, max_model_len, has_windows=has_windows)
+        pins = PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         self.state = state = SchedulerState(
             kv=kv,
@@ -81,11 +86,11 @@ class Scheduler:
         self._budget = TokenBudget(table, settings, stops_at)
         self._drafts = Drafts(table, kv, proposer, settings.max_num_batched_tokens)
         self._lifecycle = Lifecycle(state)
-        self._requests = RequestIntake(state, self._lifecycle, feasibility)
+        self._requests = RequestIntake(state, self._lifecycle, feasibility, check)
         self._allocation = Allocation(state)
         self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
         beams = BeamIntake(state, self._lifecycle)
-        self._results = ResultIntake(state, self._lifecycle, beams)
+        self._results = ResultIntake(state, self._lifecycle, beams, check)
         self._counter = policy if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0

@@ -72,7 +72,8 @@ class SequenceGroup:
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens. grammar: to which the outputs belong.
+    beside tokens. grammar: to which the outputs belong. is_checked: whether a `TokenCheck` is asked
+    about its tokens.
     """
 
     request: EngineRequest
@@ -85,6 +86,7 @@ class SequenceGroup:
     account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
+    is_checked: bool = False
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])

@@ -12,7 +12,7 @@ from quire.runner.device.arena import ColumnSpec, DeviceArena, Words
 from quire.runner.device.inbox import Inbox
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.kernel_rows import KernelRows, RowList
-from quire.runner.rows import KERNEL_COLUMNS, RowTable, Slots
+from quire.runner.rows import KERNEL_COLUMNS, RowTable, Slots, places_in_rows
 from quire.sampling import SamplingState
 from quire.sampling.device_columns import DeviceColumns
 
@@ -86,6 +86,7 @@ class DeviceState:
         forked = plan.start_fork_dst.tolist()
         self._note_sampling(entered + forked)
         self._stale[[*entered, *forked, *(piece.slot for piece in plan.extend)]] = True
+        self._stale[plan.rewind_slot] = True
         if forked:
             pairs = zip(plan.start_fork_src.tolist(), forked, strict=True)
             self._copy_tokens(list(pairs))
@@ -96,7 +97,8 @@ class DeviceState:
             self._note_tokens(slot, start, start + int(self._mirror.num_drafts[slot]))
         appended = plan.append_slot.astype(np.int64)
         if len(appended):
-            at = self._mirror.num_tokens[appended] - 1
+            starts = self._mirror.num_tokens - np.bincount(appended, minlength=len(self._stale))
+            at = starts[appended] + places_in_rows(appended)
             self._note("token_ids", appended, self._mirror.token_ids, at)
             self._stale[appended] = True
         for group, name in enumerate(self._tables):
