@@ -206,7 +206,7 @@ def test_names_what_is_wrong(asked: dict[str, Any], words: str, shared: Guidance
     "asked",
     [
         {}, {"json": {}, "regex": "a"}, {"regex": 1}, {"choice": []}, {"choice": ["a", 1]},
-        {"choice": "ab"}, {"json": {"a": float("nan")}}, {"json": {"a": object()}},
+        {"choice": "ab"}, {"json": {"a": float("nan")}}, {"json": {"a": {1}}},
         {"json": {}, "whitespace_pattern": "a", "disable_any_whitespace": True},
         {"regex": "a" * (MAX_SOURCE_BYTES + 1)}, {"json_object": False},
     ],
