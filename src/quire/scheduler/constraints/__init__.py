@@ -1,1 +1,3 @@
-"""What may be drawn, and what of the drawn tokens counts: masks of grammars, and checks."""
+"""Rules on what is drawn: masks of grammars (`masks`), checks of drawn tokens (`tails`)."""
+
+__all__: list[str] = []
