@@ -247,6 +247,23 @@ def test_a_second_thread_is_told(llm: LLM) -> None:
     assert "another thread" in str(failures[0])
 
 
+def test_requests_by_id_beside_generate() -> None:
+    """Catches outputs that steps of another call computed, and that nobody gave."""
+    with LLM(quiet=True, num_kv_blocks=64) as llm:
+        engine, short = llm.llm_engine, SamplingParams(max_tokens=3, ignore_eos=True)
+        engine.add_request("mine", "Hello", short)
+        llm.generate("Longer", SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
+        assert engine.has_unfinished_requests()
+        (output,) = engine.step()
+        assert output.finished
+        assert len(output.outputs[0].token_ids) == 3
+        assert not engine.has_unfinished_requests()
+        assert engine.step() == []
+        engine.add_request("mine", "Hello", short)
+        engine.abort_request("mine")
+        assert engine.get_num_unfinished_requests() == 0
+
+
 def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a wait without end: the thread that computes does not exist in the child."""
     with LLM(quiet=True, num_kv_blocks=64) as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import queue
 import threading
 import time
@@ -184,14 +185,16 @@ class AsyncLLM:
         were given do not change any more. Leaving the loop early ends the request.
 
         request_id: for `abort`, of no open request; None makes one up. Raises RequestError if the
-        prompt cannot be served, EngineError if the engine fails.
+        request cannot be served or has failed, EngineError if the engine has.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         self._check_alive()
         self._enter_loop()
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
-        request_id = f"request-{self._next_handle}" if request_id is None else request_id
+        if request_id is None:
+            numbers = itertools.count(self._next_handle)
+            request_id = next(i for n in numbers if (i := f"request-{n}") not in self._open)
         if request_id in self._open:
             raise RequestError(f"request_id {request_id!r} is open already: give another one")
         opened = await self._add(prompt, params, request_id, scheduling)

@@ -55,8 +55,8 @@ class LLMEngine:
         self._in_use = threading.Lock()
         self._next_handle = 0
         self._next_request = 0
-        self._readers: dict[str, tuple[OutputReader, range]] = {}
-        self._media: set[int] = set()  # handles of what the engine was given
+        self._readers: dict[str, tuple[RequestOutput, OutputReader, range]] = {}
+        self._media: dict[str, int] = {}  # by request, the handle of what the engine was given
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
@@ -87,21 +87,20 @@ class LLMEngine:
         scheduling = SchedulingParams(priority=priority)
         output = self.add(rendered, params, scheduling, request_id=request_id)
         handles = range(first, self._next_handle)
-        self._readers[request_id] = (OutputReader(output, params.output_kind), handles)
+        self._readers[request_id] = (output, OutputReader(output, params.output_kind), handles)
         return request_id
 
     def step(self) -> list[RequestOutput]:
         """Compute one step. The requests of `add_request` that it changed, by their output_kind;
         one that failed has its `error` set."""
         found: list[RequestOutput] = []
-        for request_id, output in self.run_step().items():
-            if request_id not in self._readers:
-                continue
-            reader, handles = self._readers[request_id]
+        if self.assembler.has_unfinished:
+            self.run_step()
+        # Steps of other calls, such as `LLM.generate`, also let these outputs grow.
+        for request_id, (output, reader, _) in list(self._readers.items()):
             shown = reader.read()
             if output.finished:
                 del self._readers[request_id]
-                self._drop_media([handle for handle in self._media if handle in handles])
             if shown is not None:
                 found.append(shown)
         return found
@@ -110,10 +109,10 @@ class LLMEngine:
         """End requests; unknown and finished ones are passed over."""
         for each in [request_id] if isinstance(request_id, str) else request_id:
             if each in self._readers:
-                self.abort(self._readers.pop(each)[1])
+                self.abort(self._readers.pop(each)[2])
 
     def has_unfinished_requests(self) -> bool:
-        return self.assembler.has_unfinished
+        return bool(self._readers) or self.assembler.has_unfinished
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._readers)
@@ -136,8 +135,8 @@ class LLMEngine:
     ) -> RequestOutput:
         """Queue a rendered request; the output that grows while it runs. RequestError if it cannot
         be served; then nothing has changed."""
-        prompt = self._with_media(prompt)
         request_id = self.new_request_id() if request_id is None else request_id
+        prompt = self._with_media(request_id, prompt)
         handle = self.take_handles(params.n)
         now = time.monotonic()
         try:
@@ -146,24 +145,25 @@ class LLMEngine:
             request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
             output = self.assembler.add(request_id, handle, prompt, params)
             self.engine.client.add(request)
-        except RequestError:
+        except BaseException:
             self.assembler.drop(range(handle, handle + params.n))
-            self._drop_media([each.span.handle for each in prompt.media])
+            self._drop_media([request_id])
             raise
         return output
 
-    def _with_media(self, prompt: RenderedPrompt) -> RenderedPrompt:
+    def _with_media(self, request_id: str, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt when the engine has been given its embeddings, if it has some."""
         if prompt.embeds is None:
             return prompt
         handle = self.take_handles(1)
         info = self.engine.client.put_media(handle, prompt.embeds)
-        self._media.add(handle)
+        self._media[request_id] = handle
         return RenderedPrompt.of_embeds(info, handle)
 
-    def _drop_media(self, handles: Sequence[int]) -> None:
-        self._media.difference_update(handles)
-        self.engine.client.drop_media(handles)
+    def _drop_media(self, request_ids: Sequence[str]) -> None:
+        handles = [self._media.pop(each) for each in request_ids if each in self._media]
+        if handles:
+            self.engine.client.drop_media(handles)
 
     @property
     def next_handle(self) -> int:
@@ -191,6 +191,7 @@ class LLMEngine:
             update = self.assembler.process(client.step())
             if update.aborts:
                 client.abort(update.aborts)
+            self._drop_media([i for i, output in update.requests.items() if output.finished])
             return update.requests
 
     def control(self, op: ControlOp) -> Report:
@@ -209,7 +210,7 @@ class LLMEngine:
             if client.waits_for_input:
                 break
             client.step()
-        self._drop_media([handle for handle in self._media if handle in handles])
+        self._drop_media([i for i, handle in self._media.items() if handle in handles])
 
     @contextmanager
     def sole_use(self) -> Iterator[None]:

@@ -82,6 +82,14 @@ def test_rows_of_the_table_are_their_ids(make: Maker, depth: int, budget: int) -
     assert is_empty(llm)
 
 
+def test_enqueued_embeddings_are_forgotten(make: Maker) -> None:  # noqa: F811
+    llm = make(enable_prompt_embeds=True)
+    llm.enqueue([{"prompt_embeds": rows_of(llm, prompt)} for prompt in workload(3)], params(0))
+    assert not is_empty(llm)
+    assert len(llm.wait_for_completion(use_tqdm=False)) == 3
+    assert is_empty(llm)
+
+
 @DEPTHS
 def test_prefix_hit_is_cold(make: Maker, depth: int) -> None:  # noqa: F811
     llm = make(depth=depth, enable_prompt_embeds=True)

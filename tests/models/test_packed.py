@@ -351,6 +351,14 @@ def test_matrices_that_are_transposed_on_disk(name: str, tmp_path: Path) -> None
     (folders[1] / "config.json").write_text(json.dumps(config | settings))
     wanted = run(folders[0], formats=rounding(chosen))
     close(run(folders[1]), wanted, tolerance(chosen))
+    names = [f"transformer.h.0.{module}.weight" for module in ("attn.c_proj", "mlp.c_fc")]
+    others = {name: torch.randn(plain[name].t().shape) * 0.1 for name in names}
+    spec = read_model_spec(folders[1])
+    check_replacements(load_model(spec, folders[1], new_factory(spec)), folders[1], "auto", others)
+    model = load_model(spec, folders[1], new_factory(spec), progress=False, replaced=others)
+    ids = torch.tensor([1, 2])
+    for layer, name in ((model.blocks[0].output, names[0]), (model.blocks[0].mlp.up, names[1])):
+        assert torch.equal(layer.weights.matrix.rows(ids), others[name][ids])
 
 
 def test_an_order_of_inputs_that_was_never_set(tmp_path: Path) -> None:

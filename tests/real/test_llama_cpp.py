@@ -21,8 +21,8 @@ from quire.rendering import Renderer
 MIN_GAP = 0.5
 MIN_SHARE = 0.75
 MAX_WRONG = 0.005
-"""llama.cpp rounds activations to 8 bits, which can turn two tokens that are near: seen for 1 of 919
-tokens, and 0 of Gemma's."""
+"""llama.cpp rounds activations to 8 bits, which can turn two tokens that are near: seen for 1 of
+919 tokens, and 0 of Gemma's."""
 
 
 class Case:

@@ -132,6 +132,30 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
     assert reply.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"response_format": JSON_SCHEMA, "guided_choice": ["a"]}, "response_format"),
+        (
+            {"response_format": {**JSON_SCHEMA, "json_schema": {"schema": {}, "strict": "false"}}},
+            "response_format",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_names_the_field(http: httpx.Client, asked: dict[str, Any], param: str) -> None:
+    error = http.post(TEXT, json={"prompt": "hi", **asked})
+    assert error.status_code == 400
+    assert param in (error.json()["error"]["param"] or error.json()["error"]["message"])
+
+
+def test_a_switch_that_is_off_asks_for_nothing(http: httpx.Client) -> None:
+    body = {"prompt": "hi", "max_tokens": 2, "guided_json_object": False}
+    assert http.post(TEXT, json=body).status_code == 200
+
+
 class Answer(BaseModel):
     color: bool
     sizes: list[bool]

@@ -77,7 +77,7 @@ def convert_weights(
         if chosen[name] == "plain":
             shards.add(name, plain)
             continue
-        rows = plain.t() if _is_transposed(target) else plain
+        rows = plain.t() if target.is_transposed else plain
         module = name.removesuffix(".weight")
         for kind, tensor in compress(chosen[name], rows, words=words).items():
             shards.add(f"{module}.{kind}", tensor)
@@ -173,12 +173,7 @@ def _plain(
     rows = torch.empty(weight.shape, dtype=dtype)
     for first, numbers in weight.slices():
         rows[first : first + len(numbers)] = numbers
-    return rows.t() if _is_transposed(target) else rows
-
-
-def _is_transposed(target: WeightTarget) -> bool:
-    """Whether a plain matrix is [inputs, outputs] on disk."""
-    return isinstance(target.weights, PackedWeights) and target.weights.is_transposed
+    return rows.t() if target.is_transposed else rows
 
 
 class _Shards:

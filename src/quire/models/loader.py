@@ -252,7 +252,9 @@ def read_weights(
                     yield target, read_packed(tensor.packed, file, opened)
                     continue
                 if whole is not None:
-                    weight = target.part_of(whole)
+                    # In place of a quantized matrix comes one of its shape, [outputs, inputs].
+                    turned = tensor.packed is not None and target.is_transposed
+                    weight = target.part_of(whole.t() if turned else whole)
                 elif cut is None:
                     weight = opened.get_tensor(tensor.name)
                     _refuse_not_finite(weight, tensor, dtype)

@@ -10,7 +10,7 @@ from operator import attrgetter
 import torch
 
 from quire.layers import LayerWeights, WeightedLayer
-from quire.layers.weights import Cut
+from quire.layers.weights import Cut, PackedWeights
 
 __all__ = ["WeightMap", "WeightTarget"]
 
@@ -31,6 +31,11 @@ class WeightTarget:
     def cut(self) -> Cut | None:
         """What is taken of the tensor; None for all of it."""
         return self.weights.cut(self.part)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether a plain matrix is [inputs, outputs] on disk."""
+        return isinstance(self.weights, PackedWeights) and self.weights.is_transposed
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """What is taken of a tensor in memory."""

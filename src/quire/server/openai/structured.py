@@ -26,12 +26,14 @@ _KNOWN = frozenset(field.name for field in fields(StructuredOutputsParams))
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
     """What the request asks for, None for free text. RefusedError if several fields do, or one is
     wrong."""
+    guided = _of_guided(body)
+    first_guided = next((old for old, name in _GUIDED.items() if name in guided), "guided_json")
     found = {
-        "response_format": _of_response_format(body.response_format),
+        "response_format": _of_response_format(body.response_format) or None,
         "structured_outputs": body.structured_outputs,
-        "guided_json": _of_guided(body),
+        first_guided: guided or None,
     }
-    given = {name: asked for name, asked in found.items() if asked}
+    given = {name: asked for name, asked in found.items() if asked is not None}
     if not given:
         return None
     if len(given) > 1:
@@ -77,9 +79,17 @@ def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:
             "response_format.json_schema has no schema, which is an object. Give one.",
             param="response_format",
         )
-    return {"json": stated["schema"], "strict": bool(stated.get("strict"))}
+    strict = cast("object", stated.get("strict"))
+    if not isinstance(strict, bool | None):
+        raise RefusedError(
+            "response_format.json_schema.strict is a switch. Use true or false.",
+            param="response_format",
+        )
+    return {"json": stated["schema"], "strict": bool(strict)}
 
 
 def _of_guided(body: GenerationRequest) -> dict[str, Any]:
     given = {ours: getattr(body, theirs) for theirs, ours in _GUIDED.items()}
+    if given.get("json_object") is False:
+        del given["json_object"]
     return {name: value for name, value in given.items() if value is not None}
