@@ -82,7 +82,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Iterable[Prompt],
+        prompts: Prompt | Iterable[Prompt] | None = None,
         sampling_params: ParamsArgument = None,
         use_tqdm: bool = True,
         *,
@@ -104,6 +104,10 @@ class LLM:
         fault fails: its output has `error` set, and the others are complete.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
+        if prompts is None:
+            raise RequestError(
+                "generate has no prompts. Give a text, token ids, or a list of them."
+            )
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from quire.errors import RequestError
+from quire.foreign import ForeignName, explaining
 
 __all__ = ["GrammarKind", "GrammarSpec", "StructuredOutputsParams"]
 
@@ -41,6 +42,13 @@ class GrammarSpec:
     whitespace: str | None = None
 
 
+_FOREIGN: Mapping[str, ForeignName] = {
+    "disable_additional_properties": ForeignName("the schema says additionalProperties itself"),
+    "disable_fallback": ForeignName("there is one library", None),
+}
+
+
+@explaining(RequestError, "a field of structured outputs", _FOREIGN)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
     """To which language the output belongs: exactly one of the first six fields. The names are
