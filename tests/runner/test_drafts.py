@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from quire import LLM, RequestOutput, SamplingParams
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, params, workload
 from tests.models.families import CASES, write_checkpoint
-from tests.runner.late_device import keep_rows_on_device
 
 BY_NAME = {case.name: case for case in CASES}
 SETTINGS: dict[str, Any] = {
@@ -74,21 +73,6 @@ class Watch:
 
     def draft(self, proposer: FromOutputs) -> None:
         self.scheduler._drafts._proposer = proposer
-
-
-@pytest.fixture
-def engines() -> Iterator[list[LLM]]:
-    started: list[LLM] = []
-    yield started
-    for engine in started:
-        engine.shutdown()
-
-
-@pytest.fixture(params=[False, True], ids=["host", "device"])
-def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if request.param:
-        keep_rows_on_device(monkeypatch)
-    return request.param
 
 
 def asked() -> list[SamplingParams]:

@@ -6,7 +6,7 @@ The oracle is a logits processor that bans the same tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,31 +23,13 @@ from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, has_kernels, workload
 from tests.runner.late_device import keep_rows_on_device
-from tests.runner.test_drafts import Watch
+from tests.runner.test_drafts import SETTINGS, Watch
 from tests.waiting import WAIT_S
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PLACES = pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
 V = 4096
 """Of the bundled model."""
-
-
-@pytest.fixture
-def engines() -> Iterator[list[LLM]]:
-    started: list[LLM] = []
-    yield started
-    for engine in started:
-        engine.shutdown()
 
 
 class Constrained:

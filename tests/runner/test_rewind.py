@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,9 @@ from quire import LLM, SamplingParams
 from quire.protocol.step import StepPlan
 from quire.scheduler.constraints.tails import Verdict
 from tests.models.families import CASES, write_checkpoint
-from tests.runner.late_device import keep_rows_on_device
+from tests.runner.test_drafts import SETTINGS
 
 BY_NAME = {case.name: case for case in CASES}
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 NUM_OUTPUT = 14
 PROMPTS = [[5, 6, 7], [9] * 11, list(range(8)), [3, 1, 4, 1, 5, 9, 2]]
@@ -85,21 +75,6 @@ class Checked:
     def check(self, editor: Editor | None) -> None:
         self._scheduler._requests._check = editor
         self._scheduler._results._check = editor
-
-
-@pytest.fixture
-def engines() -> Iterator[list[LLM]]:
-    started: list[LLM] = []
-    yield started
-    for engine in started:
-        engine.shutdown()
-
-
-@pytest.fixture(params=[False, True], ids=["host", "device"])
-def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if request.param:
-        keep_rows_on_device(monkeypatch)
-    return request.param
 
 
 def sampling(i: int, max_tokens: int) -> SamplingParams:
