@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
+from quire.executor.fake_model import INITIAL_STATE, FakeModel, Words
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
@@ -41,115 +41,6 @@ from quire.runner.halves import in_halves, in_order_of_writing
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
-
-Words = npt.NDArray[np.uint64]
-
-INITIAL_STATE = 0
-
-
-def _mix(values: Words | np.uint64 | int, salt: int) -> Words:
-    """A 64-bit finaliser (SplitMix64, Steele et al. 2014) of values combined with a salt."""
-    x = np.asarray(values, np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-class FakeModel:
-    """Two layers per group. The K/V of layer 1 at a position hash the token there; those of layer 2
-    hash what layer 1 reads there, over all groups; the next token hashes what layer 2 reads.
-
-    windows: per group, sliding window or None. has_state: whether the next token depends on a
-    recurrent state too, a hash of the state before and the token.
-    """
-
-    def __init__(
-        self, windows: Sequence[int | None], vocab_size: int, *, has_state: bool = False
-    ) -> None:
-        self.windows = tuple(windows)
-        self.vocab_size = vocab_size
-        self.has_state = has_state
-
-    def first_layer(
-        self, inputs: npt.NDArray[np.integer[Any]], positions: npt.NDArray[np.int64]
-    ) -> Words:
-        """K/V of layer 1: [T]. inputs: token ids, or words in their place."""
-        return _mix(_mix(inputs.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
-
-    def read(self, contents: Sequence[Words], position: int) -> int:
-        """What attention at `position` sees: contents[g][p] is position p of group g."""
-        total = np.uint64(0)
-        for group, window in enumerate(self.windows):
-            start = 0 if window is None else max(position - window + 1, 0)
-            seen = contents[group][start : position + 1]
-            places = np.arange(start, position + 1, dtype=np.uint64)
-            total += _mix(_mix(seen, 3) + places, 4 + group).sum(dtype=np.uint64)
-        return int(_mix(total, 5))
-
-    def advance(self, state: int, token_ids: Sequence[int]) -> list[int]:
-        """The recurrent states after each of these tokens."""
-        states: list[int] = []
-        for token in token_ids:
-            state = int(_mix(_mix(state, 9) + np.uint64(token), 10))
-            states.append(state)
-        return states
-
-    def see(self, read: int, state: int) -> int:
-        """What the model makes of a read of layer 2 and the state there."""
-        return int(_mix(_mix(read, 11) + np.uint64(state), 12)) if self.has_state else read
-
-    def draw(self, hidden: int, seed: int, sample_index: int, mask: MaskArray | None = None) -> int:
-        """The next token id after what the model saw, of those that a mask allows."""
-        word = _mix(_mix(hidden, 6) + np.uint64(seed % 2**64), 7 + sample_index)
-        if mask is None:
-            return int(word % np.uint64(self.vocab_size))
-        allowed = self.allowed(mask)
-        return int(allowed[int(word % np.uint64(len(allowed)))])
-
-    def allowed(self, mask: MaskArray) -> npt.NDArray[np.int64]:
-        """The token ids that a mask allows."""
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
-        return np.flatnonzero(bits)
-
-    def expected_tokens(
-        self,
-        prompt: Sequence[int],
-        num_tokens: int,
-        seed: int,
-        sample_index: int = 0,
-        mask: Callable[[Sequence[int]], MaskArray | None] = lambda _: None,
-    ) -> list[int]:
-        """The tokens that follow `prompt`, computed from the tokens alone. mask: of what may follow
-        an output."""
-        tokens = list(prompt)
-        with np.errstate(over="ignore"):
-            second: list[int] = []
-            while len(tokens) < len(prompt) + num_tokens:
-                hidden = self._hidden_of(tokens, second)
-                allowed = mask(tokens[len(prompt) :])
-                tokens.append(self.draw(hidden, seed, sample_index, allowed))
-        return tokens[len(prompt) :]
-
-    def expected_scores(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
-        """`scores` of what may follow `tokens`, computed from the tokens alone."""
-        with np.errstate(over="ignore"):
-            return self.scores(self._hidden_of(tokens, []))
-
-    def scores(self, hidden: int) -> npt.NDArray[np.float64]:
-        """What stands for the log-probabilities [V] after what the model saw: from 0 to -4, in
-        multiples of 2**-18, so that their sums have no rounding."""
-        words = _mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(hidden), 8)
-        return (words % np.uint64(2**20)).astype(np.float64) / -(2.0**18)
-
-    def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
-        """What the model sees at the last token. second: the K/V of layer 2 so far, to be grown."""
-        first = self.first_layer(np.array(tokens, np.uint64), np.arange(len(tokens)))
-        groups = [first] * len(self.windows)
-        while len(second) < len(tokens):
-            second.append(self.read(groups, len(second)))
-        deep = [np.array(second, np.uint64)] * len(self.windows)
-        states = self.advance(INITIAL_STATE, tokens) if self.has_state else [INITIAL_STATE]
-        return self.see(self.read(deep, len(tokens) - 1), states[-1])
 
 
 class _States:
