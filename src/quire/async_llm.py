@@ -318,11 +318,11 @@ class AsyncLLM:
         return await asyncio.wrap_future(self._thread.do(lambda client: client.control(op)))
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """As `LLM.sleep`."""
+        """Sleep as `LLM.sleep` does."""
         await self._control(Sleep(level, mode))
 
     async def wake_up(self, tags: None = None) -> None:
-        """As `LLM.wake_up`."""
+        """Wake as `LLM.wake_up` does."""
         check_foreign(RequestError, "wake_up", CALL_ARGUMENTS, {"tags": tags})
         await self._control(Wake())
 
@@ -330,12 +330,12 @@ class AsyncLLM:
         return self.engine.client.report.sleep_level > 0
 
     async def pause_generation(self, *, mode: PauseMode = "abort", **others: Any) -> None:
-        """As `LLM.pause`."""
+        """Pause as `LLM.pause` does."""
         check_foreign(RequestError, "pause_generation", CALL_ARGUMENTS, others)
         await self._control(Pause(mode))
 
     async def resume_generation(self) -> None:
-        """As `LLM.resume`."""
+        """Go on as `LLM.resume` does."""
         await self._control(Resume())
 
     async def is_paused(self) -> bool:
@@ -344,28 +344,28 @@ class AsyncLLM:
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """As `LLM.reset_prefix_cache`."""
+        """Forget cached prefixes as `LLM.reset_prefix_cache` does."""
         given = {"reset_connector": reset_connector}
         check_foreign(RequestError, "reset_prefix_cache", CALL_ARGUMENTS, given)
         await self._control(ResetPrefixCache(reset_running_requests))
         return True
 
     async def start_profile(self, directory: str = "quire-profile") -> None:
-        """As `LLM.start_profile`."""
+        """Begin a profile as `LLM.start_profile` does."""
         await self._control(StartProfile(directory))
 
     async def stop_profile(self) -> str:
-        """As `LLM.stop_profile`."""
+        """End the profile as `LLM.stop_profile` does; its path."""
         return (await self._control(StopProfile())).profile
 
     # --- readings -------------------------------------------------------------------------------
 
     async def get_tokenizer(self) -> TokenizerFace | None:
-        """As `LLM.get_tokenizer`."""
+        """Return what `LLM.get_tokenizer` does."""
         return TokenizerFace.of(self.engine.renderer)
 
     async def get_metrics(self) -> list[Metric]:
-        """As `LLM.get_metrics`."""
+        """Return what `LLM.get_metrics` does."""
         self._check_alive()
         return await asyncio.wrap_future(
             self._thread.do(lambda client: scheduler_metrics(client.stats()))
