@@ -487,7 +487,8 @@ class LLM:
     # --- readings -------------------------------------------------------------------------------
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends, over the defaults of the class."""
+        """Return the sampling values that the model's generation_config.json recommends, over the
+        defaults of the class."""
         return SamplingParams.from_optional(self._engine.default_sampling)
 
     def get_tokenizer(self) -> TokenizerFace | None:

@@ -29,7 +29,7 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
 
 
 class HoldsTokens(Protocol):
-    """What a sequence takes of a KV pool."""
+    """Blocks that a sequence takes of a KV pool."""
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """See `KVLayout.most_blocks`."""

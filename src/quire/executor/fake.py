@@ -177,7 +177,7 @@ class FakeExecutor:
         return self._report()
 
     def control(self, op: ControlOp) -> Report:
-        """What is dropped is filled with garbage, and all rows are gone."""
+        """Carry out an operation. Dropped memory is filled with garbage, and all rows are gone."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
@@ -357,7 +357,8 @@ class FakeExecutor:
     def _forward(
         self, rows: ScheduledRows, breaks: bool
     ) -> tuple[dict[int, list[int]], list[RowFailure]]:
-        """What the model sees at the last token of each row that samples, and at its drafts."""
+        """Return the fake model's states at the last token of each row that samples, and at its
+        drafts."""
         everything = slice(0, len(rows.slots))
 
         def compute(part: slice) -> tuple[dict[int, list[int]], list[RowFailure]]:
@@ -430,7 +431,7 @@ class FakeExecutor:
         return states
 
     def _inputs(self, slot: int, start: int, end: int) -> Words:
-        """What the model computes these tokens of a row from."""
+        """Return the inputs from which the model computes these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
         for span in self._rows.media.get(slot, ()):
             first, last = max(span.position, start), min(span.end, end)

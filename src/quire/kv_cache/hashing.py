@@ -23,7 +23,7 @@ EXTRAS_DOMAIN = b"block extras"
 
 @dataclass(frozen=True, slots=True)
 class BlockExtras:
-    """What changes the K/V of a sequence beside its tokens.
+    """Inputs beside tokens that change the K/V of a sequence.
 
     adapter: name of what is added to the model's weights, for all blocks. media: in their order;
     they change the block that they stand in, and by its name all blocks after it.

@@ -53,7 +53,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
     ),
     "logits_processors": ForeignName("a server takes none; LLM in Python does"),
 }
-"""What `quire serve` alone says of them, or says otherwise."""
+"""Flags whose explanation differs for `quire serve`, or exists only there."""
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),

@@ -1,4 +1,4 @@
-"""What happened to a request, and when."""
+"""Timeline of a request."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TimelineLog:
         self._kept.append(timeline)
 
     def latest(self, tenant: str) -> Iterator[Timeline]:
-        """Those of one tenant, newest first."""
+        """Yield the timelines of one tenant, newest first."""
         return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
 
     def find(self, request_id: str, tenant: str) -> Timeline | None:
