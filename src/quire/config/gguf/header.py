@@ -155,7 +155,7 @@ class _Cursor:
 
     def strings(self, count: int) -> list[str]:
         """Return the next `count` strings, which `skip_strings` has found to be there."""
-        data, position = self._data, self.position
+        data, start, position = self._data, 0, self.position
         length = struct.Struct("<Q").unpack_from
         found: list[str] = []
         try:
