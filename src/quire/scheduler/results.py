@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import IntArray, RowTokens, StepResult, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.tails import TailRewinds, TokenCheck, Verdict
 from quire.scheduler.drafts import ChosenDrafts
@@ -117,7 +117,16 @@ class ResultIntake:
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
                 self._beams.take(self._table.at(slot), candidates)
+        for slot, vector in result.vectors.items():
+            self._take_vector(step, slot, vector)
         self._rewinds.settle(step.step_id)
+
+    def _take_vector(self, step: InFlight, slot: int, vector: FloatArray) -> None:
+        """End a sequence that pools, whether or not it was preempted meanwhile."""
+        sequence = step.sequences[slot]
+        if sequence is not None and sequence in sequence.group.sequences:
+            self._outputs.vector(sequence.handle, vector)
+            self._lifecycle.finish(sequence, SequenceFinish(sequence.handle, FinishReason.STOP))
 
     def _take_tokens(
         self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]

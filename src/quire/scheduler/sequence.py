@@ -98,6 +98,11 @@ class SequenceGroup:
         return any(sequence.slot >= 0 for sequence in self.sequences)
 
     @property
+    def draws(self) -> bool:
+        """Whether the data side draws its next tokens."""
+        return self.beams is None and self.request.pooling is None
+
+    @property
     def is_coming_in(self) -> bool:
         """Whether its K/V are being copied from the host: it has slots and blocks, but the data
         side has no rows for them yet."""
