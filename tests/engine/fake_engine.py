@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
+from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
@@ -18,6 +19,7 @@ from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
+from quire.speculation import DraftMethods
 
 
 class FakeEngine:
@@ -41,6 +43,7 @@ class FakeEngine:
         num_checkpoints: int = 0,
         breaks: bool = False,
         grammars: Grammars | None = None,
+        speculative_config: str | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -63,6 +66,8 @@ class FakeEngine:
             ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            methods=DraftMethods(parse_speculation(speculative_config)),
+            vocab_size=vocab_size,
         )
         self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
         self.executor = executor = FakeExecutor(
@@ -95,6 +100,7 @@ class FakeEngine:
         given: Sequence[tuple[int, int]] = (),
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
+        prediction: Sequence[int] = (),
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -116,6 +122,7 @@ class FakeEngine:
             salt=salt,
             grammar=grammar,
             beams=beams,
+            prediction_token_ids=np.array(prediction, np.int32),
         )
         self.core.add(request)
         self._next_handle += n
