@@ -91,6 +91,7 @@ class RequestRenderer:
             max_tokens_is_default=max_tokens_is_default,
             media=prompt.media,
             grammar=None if structured is None else structured.spec,
+            prediction_token_ids=np.array(prompt.prediction, np.int32),
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
