@@ -66,6 +66,8 @@ class EngineRequest:
         and lie outside of the vocabulary.
     pooling: the request is for a vector made of its prompt's hidden states, and ends when that is
         computed; `params` are `POOLED_PARAMS` then.
+    prediction_token_ids: int32, of an output that the client expects. What is right of it costs
+        less time; the output is the same with and without it.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class EngineRequest:
     media: tuple[Media, ...] = ()
     grammar: GrammarSpec | None = None
     pooling: Pooling | None = None
+    prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""

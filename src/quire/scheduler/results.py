@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,7 +60,9 @@ class ResultIntake:
         lifecycle: Lifecycle,
         beams: BeamIntake,
         check: TokenCheck | None,
+        on_verified: Callable[[Slots, Slots, Slots], None],
     ) -> None:
+        """on_verified: told of slots [R], how many drafts each had, and how many were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -69,6 +71,7 @@ class ResultIntake:
         self._lifecycle = lifecycle
         self._beams = beams
         self._check = check
+        self._on_verified = on_verified
         self._rewinds = TailRewinds(state)
         self._in_flight: deque[InFlight] = deque()
 
@@ -149,6 +152,7 @@ class ResultIntake:
         """Take back what the plan side counted of drafts that were not accepted."""
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
+        self._on_verified(slots, drafted, drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for step in self._in_flight:
