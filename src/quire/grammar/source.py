@@ -50,6 +50,8 @@ def grammar_text(spec: GrammarSpec) -> str:
         return LLMatcher.grammar_from_regex("|".join(f"({_literal(each)})" for each in choices))
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
         return _of_tags(spec)
+    if spec.kind is GrammarKind.ANSWER:
+        return _of_answer(spec)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(spec.source))
     except Exception as error:  # whatever foreign code raises, the text is at fault
@@ -194,6 +196,23 @@ def _of_tags(spec: GrammarSpec) -> str:
         lines.append(f"head_{i}[lazy]: /(?s:.*)/ {_quoted(trigger)}")
         lines.append(f"of_{i}: head_{i} (" + " | ".join(bodies) + ")")
     return LLMatcher.grammar_from_lark("\n".join(lines))
+
+
+def _of_answer(spec: GrammarSpec) -> str:
+    """Rules as they are, and the grammars that they refer to, each by its own text."""
+    source = json.loads(spec.source)
+    grammars: list[dict[str, Any]] = [{"lark_grammar": source["lark"]}]
+    for name, part in source["grammars"].items():
+        kind = GrammarKind(part["kind"])
+        inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
+        try:
+            text = grammar_text(inner)
+        except RequestError as error:
+            where = f"{part['where']}: " if part["where"] else ""
+            raise RequestError(f"{where}{error}") from error
+        (compiled,) = json.loads(text)["grammars"]
+        grammars.append({**compiled, "name": name})
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:
