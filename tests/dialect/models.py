@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -108,15 +109,21 @@ def walk(
     seed: int,
     *,
     most: int = 600,
-    likes: Callable[[list[int]], bool] = lambda _: True,
+    phrases: Sequence[str] = (),
 ) -> list[int] | None:
     """The output of a random model with a taste for ends; None if it takes longer than `most`.
-    likes: whether it may end there."""
+    phrases: what it likes to say."""
     rng = random.Random(seed)
     follower, output = Follower(spec, tokens), list[int]()
     ends = [tokens.token_id(sign) for sign in ('"', "}", "]", ")", "Ċ", "<", ">")]
+    liked = [tokens.encode(phrase, add_special_tokens=False) for phrase in phrases]
     while len(output) < most:
-        if follower.may_end and likes(output) and rng.random() < 0.3:
+        if liked and rng.random() < 0.1:
+            said = list(itertools.takewhile(follower.feed, rng.choice(liked)))
+            output += said
+            if said:
+                continue
+        if follower.may_end and rng.random() < 0.3:
             return output
         allowed = follower.allowed()
         if not allowed:

@@ -115,7 +115,7 @@ def test_a_cut_answer_keeps_what_came(name: str, kind: str) -> None:
                 case CallArguments():
                     seen[part.index] += part.text
                 case Text():  # what may have begun a call, and what stands between two
-                    is_start = dialect.opening.startswith(part.text.strip())
+                    is_start = dialect.opening.startswith(part.text.strip().rstrip("\ufffd"))
                     assert is_start or dialect.is_bare, part
                 case _:
                     raise AssertionError(part)
@@ -125,29 +125,23 @@ def test_a_cut_answer_keeps_what_came(name: str, kind: str) -> None:
 
 @ALL
 @pytest.mark.parametrize("choice", ["auto", "required", NamedTool("get_weather")], ids=str)
-@pytest.mark.parametrize("parallel", [True, False])
-def test_random_models_write_calls_that_validate(
-    name: str, kind: str, choice: ToolChoice, parallel: bool
-) -> None:
+def test_random_models_write_calls_that_validate(name: str, kind: str, choice: ToolChoice) -> None:
     dialect, tokens = model(name, kind)
-    spec = answer_grammar(dialect, TOOLS, choice, parallel=parallel)
-    assert spec is not None
     schemas = {tool.name: dict(tool.schema) for tool in TOOLS}
-    num_calls = num_ended = 0
-    for seed in range(6):
-        ids = walk(spec, tokens, seed)
-        if ids is None:
-            continue
-        num_ended += 1
-        found = read(parsed(dialect, tokens, ids)[0])
-        for tool, arguments in found.calls:
-            jsonschema.validate(arguments, schemas[tool])
-        num_calls += len(found.calls)
-        if choice != "auto":
-            assert found.calls
-        if not parallel or isinstance(choice, NamedTool):
-            assert len(found.calls) <= 1
-        if isinstance(choice, NamedTool):
-            assert found.calls[0][0] == choice.name
+    phrases = [dialect.opening, *([dialect.parameter.close] if dialect.parameter else [])]
+    num_ended = 0
+    for parallel in (True, False):
+        spec = answer_grammar(dialect, TOOLS, choice, parallel=parallel)
+        assert spec is not None
+        for seed in range(3):
+            ids = walk(spec, tokens, seed, phrases=phrases)
+            if ids is None:
+                continue
+            num_ended += 1
+            found = read(parsed(dialect, tokens, ids)[0])
+            for tool, arguments in found.calls:
+                jsonschema.validate(arguments, schemas[tool])
+            assert found.calls or choice == "auto"
+            assert len(found.calls) <= 1 or (parallel and not isinstance(choice, NamedTool))
+            assert choice in ("auto", "required") or found.calls[0][0] == "get_weather"
     assert num_ended >= 2
-    assert num_calls >= (choice != "auto")

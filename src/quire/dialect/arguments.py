@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator
 from string import ascii_letters, digits, hexdigits
 
-from quire.dialect.reading import CutError, GrowingText, Waiting
+from quire.dialect.reading import GrowingText, Waiting
 from quire.dialect.schema_types import json_types
 from quire.dialect.spec import ArgumentStyle, Dialect
 from quire.dialect.tools import Tool
@@ -97,18 +97,15 @@ def read_tagged(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> 
 
 
 def _pass_before(text: GrowingText, target: str, emit: Emit) -> Waiting:
-    """Give on what stands before a target, which is read."""
+    """Give on what stands before a target, which is read. If the text is cut within the target, the
+    beginning of it is no part of the value."""
     while True:
         passed, found = text.before(target)
         if passed:
             emit(passed)
         if found:
             return
-        try:
-            yield from text.more()
-        except CutError:
-            emit(text.take(len(text.waiting)))
-            raise
+        yield from text.more()
 
 
 def _all_before(text: GrowingText, target: str) -> Generator[None, None, str]:

@@ -49,10 +49,10 @@ def answer_grammar(
     if not chosen:
         parts.append(answer.text())
     else:
-        answer.add_call(chosen, {tool.name: index for index, tool in enumerate(tools)})
+        places = {tool.name: index for index, tool in enumerate(tools)}
         is_parallel = parallel and not isinstance(tool_choice, NamedTool)
         is_free = tool_choice == "auto"
-        parts.append(answer.with_calls(is_free=is_free, is_parallel=is_parallel))
+        parts.append(answer.with_calls(chosen, places, is_free=is_free, is_parallel=is_parallel))
     return answer.rules.spec(" ".join(parts))
 
 
@@ -64,7 +64,7 @@ class _Answer:
         self._dialect = dialect
         self._response = response
         self._state = thinking
-        self._has_calls = False
+        self._arguments: Mapping[str, str] = {}
 
     def thinking(self, budget: int | None) -> str:
         """Up to its end marker; with its first one, or none of it, unless it is open."""
@@ -90,66 +90,84 @@ class _Answer:
     def text(self) -> str:
         """An answer without calls, from behind the thinking on."""
         response, wrap = self._response, self._dialect.text_wrap
-        if self._has_calls and wrap is not None:
+        if self._arguments and wrap is not None:
             response = response or GrammarSpec(GrammarKind.JSON, '{"type": "string"}')
             said = self.rules.grammar("response", response)
-            return f"{self.rules.literal(wrap[0])} {said} {self.rules.literal(wrap[1])}"
+            return f"{_behind_spaces(wrap[0])} {said} {self.rules.literal(wrap[1])}"
         if response is not None:
             return self.rules.grammar("response", response)
         no_call = self._no_bare_call() if self._dialect.is_bare else ""
         self.rules.add(f"TEXT: {self._content()}{no_call}")
         return "TEXT"
 
-    def add_call(self, tools: Sequence[Tool], places: Mapping[str, int]) -> None:
-        """The rule `call`, from behind its opening on. places: of the tools in the request."""
+    def with_calls(self, tools: Sequence[Tool], places: Mapping[str, int], *, is_free: bool,
+        is_parallel: bool) -> str:  # fmt: skip
+        """An answer that may have calls, or must if it is not free, from behind the thinking on.
+        places: of the tools in the request."""
         dialect, rules = self._dialect, self.rules
-        self._has_calls = True
-        number = f"{rules.literal(dialect.id_open)} ID" if dialect.id_open else ""
-        if number:
-            rules.add(f"ID: {_IDS[dialect.ids]}")
-        names: list[str] = []
-        for tool in tools:
-            where = f"tools[{places[tool.name]}].function.parameters"
-            arguments = arguments_rule(rules, tool, f"args_{places[tool.name]}", where)
-            names.append(
-                f"{rules.literal(tool.name)} {number} {rules.literal(dialect.middle)} {arguments}"
+        self._arguments = {
+            tool.name: arguments_rule(
+                rules, dialect, tool, f"args_{places[tool.name]}",
+                f"tools[{places[tool.name]}].function.parameters",
             )
+            for tool in tools
+        }  # fmt: skip
+        if dialect.id_open:
+            rules.add(f"ID: {_IDS[dialect.ids]}")
+        is_alone = not is_free or dialect.is_bare or self._response is not None
+        trigger = "" if is_alone else dialect.trigger
+        self._add_call("first", dialect.opening.removeprefix(trigger))
+        calls = "first"
+        if is_parallel and (is_alone or any(dialect.section)):
+            self._add_call("next", dialect.separator + dialect.open)
+            calls += " next*"
+        calls = f"{calls} {rules.literal(dialect.section[1])}"
+        if not is_free:
+            return calls
+        if is_alone:
+            return f"({calls} | {self.text()})"
+        rules.add(f"TEXT: {self._content()}")
+        head = rules.up_to("HEAD", trigger, ["(?s:.*)"], self._not_thinking())
+        return f"({head} {calls}){'*' if is_parallel else '?'} TEXT"
+
+    def _add_call(self, rule: str, before: str) -> None:
+        """Add the rule of one call, with what stands before its name. Where a text could stand in
+        its place, all before the arguments is one terminal, at whose end that text is refused."""
+        dialect, rules = self._dialect, self.rules
+        calls: list[str] = []
+        for name, arguments in self._arguments.items():
+            if dialect.id_open:
+                start = f"{rules.literal(before + name + dialect.id_open)} ID "
+                start += rules.literal(dialect.middle)
+            elif dialect.is_bare and rule == "first":
+                start = _behind_spaces(before + name + dialect.middle)
+            else:
+                start = rules.literal(before + name + dialect.middle)
+            calls.append(f"{start} {arguments}")
         written = rules.literal(dialect.id_close)
         after = f'({written} /[a-zA-Z0-9]{{9}}/ "\\"")?' if written else ""
-        rules.add(f"call: ({' | '.join(names)}) {after} {rules.literal(dialect.close)}")
-
-    def with_calls(self, *, is_free: bool, is_parallel: bool) -> str:
-        """An answer that may have calls, or must if it is not free, from behind the thinking on."""
-        dialect, rules = self._dialect, self.rules
-        if not is_free:
-            return self._calls(dialect.opening, is_parallel)
-        if dialect.is_bare or self._response is not None:
-            return f"({self._calls(dialect.opening, is_parallel)} | {self.text()})"
-        trigger, times = dialect.trigger, "*" if is_parallel else "?"
-        in_section = is_parallel and any(dialect.section)
-        section = self._calls(dialect.opening.removeprefix(trigger), in_section)
-        rules.add(f"TEXT: {self._content()}")
-        if trigger in rules.tokens.ids:
-            return f"(TEXT {rules.literal(trigger)} {section}){times} TEXT"
-        rules.add(f"head[lazy]: /(?s:.*)/ {rules.literal(trigger)}")
-        return f"(head {section}){times} TEXT"
-
-    def _calls(self, opening: str, is_parallel: bool) -> str:
-        dialect, literal = self._dialect, self.rules.literal
-        more = f"({literal(dialect.separator + dialect.open)} call)*" if is_parallel else ""
-        return f"{literal(opening)} call {more} {literal(dialect.section[1])}"
+        rules.add(f"{rule}: ({' | '.join(calls)}) {after} {rules.literal(dialect.close)}")
 
     def _content(self) -> str:
         """Text in which no call begins, and before which no thinking does."""
         rules, dialect = self.rules, self._dialect
         content = "/(?s:.*)/" if dialect.is_bare else rules.text_without(dialect.trigger)
-        if self._state is Thinking.NONE and dialect.thinking is not None:
-            opening = dialect.thinking[0]
-            if opening not in rules.tokens.special:
-                content += rf" & ~/\s*{regex(opening)}(?s:.*)/"
-        return content
+        return content + "".join(f" & ~/{other}/" for other in self._not_thinking())
+
+    def _not_thinking(self) -> list[str]:
+        opening = self._dialect.thinking[0] if self._dialect.thinking else ""
+        if self._state is not Thinking.NONE or not opening or opening in self.rules.tokens.special:
+            return []
+        return [rf"\s*{regex(opening)}(?s:.*)"]
 
     def _no_bare_call(self) -> str:
-        names = "[a-zA-Z0-9_.]+" if self._dialect.style is ArgumentStyle.PYTHON else ""
-        after = self._dialect.middle if names else ""
-        return rf" & ~/\s*{regex(self._dialect.opening)}{names}{regex(after)}(?s:.*)/"
+        dialect = self._dialect
+        starts = [dialect.opening]
+        if dialect.style is ArgumentStyle.PYTHON:
+            starts = [dialect.opening + name + dialect.middle for name in self._arguments]
+        return "".join(rf" & ~/\s*{regex(start)}(?s:.*)/" for start in starts)
+
+
+def _behind_spaces(text: str) -> str:
+    """A text as one terminal with what may stand behind the thinking."""
+    return rf"/[ \n]{{0,3}}{regex(text)}/"

@@ -72,7 +72,9 @@ class AnswerParser:
 
     def finish(self) -> list[Part]:
         """What was held back. Call it once, at the end."""
-        self._grow(self._detokenizer.finish())
+        rest = self._detokenizer.finish()
+        if not self._reader.is_in_calls:  # else part of a character is part of nothing
+            self._grow(rest)
         self._reader.text.end()
         self._advance()
         return self._given()
@@ -131,6 +133,7 @@ class _AnswerReader:
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
+        self.is_in_calls = False
         self._dialect = dialect.coded()
         self._tokens = dialect.tokens
         self._tools = {tool.name: tool for tool in tools}
@@ -256,6 +259,7 @@ class _AnswerReader:
         """Calls from behind the trigger on, of whose opening `rest` is left; whether there is one.
         What follows the last one is left."""
         dialect, num_before = self._dialect, self.num_calls
+        self.is_in_calls = True
         found = yield from self.text.is_at(rest)
         while found and (yield from self._call()):
             if not any(dialect.section) and not dialect.is_bare:
@@ -263,11 +267,13 @@ class _AnswerReader:
             if dialect.section[1] and (yield from self.text.is_at(dialect.section[1])):
                 break
             found = yield from self.text.is_at(dialect.separator + dialect.open)
+        self.is_in_calls = False
         return self.num_calls > num_before
 
     def _call(self) -> Reading:
         """One call from its name on; whether it is one."""
         dialect, text = self._dialect, self.text
+        yield from text.skip_spaces()
         tool = self._tools.get((yield from text.run(NAME_CHARACTERS)))
         if tool is None:
             return False

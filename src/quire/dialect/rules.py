@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from typing import NoReturn
 
+from quire.dialect.schema_types import Schema
 from quire.dialect.spec import Markers
+from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
-__all__ = ["Rules", "regex"]
+__all__ = ["Rules", "json_grammar", "refuse", "regex"]
 
 _SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/&~#]")
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def json_grammar(schema: Schema, *, is_strict: bool) -> GrammarSpec:
+    """The JSON values of a schema."""
+    return GrammarSpec(GrammarKind.JSON, json.dumps(dict(schema), ensure_ascii=False), is_strict)
+
+
+def refuse(where: str, path: str, why: str) -> NoReturn:
+    """RequestError for a keyword of a strict schema. where: the field of the request."""
+    raise RequestError(
+        f"{where} has {path}, which {why} in the format that this model calls tools in. Leave it "
+        "out, or set strict to false: then it is not checked."
+    )
 
 
 def regex(text: str) -> str:
@@ -51,13 +68,40 @@ class Rules:
 
     def literal(self, text: str) -> str:
         """One text, markers as tokens."""
-        return " ".join(
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
-            for part in self.tokens.split(text)
-        )
+        return " ".join(map(self._one, self.tokens.split(text)))
+
+    def plain(self, text: str) -> str:
+        """One text, in which nothing is a marker."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def up_to(self, name: str, end: str, bodies: Sequence[str], others: Sequence[str] = ()) -> str:
+        """Add the terminal `name`, and return what stands for a text up to the first `end`, with
+        it. bodies: regular expressions that the text has to match; others: that it must not."""
+        parts = self.tokens.split(end)
+        marker = next((part for part in parts if isinstance(part, int)), None)
+        first = parts[0] if isinstance(parts[0], str) else ""
+        tail = regex(first)
+        terms = [f"/({body}){tail}/" for body in bodies]
+        terms += [f"~/({other}){tail}/" for other in others]
+        if marker is None:
+            terms.append(f"~/(?s:.*){tail}(?s:.+)/")
+            rest: list[str | int] = []
+        else:
+            its_text = next(text for text, i in self.tokens.ids.items() if i == marker)
+            if its_text not in self.tokens.special:
+                terms.append(f"~/(?s:.*){regex(its_text)}(?s:.*)/")
+            rest = parts[1:] if first else parts
+        self.add(f"{name}: {' & '.join(terms)}")
+        return " ".join([name, *map(self._one, rest)])
+
+    def _one(self, part: str | int) -> str:
+        return f"<[{part}]>" if isinstance(part, int) else self.plain(part)
 
     def text_without(self, marker: str) -> str:
         """Any text that does not contain a marker. Special tokens are no text in any case."""
-        if marker in self.tokens.special:
+        texts = {i: text for text, i in self.tokens.ids.items()}
+        parts = self.tokens.split(marker)
+        tokens = [texts[part] for part in parts if isinstance(part, int)]
+        if any(token in self.tokens.special for token in tokens):
             return "/(?s:.*)/"
-        return f"/(?s:.*)/ & ~/(?s:.*){regex(marker)}(?s:.*)/"
+        return f"/(?s:.*)/ & ~/(?s:.*){regex(tokens[0] if tokens else marker)}(?s:.*)/"

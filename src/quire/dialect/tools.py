@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire.dialect.schema_types import Schema, node, types_of
+from quire.dialect.schema_types import Schema, node, resolved, types_of
 from quire.errors import RequestError
 
 __all__ = [
@@ -43,7 +43,7 @@ class Tool:
     @property
     def properties(self) -> Schema:
         """Schemas of the arguments by name; empty where the schema states none."""
-        return node(self.parameters.get("properties"))
+        return node(self.root.get("properties"))
 
     @property
     def schema(self) -> Schema:
@@ -54,9 +54,20 @@ class Tool:
         closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
         return {"type": "object", **self.parameters, **closed}
 
+    @property
+    def root(self) -> Schema:
+        """`schema`, or what it refers to as a whole."""
+        target = resolved(self.schema.get("$ref"), self.schema)
+        return {**self.schema, **node(target)}
+
+    @property
+    def others(self) -> object:
+        """Schema of the arguments that are not listed; False if there are none."""
+        return self.root.get("additionalProperties", True)
+
     def types_of(self, name: str) -> frozenset[str]:
         """JSON types that an argument may have."""
-        return types_of(self.properties.get(name, True), self.parameters)
+        return types_of(self.properties.get(name, self.others), self.root)
 
     @property
     def signature(self) -> str:
