@@ -142,10 +142,12 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
     if body.messages is not None:
         chat = TokenizeRequest(
             messages=body.messages,
+            tools=body.tools,
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=False,
         )
-        found = await services.prompts.render_chat(renderer, chat, max_model_len)
+        dialect = ready.model.dialect
+        found = await services.prompts.render_chat(renderer, chat, max_model_len, dialect)
     else:
         found = await services.prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)

@@ -74,7 +74,8 @@ async def _tokenize(services: Services, ready: Ready, body: TokenizeRequest) -> 
         raise RefusedError("Give either prompt or messages.", param="prompt")
     token_ids: list[int] = []
     if body.messages is not None:
-        rendered = await services.prompts.render_chat(renderer, body, max_model_len)
+        dialect = ready.model.dialect
+        rendered = await services.prompts.render_chat(renderer, body, max_model_len, dialect)
         token_ids = rendered.token_ids
     elif body.prompt:
         rendered = await services.prompts.render_prompt(
