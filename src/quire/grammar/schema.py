@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import unquote
 
-__all__ = ["find_endless", "find_unsupported", "is_too_deep"]
+__all__ = ["find_endless", "find_unsupported", "is_too_deep", "relaxed"]
 
 MAX_DEPTH = 128
 """Of nested arrays and objects; the grammar library takes no deeper ones."""
@@ -30,6 +31,11 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+
+_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_COUNTS = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+)
 
 Node = tuple[str, dict[str, Any]]
 """A subschema and its path from the root, `$`."""
@@ -66,6 +72,48 @@ def find_unsupported(schema: object) -> str | None:
         if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
             return f"{path}.$ref ({reference[:80]!r} lies elsewhere)"
     return None
+
+
+def relaxed(schema: object) -> tuple[object, list[str]]:
+    """A copy of a schema without what the grammar library takes in no form, and the paths of that:
+    types that there are none of, references to elsewhere, patterns that look around, counts that
+    are none."""
+    found = copy.deepcopy(schema)
+    dropped: list[str] = []
+    for path, node in _subschemas("$", found):
+        for keyword in [key for key in node if not _is_usable(key, node[key])]:
+            dropped.append(f"{path}.{keyword}")
+            del node[keyword]
+        for keyword in _COUNTS & node.keys():
+            node[keyword] = int(node[keyword])
+    return found, dropped
+
+
+def _is_usable(keyword: str, value: object) -> bool:
+    match keyword:
+        case "type":
+            names = cast("list[object]", value) if isinstance(value, list) else [value]
+            return bool(names) and all(name in _TYPES for name in names)
+        case "pattern":
+            return isinstance(value, str) and not _LOOKS_AROUND.search(value)
+        case "$ref":
+            return isinstance(value, str) and value.startswith("#")
+        case "enum" | "anyOf" | "oneOf" | "allOf":
+            return isinstance(value, list) and bool(cast("list[object]", value))
+        case "required":
+            return isinstance(value, list)
+        case "properties" | "patternProperties" | "$defs" | "definitions":
+            return isinstance(value, dict)
+        case "items" | "additionalProperties":
+            return isinstance(value, dict | bool)
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "multipleOf":
+            return isinstance(value, int | float) and value > 0
+        case _ if keyword in _COUNTS:
+            return isinstance(value, int | float) and value >= 0 and value == int(value)
+        case _:
+            return True
 
 
 def _subschemas(path: str, schema: object) -> Iterator[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.errors import RequestError
-from quire.grammar.schema import find_endless, find_unsupported, is_too_deep
+from quire.grammar.schema import find_endless, find_unsupported, is_too_deep, relaxed
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
 __all__ = ["grammar_text"]
+
+_log = logging.getLogger("quire.grammar")
 
 WHITESPACE = "[ \\n\\t]{0,8}"
 """Without a bound a model may write whitespace for ever."""
@@ -42,7 +45,7 @@ def grammar_text(spec: GrammarSpec) -> str:
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
-        return _of_schema(_without_options(spec.source), spec)
+        return _of_schema(_without_options(_held(spec)), spec)
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.source)
     if spec.kind is GrammarKind.CHOICE:
@@ -102,6 +105,16 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
             "Make a property on the way optional."
         )
     return cast("object", schema)
+
+
+def _held(spec: GrammarSpec) -> str:
+    """The schema as far as it can be held to, all of it if it is strict."""
+    if spec.is_strict:
+        return spec.source
+    schema, dropped = relaxed(json.loads(spec.source))
+    if dropped:
+        _log.warning("a schema has what is not held to: %s", ", ".join(dropped)[:500])
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def _without_options(source: str) -> str:
