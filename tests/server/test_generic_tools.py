@@ -81,7 +81,7 @@ def prompt_of(http: httpx.Client, **body: Any) -> str:
 
 def test_the_prompt_describes_the_tools(http: httpx.Client) -> None:
     shown = prompt_of(http, tools=[TOOL])
-    assert json.dumps(TOOL["function"]) in shown
+    assert json.dumps(TOOL["function"]["parameters"]) in shown
     assert '"tool_calls"' in shown and "hi" in shown
     assert "tool_calls" not in prompt_of(http)
 
@@ -136,7 +136,7 @@ def test_calls_and_results_of_earlier_turns_are_texts(http: httpx.Client, script
 def test_where_tools_are_described(
     messages: list[dict[str, Any]], in_system: bool, roles: list[str]
 ) -> None:
-    found = described(messages, [TOOL], in_system=in_system)
+    found = described(messages, "Call f.", in_system=in_system)
     assert [message["role"] for message in found] == roles
-    assert '"name": "f"' in json.dumps(found).replace('\\"', '"')
+    assert "Call f." in json.dumps(found)
     assert messages != found and all("tool_calls" not in message for message in messages)

@@ -140,7 +140,12 @@ BAD: dict[str, Any] = {"type": "strin"}
 @pytest.mark.parametrize(
     "asked",
     [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": BAD, "strict": True},
+            }
+        },
         {"structured_outputs": {"json": BAD}},
         {"structured_outputs": {"regex": "("}},
         {"guided_regex": "("},

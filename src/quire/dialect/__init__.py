@@ -5,7 +5,7 @@ from quire.dialect.grammar import answer_grammar
 from quire.dialect.parser import AnswerParser
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.spec import Dialect, Thinking, thinking_at_end
-from quire.dialect.tools import NamedTool, Tool, ToolChoice
+from quire.dialect.tools import NamedTool, Tool, ToolChoice, tools_prompt
 
 __all__ = [
     "AnswerParser",
@@ -22,4 +22,5 @@ __all__ = [
     "answer_grammar",
     "find_dialect",
     "thinking_at_end",
+    "tools_prompt",
 ]

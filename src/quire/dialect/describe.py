@@ -9,23 +9,13 @@ from typing import Any, cast
 
 __all__ = ["described"]
 
-_BEFORE = "You may call these tools:"
-_AFTER = (
-    'To call tools, answer with {"tool_calls": [{"name": …, "arguments": {…}}]} and nothing else. '
-    'Otherwise answer with {"response": "…"}, which holds your whole answer.'
-)
-
 Message = dict[str, Any]
 
 
-def described(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, in_system: bool = True
-) -> list[Message]:
-    """Return copies of `messages` that describe the tools, and in which calls and their results
-    are texts. in_system: put the tools into the system message, else into the first one of the
-    user, since some templates take no system message."""
-    lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
-    text = "\n".join((_BEFORE, *lines, _AFTER))
+def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
+    """Return copies of `messages` that hold `text`, which describes tools, and in which calls and
+    their results are texts. in_system: put it into the system message, else into the first one of
+    the user, since some templates take no system message."""
     found = [_as_text(message) for message in messages]
     roles = ("system", "developer") if in_system else ("user",)
     for index, message in enumerate(found):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quire.dialect.argument_rules import arguments_rule
 from quire.dialect.rules import Rules, regex
 from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
-from quire.dialect.tools import NamedTool, Tool, ToolChoice, chosen_tools
+from quire.dialect.tools import Tool, ToolChoice, chosen_tools
 from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
@@ -50,7 +50,7 @@ def answer_grammar(
         parts.append(answer.text())
     else:
         places = {tool.name: index for index, tool in enumerate(tools)}
-        is_parallel = parallel and not isinstance(tool_choice, NamedTool)
+        is_parallel = parallel and not dialect.is_single and tool_choice in ("auto", "required")
         is_free = tool_choice == "auto"
         parts.append(answer.with_calls(chosen, places, is_free=is_free, is_parallel=is_parallel))
     return answer.rules.spec(" ".join(parts))

@@ -49,7 +49,8 @@ class Rules:
         """All of it, of which `start` is the first rule."""
         lark = "\n".join([f"start: {start}", *self._lines])
         source = {"lark": lark, "grammars": self._grammars}
-        return GrammarSpec(GrammarKind.ANSWER, json.dumps(source, ensure_ascii=False))
+        is_strict = all(part["is_strict"] for part in self._grammars.values())
+        return GrammarSpec(GrammarKind.ANSWER, json.dumps(source, ensure_ascii=False), is_strict)
 
     def add(self, rule: str) -> None:
         """Write one rule, or one that is there already."""

@@ -155,11 +155,11 @@ class Dialect:
 
     section: before the first call and behind the last one. separator: between two. id_open: before
     an id that follows the name; id_close: before one that may follow the arguments. is_bare: a call
-    has no marker, so an answer is calls or text. text_wrap: around a text written as a JSON string,
-    where an answer is calls or that. describes_tools: the tools belong into the system prompt.
-    thinking: its two markers. stops: tokens that end an answer besides that which ends a text.
-    markers: of the calls' texts, those that are tokens in the family's tokenizers. tokens: which
-    of these are in this one.
+    has no marker, so an answer is calls or text. is_single: a turn has one call at most. text_wrap:
+    around a text written as a JSON string, where an answer is calls or that. describes_tools: the
+    tools belong into the system prompt. thinking: its two markers. stops: tokens that end an answer
+    besides that which ends a text. markers: of the calls' texts, those that are tokens in the
+    family's tokenizers. tokens: which of these are in this one.
     """
 
     name: str
@@ -174,6 +174,7 @@ class Dialect:
     ids: IdStyle = IdStyle.RANDOM
     parameter: ParameterSyntax | None = None
     is_bare: bool = False
+    is_single: bool = False
     text_wrap: tuple[str, str] | None = None
     describes_tools: bool = False
     thinking: tuple[str, str] | None = None

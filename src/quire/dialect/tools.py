@@ -19,6 +19,7 @@ __all__ = [
     "ToolChoice",
     "check_tools",
     "chosen_tools",
+    "tools_prompt",
 ]
 
 NAME_CHARACTERS = string.ascii_letters + string.digits + "_.-"
@@ -52,7 +53,8 @@ class Tool:
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
-        return {"type": "object", **self.parameters, **closed}
+        kind = self.parameters.get("type", "object") if self.is_strict else "object"
+        return {**self.parameters, **closed, "type": kind}
 
     @property
     def root(self) -> Schema:
@@ -125,3 +127,19 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.name == choice.name]
     return tools
+
+
+def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:
+    """What a system prompt says to a model whose template knows no tools."""
+    chosen = chosen_tools(tools, choice)
+    if not chosen:
+        return ""
+    lines = [
+        "You can call these functions:",
+        *(tool.signature for tool in chosen),
+        "To call functions, answer with JSON of this form alone:",
+        '{"tool_calls": [{"name": NAME, "arguments": {…}}]}',
+    ]
+    if choice == "auto":
+        lines += ["To answer without a call, write:", '{"response": "YOUR ANSWER"}']
+    return "\n".join(lines)

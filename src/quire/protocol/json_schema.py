@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any, cast
@@ -11,8 +12,8 @@ __all__ = [
     "Node",
     "all_unsupported",
     "find_unsupported",
+    "relaxed",
     "subschemas",
-    "without_unsupported",
 ]
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -31,6 +32,11 @@ _FORMATS = frozenset(
 )
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 
+_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_COUNTS = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+)
+
 Node = tuple[str, dict[str, Any]]
 """A subschema and its path from the root, `$`."""
 
@@ -38,41 +44,80 @@ Node = tuple[str, dict[str, Any]]
 def find_unsupported(schema: object) -> str | None:
     """The path of the first keyword that no grammar can hold to, with what it says; None if there
     is none."""
-    return next((place for place, _, _ in _unsupported(schema)), None)
+    return next(_unsupported(schema), None)
 
 
 def all_unsupported(schema: object) -> list[str]:
-    """The paths of all keywords that no grammar can hold to."""
-    return [place for place, _, _ in _unsupported(schema)]
-
-
-def without_unsupported(schema: object) -> list[str]:
-    """Remove all that no grammar can hold to from a schema of one's own. Returns the paths."""
+    """List the paths of all keywords that no grammar can hold to, or that say nothing usable."""
     found = list(_unsupported(schema))
-    for _, holder, name in found:
-        del holder[name]
-    return [place for place, _, _ in found]
-
-
-def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The path of each such keyword, what holds it, and its name there."""
+    known = {place.partition(" (")[0] for place in found}
     for path, node in subschemas("$", schema):
-        for keyword in _REFUSED:
-            if keyword in node:
-                yield f"{path}.{keyword}", node, keyword
+        places = [f"{path}.{key}" for key, value in node.items() if not _is_usable(key, value)]
+        found += [place for place in places if place not in known]
+    return found
+
+
+def relaxed(schema: object) -> tuple[object, list[str]]:
+    """Copy a schema without what the grammar library takes in no form; list the paths of that:
+    types that there are none of, references to elsewhere, patterns that look around, counts that
+    are none."""
+    found = copy.deepcopy(schema)
+    dropped: list[str] = []
+    for path, node in subschemas("$", found):
+        for keyword in [key for key in node if not _is_usable(key, node[key])]:
+            dropped.append(f"{path}.{keyword}")
+            del node[keyword]
+        for keyword in _COUNTS & node.keys():
+            node[keyword] = int(node[keyword])
+        patterns = node.get("patternProperties", {})
+        for pattern in [each for each in patterns if _LOOKS_AROUND.search(each)]:
+            dropped.append(f"{path}.patternProperties ({pattern[:80]!r} looks around or back)")
+            del patterns[pattern]
+    return found, dropped
+
+
+def _is_usable(keyword: str, value: object) -> bool:
+    match keyword:
+        case "type":
+            names = cast("list[object]", value) if isinstance(value, list) else [value]
+            return bool(names) and all(name in _TYPES for name in names)
+        case "pattern":
+            return isinstance(value, str) and not _LOOKS_AROUND.search(value)
+        case "$ref":
+            return isinstance(value, str) and value.startswith("#")
+        case "enum" | "anyOf" | "oneOf" | "allOf":
+            return isinstance(value, list) and bool(cast("list[object]", value))
+        case "required":
+            return isinstance(value, list)
+        case "properties" | "patternProperties" | "$defs" | "definitions":
+            return isinstance(value, dict)
+        case "items" | "additionalProperties":
+            return isinstance(value, dict | bool)
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "multipleOf":
+            return isinstance(value, int | float) and value > 0
+        case _ if keyword in _COUNTS:
+            return isinstance(value, int | float) and value >= 0 and value == int(value)
+        case _:
+            return True
+
+
+def _unsupported(schema: object) -> Iterator[str]:
+    """The path of each such keyword, with what it says."""
+    for path, node in subschemas("$", schema):
+        yield from (f"{path}.{keyword}" for keyword in _REFUSED if keyword in node)
         pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
         if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
-            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
+            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)"
         if isinstance(form, str) and form not in _FORMATS:
-            yield f"{path}.format ({form[:80]!r})", node, "format"
+            yield f"{path}.format ({form[:80]!r})"
         if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
-            yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
+            yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)"
         named = node.get("patternProperties")
-        if isinstance(named, dict):
-            names = cast("dict[str, Any]", named)
-            for key in [key for key in names if _LOOKS_AROUND.search(key)]:
-                place = f"{path}.patternProperties ({key[:80]!r} looks around or back)"
-                yield place, names, key
+        for key in cast("dict[str, Any]", named) if isinstance(named, dict) else {}:
+            if _LOOKS_AROUND.search(key):
+                yield f"{path}.patternProperties ({key[:80]!r} looks around or back)"
 
 
 def subschemas(path: str, schema: object) -> Iterator[Node]:

@@ -18,6 +18,7 @@ from quire.dialect import (
     answer_grammar,
     thinking_at_end,
 )
+from quire.dialect.tools import tools_prompt
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
@@ -47,6 +48,11 @@ class AnswerForm:
     def is_named(self) -> bool:
         """Return whether the answer is one call of a tool that the request named."""
         return isinstance(self.choice, NamedTool)
+
+    @property
+    def tools_text(self) -> str:
+        """The tools in words, if the template has no place for them; else empty."""
+        return tools_prompt(self.tools, self.choice) if self.dialect.describes_tools else ""
 
     def held(self, request: EngineRequest, prompt: RenderedPrompt) -> EngineRequest:
         """Add the grammar of the answers, and the tokens that end them. RefusedError if the grammar

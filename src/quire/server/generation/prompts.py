@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from quire.dialect import Dialect
 from quire.dialect.describe import described
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
@@ -100,16 +99,15 @@ class PromptRenderer:
         renderer: Renderer,
         body: ChatRequest | TokenizeRequest,
         max_model_len: int,
-        dialect: Dialect | None = None,
+        tools_text: str = "",
     ) -> RenderedPrompt:
-        """Messages, through the model's chat template or, if trusted, the request's own. dialect:
-        the model's, which may want tools to be described in the messages."""
+        """Messages, through the model's chat template or, if trusted, the request's own.
+        tools_text: describes the tools, for a template that has no place for them."""
         messages = self._checked_messages(body.messages)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
-        describes = dialect is not None and dialect.describes_tools
-        work = functools.partial(self._render_chat, renderer, body, messages, most, describes)
+        work = functools.partial(self._render_chat, renderer, body, messages, most, tools_text)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
@@ -157,9 +155,8 @@ class PromptRenderer:
         body: ChatRequest | TokenizeRequest,
         messages: list[dict[str, Any]],
         max_prompt_chars: int,
-        describes: bool,
+        tools_text: str,
     ) -> RenderedPrompt:
-        """describes: tools are put into the messages as text."""
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
         documents, template = None, None
@@ -180,13 +177,12 @@ class PromptRenderer:
             add_special_tokens=bool(body.add_special_tokens),
             max_prompt_chars=max_prompt_chars,
         )
-        offers = bool(body.tools) and getattr(body, "tool_choice", None) != "none"
-        if not (describes and offers):
+        if not tools_text:
             return render(messages, body.tools)
         try:
-            return render(described(messages, body.tools or ()), body.tools)
+            return render(described(messages, tools_text), body.tools)
         except RequestError:  # some templates refuse a system message
-            return render(described(messages, body.tools or (), in_system=False), body.tools)
+            return render(described(messages, tools_text, in_system=False), body.tools)
 
     def _check_template(self, source: str) -> None:
         if not self._trust_templates:

@@ -15,7 +15,7 @@ from quire.server.openai.structured import structured_field
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["AskedTools", "answer_form", "asked_tools"]
+__all__ = ["AskedTools", "answer_form", "asked_tools", "tools_text"]
 
 _FUNCTION = 'Send {"type": "function", "function": {"name": …, "parameters": …}}.'
 _CHOICE = (
@@ -202,6 +202,14 @@ def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> Ans
         budget if budget is not None and budget >= 0 else None,
         _num_calls(body.messages),
     )
+
+
+def tools_text(tools: list[dict[str, Any]] | None, model: ServedModel) -> str:
+    """Describe tools in words as a chat with them would; empty where the template shows them.
+    RefusedError as in `asked_tools`."""
+    body = ChatRequest(messages=[], tools=tools)
+    form = answer_form(asked_tools(body), body, model)
+    return "" if form is None else form.tools_text
 
 
 def _num_calls(messages: object) -> int:

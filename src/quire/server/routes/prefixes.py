@@ -26,6 +26,7 @@ from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
 from quire.server.openai.job import tenant_salt
 from quire.server.openai.sampling import check_label
+from quire.server.openai.tools import tools_text
 from quire.server.prefixes.pinning import pin_prefix
 from quire.server.requests.bodies import PinRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -146,8 +147,8 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=False,
         )
-        dialect = ready.model.dialect
-        found = await services.prompts.render_chat(renderer, chat, max_model_len, dialect)
+        text = tools_text(body.tools, ready.model)
+        found = await services.prompts.render_chat(renderer, chat, max_model_len, text)
     else:
         found = await services.prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)
