@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "serve a model to OpenAI clients",
     "chat": "talk with a model, of a running server or in this process",
     "complete": "let a model continue a text, of a running server or in this process",
-    "demo": "run the model that comes with quire: a completion and a chat answer",
+    "demo": "run a small model without a download: a completion and a chat answer",
     "plan": "show what a model would use on this machine, without loading it",
     "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "doctor": "check this machine and the kernels that it would run",

@@ -21,6 +21,7 @@ from quire.config.foreign import FOREIGN_SETTINGS
 from quire.config.kv_layout import FP8_DTYPES
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
+from quire.config.speculation import parse_speculation
 from quire.errors import ConfigError
 from quire.foreign import nearest, shown
 
@@ -201,6 +202,12 @@ class SchedulerSettings:
         "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
         choices=("auto", "recompute", "swap"),
     )
+    speculative_config: str | None = _setting(
+        None,
+        "guesses at tokens, several of which one step verifies, as a JSON object: method (ngram, "
+        "suffix or auto), num_speculative_tokens",
+        kind="object",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +307,7 @@ class EngineSettings(
             raise ConfigError(
                 "preemption_mode='swap' has no memory to swap to. Give swap_space, such as 4GiB."
             )
+        parse_speculation(self.speculative_config)
         sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
         if len(sized) == 2:
             raise ConfigError(

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.step import (
-    MaskArray,
-)
+from quire.protocol.pooling_params import Pooling
+from quire.protocol.step import FloatArray, MaskArray
 
 __all__ = ["INITIAL_STATE", "FakeModel", "Words"]
 
@@ -112,6 +111,25 @@ class FakeModel:
         multiples of 2**-18, so that their sums have no rounding."""
         words = _mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(hidden), 8)
         return (words % np.uint64(2**20)).astype(np.float64) / -(2.0**18)
+
+    def states(self, hidden: Sequence[int]) -> FloatArray:
+        """Stand-in for the hidden states [N, 4] where the model saw these words [N]."""
+        words = np.array(hidden, np.uint64).reshape(-1, 1)
+        parts = words >> np.arange(0, 64, 16, dtype=np.uint64)
+        return ((parts % np.uint64(2**16)).astype(np.float32) - np.float32(2**15)) / np.float32(3)
+
+    def expected_vector(self, prompt: Sequence[int], pooling: Pooling) -> FloatArray:
+        """The vector of a prompt, computed from its tokens alone."""
+        with np.errstate(over="ignore"):
+            second: list[int] = []
+            hidden = [self._hidden_of(prompt[:end], second) for end in range(1, len(prompt) + 1)]
+        states = self.states(hidden)
+        if pooling == "mean":
+            total = np.zeros(states.shape[1])
+            for state in states:
+                total += state
+            return (total / len(states)).astype(np.float32)
+        return states[0] if pooling == "cls" else states[-1]
 
     def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
         """Return the hidden state at the last token. second: the K/V of layer 2 so far, to be

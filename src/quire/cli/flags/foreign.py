@@ -62,7 +62,6 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
-    "speculative_config": ("-sc",),
 }
 
 

@@ -136,8 +136,8 @@ _MISSING: Mapping[str, ForeignName] = {
         "answers are not parsed for reasoning yet",
     ),
     **_names(
-        "speculative_config speculative_model num_speculative_tokens",
-        "there is no speculative decoding yet",
+        "speculative_model num_speculative_tokens",
+        "give it in speculative_config",
     ),
     **_names(
         "kv_transfer_config kv_events_config ec_transfer_config",

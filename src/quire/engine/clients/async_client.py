@@ -12,7 +12,7 @@ from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
-from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs
 from quire.telemetry import EngineStats
 
 __all__ = [
@@ -37,12 +37,14 @@ class RequestUpdate(msgspec.Struct, gc=False):
     """News of one request since the last update.
 
     samples: those with news, by index, each once. prompt_logprobs: pieces, of which one may come
-    again. num_cached_tokens: once, when the request's first step was planned.
+    again. num_cached_tokens: once, when the request's first step was planned. vector: float32 [E],
+    of a request that pools, with its end.
     """
 
     samples: list[SampleUpdate]
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     num_cached_tokens: int | None = None
+    vector: FloatArray | None = None
 
 
 class UpdateStream(Protocol):

@@ -104,6 +104,9 @@ class OpenRequests:
                 stream, _ = in_core[handle]
                 stream.take_prompt_logprobs(piece)
                 grown[stream] = None
+        for handle, vector in output.vectors.items():
+            if handle in in_core:
+                in_core[handle][0].take_vector(vector)  # its finish announces it
         logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             entry = in_core.get(handle)

@@ -254,6 +254,8 @@ class EngineCore:
         if self._opening:
             self._take_grammars()
         while len(self._in_flight) < self._depth and not self._is_paused:
+            if self._scheduler.awaits_results:
+                break
             plan = self._scheduler.plan(now)
             if plan is None:
                 break
