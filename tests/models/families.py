@@ -66,6 +66,8 @@ _BASES = {
     "olmo3": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
     "glm": {**_LLAMA, "head_dim": 16},
     "glm4": {**_LLAMA, "head_dim": 16},
+    "cohere": _LLAMA,
+    "cohere2": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
     "granite": _LLAMA,
     "smollm3": {**_LLAMA, "num_hidden_layers": 4},
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
@@ -305,6 +307,8 @@ CASES = (
         "granite",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    Case("cohere", "cohere", {"logit_scale": 2.0}),
+    Case("cohere2", "cohere2", {"logit_scale": 2.0, "attention_bias": True}),
     Case("smollm3", "smollm3"),
     Case(
         "smollm3-window",

@@ -11,6 +11,7 @@ from typing import Literal
 
 __all__ = [
     "DTYPE_BYTES",
+    "CohereTraits",
     "DynamicNTKScaling",
     "GPT2Traits",
     "Gemma2Traits",
@@ -129,6 +130,14 @@ class LlamaTraits:
     embedding_factor: float = 1.0
     residual_factor: float = 1.0
     logit_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CohereTraits:
+    """Command R: biases around attention, and the factor on logits."""
+
+    bias: bool
+    logit_factor: float
 
 
 @dataclass(frozen=True, slots=True)

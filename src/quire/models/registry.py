@@ -18,6 +18,8 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "Cohere2ForCausalLM": "quire.models.parallel:CohereModel",
+        "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
+from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.gemma import read_gemma2, read_gemma3
 from quire.config.families.gpt import read_gpt2, read_opt
 from quire.config.families.llama import (
@@ -143,6 +144,8 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
 
 
 _READERS: dict[str, SpecReader] = {
+    "Cohere2ForCausalLM": read_cohere2,
+    "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "GPT2LMHeadModel": read_gpt2,
@@ -163,6 +166,8 @@ _READERS: dict[str, SpecReader] = {
     "SmolLM3ForCausalLM": read_smollm3,
 }
 _ARCHITECTURES = {
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
