@@ -19,9 +19,9 @@ DATA = (
     "speculation", "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
 FRONT = (
-    "rendering", "bundled", "idioms", "sampling_params", "outputs", "inputs", "engine_args",
-    "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench", "simulator", "cli",
-    "__main__",
+    "hooks", "rendering", "bundled", "idioms", "sampling_params", "outputs", "inputs",
+    "engine_args", "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench",
+    "simulator", "cli", "__main__",
 )  # fmt: skip
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (

@@ -9,6 +9,7 @@ import numpy as np
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
 from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.core.hook_runner import HookRunner
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
 from quire.kv_cache import BlockHasher, KVManager
@@ -41,6 +42,7 @@ class FakeEngine:
         num_checkpoints: int = 0,
         breaks: bool = False,
         grammars: Grammars | None = None,
+        hooks: HookRunner | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -63,6 +65,7 @@ class FakeEngine:
             ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            watches=None if hooks is None else hooks.watches,
         )
         self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
         self.executor = executor = FakeExecutor(
@@ -75,7 +78,8 @@ class FakeEngine:
             num_checkpoints=num_checkpoints,
             breaks=lambda _: breaks,
         )
-        self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start(), grammars)
+        report = executor.start()
+        self.core = EngineCore(self.scheduler, executor, depth, on_plan, report, grammars, hooks)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}
@@ -95,6 +99,8 @@ class FakeEngine:
         given: Sequence[tuple[int, int]] = (),
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
+        hooks: Sequence[str] = (),
+        logprobs: int | None = None,
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -108,7 +114,7 @@ class FakeEngine:
             first_handle=handles[0],
             prompt_token_ids=np.array(tokens, np.int32),
             media=tuple(media),
-            params=SamplingParams(max_tokens=max_tokens, n=n),
+            params=SamplingParams(max_tokens=max_tokens, n=n, hooks=hooks, logprobs=logprobs),
             seed=seed,
             stop_token_ids=stop,
             output_token_ids=np.array(output, np.int32),
