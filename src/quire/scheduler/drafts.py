@@ -15,6 +15,9 @@ from quire.scheduler.table import SequenceTable
 
 __all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "Drafts"]
 
+MAX_FORCED = 32
+"""Tokens without alternative that a row computes in one step: each has logits of its own."""
+
 Slots = npt.NDArray[np.int64]
 
 
@@ -49,9 +52,15 @@ NO_DRAFTS = ChosenDrafts()
 
 
 class Drafts:
-    """Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits
-    for a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so
-    there are none for models that have one."""
+    """Tokens to which a grammar leaves no alternative, and guesses. Both are verified; the former
+    are never rejected, so they cost one step together.
+
+    Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits for
+    a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so there
+    are none for models that have one.
+
+    takes_forced: whether grammars are asked; a test switches it off.
+    """
 
     def __init__(
         self,
@@ -64,16 +73,22 @@ class Drafts:
         self._kv = kv
         self._proposer = proposer if kv.states is None else None
         self._max_tokens = max_num_batched_tokens
+        self.takes_forced = kv.states is None
 
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
         """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
         for all of them."""
         if self._proposer is None:
-            return NO_DRAFTS
+            is_masked = self._table.is_masked[slots]
+            if not self.takes_forced or not is_masked.any():
+                return NO_DRAFTS
+            asked, counts = slots[is_masked], tokens[is_masked]
+        else:
+            asked, counts = slots, tokens
         left = self._max_tokens - int(tokens.sum())
         found: dict[int, IntArray] = {}
-        for slot in slots[self._may_draft(slots, tokens)].tolist():
-            guess = self._propose(self._proposer, slot, left)
+        for slot in asked[self._may_draft(asked, counts)].tolist():
+            guess = self._propose(slot, left)
             if len(guess):
                 found[slot] = guess
                 left -= len(guess)
@@ -93,7 +108,7 @@ class Drafts:
         alone = [not table.at(slot).group.may_branch for slot in slots.tolist()]
         return reaches & (table.draws[slots] == 1) & np.array(alone, np.bool_)
 
-    def _propose(self, proposer: DraftProposer, slot: int, left: int) -> IntArray:
+    def _propose(self, slot: int, left: int) -> IntArray:
         table = self._table
         known = table.known_tokens(slot)
         # The step draws one token more than it accepts drafts.
@@ -101,8 +116,23 @@ class Drafts:
         most = min(room, left)
         if most <= 0:
             return known[:0]
-        unknown = int(table.num_total[slot]) - len(known)
-        return proposer.propose(table.at(slot), known, unknown, most)[:most]
+        sequence, unknown = table.at(slot), int(table.num_total[slot]) - len(known)
+        forced = self._forced(sequence, known)[unknown:][: min(most, MAX_FORCED)]
+        if len(forced) or self._proposer is None:
+            return forced
+        return self._proposer.propose(sequence, known, unknown, most)[:most]
+
+    def _forced(self, sequence: Sequence, known: IntArray) -> IntArray:
+        """What the grammar of a sequence leaves no alternative to, after the known tokens."""
+        group = sequence.group
+        if group.grammar is None or not self.takes_forced:
+            return known[:0]
+        try:
+            if sequence.matcher is None:
+                sequence.matcher = group.grammar.matcher()
+            return sequence.matcher.forced(known[len(group.request.prompt_token_ids) :])
+        except Exception:  # noqa: BLE001  the masks of this step will say it, and end the request
+            return known[:0]
 
     def _give_blocks(self, chosen: ChosenDrafts, slots: Slots, tokens: Slots) -> bool:
         """Allocate for the drafts, if each sequence that computes could still grow by a block in

@@ -27,8 +27,8 @@ class SequenceTable:
     the plan side chooses it. num_held_back: known tokens that must not be computed yet: the last
     one while the prompt is open, since the row would then draw; all while a rewind is due.
     is_watched: whether verdicts decide what the client gets. is_paused: whether the slot computes
-    nothing before the next verdict. generation: rises when a slot changes
-    hands, so that late results find no stranger.
+    nothing before the next verdict. is_masked: whether a grammar says what is drawn. generation:
+    rises when a slot changes hands, so that late results find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -48,6 +48,7 @@ class SequenceTable:
         self.num_held_back = np.zeros(max_num_seqs, np.int64)
         self.is_watched = np.zeros(max_num_seqs, np.bool_)
         self.is_paused = np.zeros(max_num_seqs, np.bool_)
+        self.is_masked = np.zeros(max_num_seqs, np.bool_)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
@@ -79,6 +80,7 @@ class SequenceTable:
         self.draws[slot] = group.beams is None
         self.num_held_back[slot] = group.request.is_open
         self.is_watched[slot] = group.is_watched
+        self.is_masked[slot] = group.grammar is not None
         self.is_paused[slot] = sequence.unsent is not None and sequence.unsent.must_wait
         self.has_watched |= group.is_watched
         self.live[slot] = True
