@@ -79,10 +79,10 @@ def test_forced_tokens_save_steps_and_change_nothing(
 def test_plain_rows_are_not_asked(shared: GuidanceGrammars, monkeypatch: Any) -> None:
     engine = FakeEngine(num_blocks=200, vocab_size=V, max_model_len=140, grammars=shared)
     asked: list[int] = []
-    propose = engine.scheduler._drafts._propose
+    propose = engine.scheduler._drafts._forced
     monkeypatch.setattr(
         engine.scheduler._drafts,
-        "_propose",
+        "_forced",
         lambda slot, left: (asked.append(slot), propose(slot, left))[1],
     )
     engine.add([8, 1], max_tokens=20)

@@ -56,7 +56,9 @@ class RequestIntake:
         extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
-        is_watched = self._watches is not None and self._watches(request)
+        is_watched = (
+            self._watches is not None and request.pooling is None and self._watches(request)
+        )
         if is_watched and request.beams is not None:
             raise RequestError(
                 "beam search is not offered for requests whose outputs are watched by hooks. Ask "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import IntArray, RowTokens, StepResult, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.tails import TailRewinds
 from quire.scheduler.constraints.unsent import Verdict
@@ -32,7 +32,8 @@ class InFlight:
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
         the step, corrected by what earlier steps did not accept. A sequence whose results are not
         wanted any more is struck off `sequences`.
-    dropped: slots that compute with a token that was refused; what they are given is refused too.
+    dropped: slots that compute with a token that was refused, with the generation that they had;
+        what they are given is refused too.
     drafts: by slot, how many of them the step verifies; None if none does.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
@@ -45,7 +46,7 @@ class InFlight:
     mark: int
     swapped_in: frozenset[int] = frozenset()
     drafts: Slots | None = None
-    dropped: set[int] = field(default_factory=set[int])
+    dropped: dict[int, int] = field(default_factory=dict[int, int])
 
     def num_drafts(self, slot: int) -> int:
         """Drafts that this slot verifies."""
@@ -60,7 +61,9 @@ class ResultIntake:
         state: SchedulerState,
         lifecycle: Lifecycle,
         beams: BeamIntake,
+        on_verified: Callable[[Slots, Slots, Slots], None],
     ) -> None:
+        """on_verified: told of slots [R], how many drafts each had, and how many were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -68,6 +71,7 @@ class ResultIntake:
         self._outputs = state.outputs
         self._lifecycle = lifecycle
         self._beams = beams
+        self._on_verified = on_verified
         self._unsent = state.unsent
         self._rewinds = TailRewinds(state)
         self._in_flight: deque[InFlight] = deque()
@@ -120,8 +124,18 @@ class ResultIntake:
             self._take_tokens(step, result, alive)
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
-                self._beams.take(self._table.at(slot), candidates)
+                (of_next,) = candidates  # beams have no drafts
+                self._beams.take(self._table.at(slot), of_next)
+        for slot, vector in result.vectors.items():
+            self._take_vector(step, slot, vector)
         self._rewinds.settle(step.step_id)
+
+    def _take_vector(self, step: InFlight, slot: int, vector: FloatArray) -> None:
+        """End a sequence that pools, whether or not it was preempted meanwhile."""
+        sequence = step.sequences[slot]
+        if sequence is not None and sequence in sequence.group.sequences:
+            self._outputs.vector(sequence.handle, vector)
+            self._lifecycle.finish(sequence, SequenceFinish(sequence.handle, FinishReason.STOP))
 
     def _take_tokens(
         self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]
@@ -129,7 +143,7 @@ class ResultIntake:
         """Any number of tokens per row; alive: [R], which rows still have their slots."""
         given = result.drawn
         if step.dropped:
-            self._rewinds.count(given.slots.tolist(), given.counts.tolist())
+            self._count_dropped(step, given)
         if not alive.all():
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
@@ -137,10 +151,17 @@ class ResultIntake:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
 
+    def _count_dropped(self, step: InFlight, given: RowTokens) -> None:
+        """Tell rewinds what their rows were given; a slot may have had another sequence then."""
+        for slot, count in zip(given.slots.tolist(), given.counts.tolist(), strict=True):
+            if step.dropped.get(slot) == self._table.generation[slot]:
+                self._rewinds.count([slot], [count])
+
     def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Take back what the plan side counted of drafts that were not accepted."""
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
+        self._on_verified(slots, drafted, drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for step in self._in_flight:
@@ -151,8 +172,8 @@ class ResultIntake:
         for step in self._in_flight:
             for slot, each in enumerate(step.sequences):
                 if each is sequence:
+                    step.dropped.setdefault(slot, int(step.generation[slot]))
                     step.generation[slot] = -1
-                    step.dropped.add(slot)
         return self._in_flight[-1].step_id if self._in_flight else self._last_applied
 
     def _append_in_turn(
