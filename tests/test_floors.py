@@ -19,7 +19,7 @@ DATA = (
     "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
 FRONT = (
-    "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",
+    "hooks", "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",
     "engine_args", "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench",
     "simulator", "cli", "__main__",
 )  # fmt: skip

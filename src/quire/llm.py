@@ -68,7 +68,8 @@ class LLM:
     model: a folder, GGUF file or hub id ("organization/name:Q4_K_M" for a GGUF file); None is the
     small demonstration model that comes with quire.
     Further settings are those of `EngineSettings`, by keyword (max_model_len, dtype, load_format,
-    skip_tokenizer_init, …). Raises ConfigError if the engine cannot start with them.
+    skip_tokenizer_init, …). output_hooks=[…]: hooks that see outputs first, objects or names
+    (`quire.hooks`). Raises ConfigError if the engine cannot start with them.
 
     One thread at a time may use it. Use it as a context manager, or call `shutdown`, to give its
     memory back early.

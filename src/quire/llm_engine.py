@@ -13,7 +13,7 @@ from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.engine_args import EngineArgs
-from quire.errors import EngineError, RequestError
+from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.protocol.beam_search import BeamRules
@@ -36,10 +36,14 @@ __all__ = ["LLMEngine", "built_engine"]
 
 
 def built_engine(settings: Mapping[str, Any]) -> Engine:
-    """An engine by the settings' names; of the bundled model if none is named."""
-    model = settings.get("model")
+    """An engine by the settings' names; of the bundled model if none is named. output_hooks: a list
+    of what `load_hooks` takes."""
+    model, hooks = settings.get("model"), settings.get("output_hooks") or ()
     chosen = {**settings, "model": str(bundled_model_path()) if model is None else model}
-    return build_engine(EngineSettings.from_options(chosen))
+    chosen.pop("output_hooks", None)
+    if not isinstance(hooks, Sequence) or isinstance(hooks, str):
+        raise ConfigError(f"Setting output_hooks cannot be {hooks!r:.80}. Give a list of hooks.")
+    return build_engine(EngineSettings.from_options(chosen), hooks=hooks)
 
 
 class LLMEngine:

@@ -10,6 +10,7 @@ from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.core.hook_runner import HookRunner
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
 from quire.kv_cache import BlockHasher, KVManager
@@ -46,6 +47,7 @@ class FakeEngine:
         breaks: bool = False,
         num_host_blocks: int = 0,
         grammars: Grammars | None = None,
+        hooks: HookRunner | None = None,
         speculative_config: str | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
@@ -74,6 +76,7 @@ class FakeEngine:
             ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            watches=None if hooks is None else hooks.watches,
             recovery_costs=ALWAYS_SWAP if num_host_blocks else None,
             methods=DraftMethods(parse_speculation(speculative_config)),
             vocab_size=vocab_size,
@@ -90,7 +93,8 @@ class FakeEngine:
             num_checkpoints=num_checkpoints,
             breaks=lambda _: breaks,
         )
-        self.core = EngineCore(self.scheduler, executor, depth, on_plan, executor.start(), grammars)
+        report = executor.start()
+        self.core = EngineCore(self.scheduler, executor, depth, on_plan, report, grammars, hooks)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}
@@ -111,6 +115,8 @@ class FakeEngine:
         given: Sequence[tuple[int, int]] = (),
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
+        hooks: Sequence[str] = (),
+        logprobs: int | None = None,
         pooling: Pooling | None = None,
         prediction: Sequence[int] = (),
     ) -> list[int]:
@@ -126,7 +132,9 @@ class FakeEngine:
             first_handle=handles[0],
             prompt_token_ids=np.array(tokens, np.int32),
             media=tuple(media),
-            params=POOLED_PARAMS if pooling else SamplingParams(max_tokens=max_tokens, n=n),
+            params=POOLED_PARAMS
+            if pooling
+            else SamplingParams(max_tokens=max_tokens, n=n, hooks=hooks, logprobs=logprobs),
             seed=seed,
             stop_token_ids=stop,
             output_token_ids=np.array(output, np.int32),

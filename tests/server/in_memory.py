@@ -15,7 +15,11 @@ from quire import LLM
 from quire.config.feasibility import check_servable
 from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
+from quire.engine.core.hook_runner import HookRunner
+from quire.engine.core.hook_session import TokenTexts
 from quire.errors import EngineUnavailableError, RequestError
+from quire.hooks import HOLD, Answer, End, Unsent, WatchedSequence
+from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.media import MediaInfo
@@ -24,9 +28,20 @@ from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine
 from tests.grammar.bundled_tokens import grammars
+from tests.waiting import WAIT_S
 
 VOCAB_SIZE = 4096
 MAX_MODEL_LEN = 512
+
+
+class Three:
+    """An output hook that ends an output before its fourth token."""
+
+    def watch(self, sequence: WatchedSequence) -> Three:
+        return self
+
+    def judge(self, unsent: Unsent) -> Answer:
+        return HOLD if len(unsent.token_ids) < 4 else End("three", 3)
 
 
 class InMemoryClient:
@@ -48,6 +63,7 @@ class InMemoryClient:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             grammars=grammars(VOCAB_SIZE),
+            hooks=HookRunner(HookSet(offered={"three": Three()}), TokenTexts(None), WAIT_S),
         )
         self._capacity = EngineCapacity(
             max_model_len=MAX_MODEL_LEN,

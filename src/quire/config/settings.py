@@ -51,6 +51,8 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "two_level", "fair")
 _POLICY_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """A class of the user's: package.module:Class."""
 
+_HOOK = re.compile(r"([\w.-]+=)?[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 ALIASES: Mapping[str, str] = {
     "gpu_memory_utilization": "memory_utilization",
     "kv_cache_memory_bytes": "kv_cache_memory",
@@ -242,6 +244,14 @@ class RuntimeSettings:
     attention_isa: str | None = _setting(
         None, "the same of attention, if no attention_backend is given", choices=KERNEL_ISAS
     )
+    output_hook: str | None = _setting(
+        None,
+        "hooks that see outputs before clients do, as package.module:object; name=package.module:"
+        "object is for requests that name it; several with commas",
+    )
+    output_hook_timeout: float = _setting(
+        2.0, "seconds that a hook may take for one token; then the request fails"
+    )
     quiet: bool = _setting(False, "print no plan and no progress at start-up")
 
 
@@ -299,6 +309,12 @@ class EngineSettings(
             raise _invalid("memory_utilization", share, "a share above 0 and at most 1")
         if not self.priority_ageing_s > 0.0:
             raise _invalid("priority_ageing_s", self.priority_ageing_s, "seconds above 0")
+        if not self.output_hook_timeout > 0.0:
+            raise _invalid("output_hook_timeout", self.output_hook_timeout, "seconds above 0")
+        for hook in self.output_hooks:
+            if not _HOOK.fullmatch(hook):
+                allowed = "package.module:object or name=package.module:object"
+                raise _invalid("output_hook", hook, allowed)
         policy = self.scheduling_policy
         if policy not in SCHEDULING_POLICIES and not _POLICY_CLASS.fullmatch(policy):
             allowed = f"one of: {', '.join(SCHEDULING_POLICIES)}, or package.module:Class"
@@ -314,6 +330,12 @@ class EngineSettings(
                 f"kv_cache_memory={self.kv_cache_memory} and num_kv_blocks={self.num_kv_blocks} "
                 "both size the KV cache; give one of them"
             )
+
+    @property
+    def output_hooks(self) -> tuple[str, ...]:
+        """The parts of `output_hook`."""
+        parts = (self.output_hook or "").split(",")
+        return tuple(part.strip() for part in parts if part.strip())
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> EngineSettings:
@@ -382,6 +404,8 @@ def _normalised(item: Field[Any], value: object) -> object:
         return _SPELLINGS[item.name, value]
     if kind == "object":
         return _object_text(item.name, value)
+    if item.name == "output_hook" and isinstance(value, list | tuple):
+        return ",".join(map(str, cast("list[object]", value))) or None
     bare_unit = item.metadata.get("bare_unit")
     if bare_unit is not None and _BARE_NUMBER.fullmatch(str(value)):
         return int(float(str(value)) * bare_unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,8 @@ from quire.config.speculation import parse_speculation
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.core.hook_runner import HookRunner
+from quire.engine.core.hook_session import TokenTexts
 from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import RequestError
@@ -29,6 +31,8 @@ from quire.executor import Executor
 from quire.grammar import Grammars
 from quire.grammar.guidance import GuidanceGrammars
 from quire.grammar.vocabulary import Encode, Vocabulary
+from quire.hooks import OutputHook
+from quire.hooks.load import load_hooks
 from quire.kv_cache import BlockHasher, KVManager
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
@@ -40,7 +44,10 @@ from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
 
-__all__ = ["BuiltCore", "Engine", "block_hasher", "build_core", "build_engine"]
+__all__ = ["BuiltCore", "Engine", "HookArgument", "block_hasher", "build_core", "build_engine"]
+
+HookArgument = str | OutputHook | Mapping[str, OutputHook]
+"""What `load_hooks` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,15 @@ class BuiltCore:
     recovery_costs: RecoveryCosts | None
 
 
-def build_engine(settings: EngineSettings, measure: Measure = time_kernels) -> Engine:
+def build_engine(
+    settings: EngineSettings,
+    measure: Measure = time_kernels,
+    hooks: Sequence[HookArgument] = (),
+) -> Engine:
     """Plan, say what was decided, load, and wire. `settings.model` must be set.
 
-    measure: by which kernels are chosen (`choose_kernels`). Raises ConfigError if the engine cannot
+    measure: by which kernels are chosen (`choose_kernels`). hooks: beside those of the settings.
+    Raises ConfigError if the engine cannot
     start as asked; nothing is left behind then.
     """
     platform = detect_platform()
@@ -79,7 +91,7 @@ def build_engine(settings: EngineSettings, measure: Measure = time_kernels) -> E
     plan = replace(plan, resolved=kernels.explained(plan.resolved))
     front = load_model_front(settings, plan.folder, plan.resolved.spec)
     started = time.monotonic()
-    built = _load_core(plan)
+    built = _load_core(plan, hooks=hooks)
     if not settings.quiet:
         seconds = time.monotonic() - started
         say(f"{built.report.kernels}; loaded in {seconds:.1f} s\n")
@@ -108,13 +120,31 @@ def build_core(
     return _load_core(plan, on_plan)
 
 
-def _load_core(plan: StartupPlan, on_plan: PlanObserver | None = None) -> BuiltCore:
+def _load_core(
+    plan: StartupPlan,
+    on_plan: PlanObserver | None = None,
+    hooks: Sequence[HookArgument] = (),
+) -> BuiltCore:
+    runner = _hook_runner(plan, hooks)  # what is wrong with hooks is said before weights are read
     if not plan.resolved.settings.quiet:
         say(f"{render_plan(plan.resolved)}\n")
-    return _build_core(plan, on_plan)
+    return _build_core(plan, on_plan, runner)
 
 
-def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
+def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
+    """Of the hooks of the settings and `more`, None if there are none."""
+    settings = plan.asked
+    found = load_hooks([*settings.output_hooks, *more])
+    if not found.has_any:
+        return None
+    has_text = not settings.skip_tokenizer_init
+    texts = TokenTexts(load_tokenizer(settings, plan.folder) if has_text else None)
+    return HookRunner(found, texts, settings.output_hook_timeout)
+
+
+def _build_core(
+    plan: StartupPlan, on_plan: PlanObserver | None, hooks: HookRunner | None
+) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
     env.order_gpus()
@@ -155,9 +185,9 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
     except BaseException:
         executor.shutdown()
         raise
-    scheduler = _build_scheduler(resolved, hasher, costs)
+    scheduler = _build_scheduler(resolved, hasher, costs, hooks)
     grammars = _grammars(plan)
-    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report, grammars)
+    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report, grammars, hooks)
     return BuiltCore(core, resolved, report, costs)
 
 
@@ -236,7 +266,10 @@ def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | Non
 
 
 def _build_scheduler(
-    resolved: Resolved, hasher: BlockHasher, recovery_costs: RecoveryCosts | None
+    resolved: Resolved,
+    hasher: BlockHasher,
+    recovery_costs: RecoveryCosts | None,
+    hooks: HookRunner | None,
 ) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
@@ -261,6 +294,7 @@ def _build_scheduler(
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
         recovery_costs=recovery_costs,
+        watches=None if hooks is None else hooks.watches,
         methods=DraftMethods(parse_speculation(chosen.speculative_config)),
         vocab_size=resolved.spec.vocab_size,
     )

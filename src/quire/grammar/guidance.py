@@ -20,7 +20,7 @@ from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.json_schema import all_unsupported
 from quire.protocol.request import EngineRequest
-from quire.protocol.step import IntArray, MaskArray
+from quire.protocol.step import IntArray, MaskArray, no_ints
 
 __all__ = ["GuidanceGrammars"]
 
@@ -194,6 +194,14 @@ class GuidanceMatcher:
         if num_fed:
             self._matcher.rollback(num_fed)
         return masks
+
+    def forced(self, output: IntArray) -> IntArray:
+        self._follow(output)
+        if self._matcher.is_stopped():
+            return no_ints()
+        tokens = self._matcher.compute_ff_tokens()
+        ends = [i for i, token in enumerate(tokens) if token in self._stops.token_ids]
+        return np.array(tokens[: ends[0]] if ends else tokens, np.int32)
 
     def _follow(self, output: IntArray) -> None:
         num_fed = len(self._fed)

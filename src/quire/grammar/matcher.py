@@ -29,6 +29,10 @@ class Matcher(Protocol):
         """
         ...
 
+    def forced(self, output: IntArray) -> IntArray:
+        """The tokens after `output` int32 [N] that have no alternative, int32 [F], perhaps none."""
+        ...
+
 
 class Grammar(Protocol):
     """The language of one request's outputs."""

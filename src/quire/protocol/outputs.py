@@ -35,8 +35,9 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One sample of a request, so far.
 
-    finish_reason: "stop", "length", "abort" or "error"; None while it runs. stop_reason: the stop
-    string or stop token id that ended it, None if the model's end-of-sequence token did.
+    finish_reason: "stop", "length", "content_filter", "abort" or "error"; None while it runs.
+    stop_reason: the stop string or stop token id that ended it, None if the model's end-of-sequence
+    token did.
     """
 
     index: int

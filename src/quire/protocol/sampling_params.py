@@ -96,7 +96,8 @@ class SamplingParams:
     stays empty. truncate_prompt_tokens: of a longer prompt only the last so many tokens count; -1:
     as many as leave room for max_tokens. output_kind: of the outputs of a stream.
     structured_outputs: to which language the output belongs; where that ends so does the output,
-    whatever min_tokens and ignore_eos say.
+    whatever min_tokens and ignore_eos say. hooks: names of output hooks that the engine offers, to
+    watch the output beside those that watch every one.
 
     They do not change: `clone(temperature=0)` gives others, as `dataclasses.replace` does. Names
     that have no counterpart here are passed over where their value asks for nothing.
@@ -129,6 +130,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logits_processors: Sequence[LogitsProcessor] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    hooks: Sequence[str] = ()
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
     truncate_prompt_tokens: int | None = None
@@ -228,6 +230,8 @@ class SamplingParams:
                 f"stop is {_shown(self.stop)} while detokenize is false, so there is no text to "
                 "match it on. Set detokenize to true, or use stop_token_ids."
             )
+        hooks = _sequence("hooks", self.hooks, "names of output hooks")
+        self._set("hooks", tuple(_text("hooks", name) for name in hooks))
         words = _sequence("bad_words", self.bad_words, "strings")
         self._set("bad_words", tuple(_text("bad_words", word) for word in words))
 

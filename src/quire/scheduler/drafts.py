@@ -52,6 +52,9 @@ class ChosenDrafts:
     token_ids: IntArray = field(default_factory=no_ints)
 
 
+MAX_FORCED = 32
+"""A row computes so many tokens without alternative in a step: each has logits of its own."""
+
 NO_DRAFTS = ChosenDrafts()
 
 
@@ -100,9 +103,16 @@ class DraftTotals:
 
 
 class Drafts:
-    """Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits
-    for a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so
-    there are none for models that have one."""
+    """Tokens to which a grammar leaves no alternative, and guesses. Both are verified; the former
+    are never rejected, so they cost one step together.
+
+    Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits for
+    a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so there
+    are none for models that have one.
+
+    A step has tokens of one kind or of the other. takes_forced: whether grammars are asked; a test
+    switches it off.
+    """
 
     def __init__(
         self,
@@ -125,6 +135,7 @@ class Drafts:
         self._times = StepTimes()
         self._policy: DraftPolicy | None = None
         self.totals = DraftTotals()
+        self.takes_forced = kv.states is None
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -160,14 +171,11 @@ class Drafts:
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
         """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
         for all of them."""
-        if self._proposer is None or not len(slots):
+        if not len(slots):
             return NO_DRAFTS
-        may_draft = self._may_draft(slots, tokens)
-        if self._policy is None:
-            found = self._guesses(slots, tokens, may_draft)
-        else:
-            is_known = self._table.num_known[slots] == self._table.num_total[slots]
-            found = self._verified_of(self._policy, slots, tokens, may_draft & is_known)
+        found = self._forced_of(slots, tokens)
+        if self._proposer is not None and not found:
+            found = self._guesses_of(slots, tokens)
         if not found:
             return NO_DRAFTS
         chosen = ChosenDrafts(
@@ -176,6 +184,46 @@ class Drafts:
             np.concatenate(list(found.values())).astype(np.int32),
         )
         return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
+
+    def _guesses_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
+        """Guesses by slot, as many as should be verified."""
+        may_draft = self._may_draft(slots, tokens)
+        if self._policy is None:
+            return self._guesses(slots, tokens, may_draft)
+        is_known = self._table.num_known[slots] == self._table.num_total[slots]
+        return self._verified_of(self._policy, slots, tokens, may_draft & is_known)
+
+    def _forced_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
+        """By slot, tokens without alternative. Rows without a grammar pay nothing."""
+        is_masked = self._table.is_masked[slots]
+        if not self.takes_forced or not is_masked.any():
+            return {}
+        left = self._room(slots, tokens)
+        slots, tokens = slots[is_masked], tokens[is_masked]
+        found: dict[int, IntArray] = {}
+        for slot in slots[self._may_draft(slots, tokens)].tolist():
+            forced = self._forced(slot, left)
+            if len(forced):
+                found[slot] = forced
+                left -= len(forced)
+        return found
+
+    def _forced(self, slot: int, left: int) -> IntArray:
+        """What the grammar of a sequence leaves no alternative to, after the tokens in flight."""
+        table, sequence = self._table, self._table.at(slot)
+        group, known = sequence.group, table.known_tokens(slot)
+        # The step draws one token more than it accepts drafts.
+        most = min(int(table.max_total[slot] - table.num_total[slot]) - 1, left, MAX_FORCED)
+        if group.grammar is None or most <= 0:
+            return known[:0]
+        unknown = int(table.num_total[slot]) - len(known)
+        try:
+            if sequence.matcher is None:
+                sequence.matcher = group.grammar.matcher()
+            forced = sequence.matcher.forced(known[len(group.request.prompt_token_ids) :])
+        except Exception:  # noqa: BLE001  the masks of this step will say it, and end the request
+            return known[:0]
+        return forced[unknown:][:most]
 
     def planned(self, now: float, tokens: Slots, drafts: ChosenDrafts) -> None:
         """A step is planned whose rows compute `tokens` [R] beside these drafts."""

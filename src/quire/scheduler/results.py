@@ -32,7 +32,8 @@ class InFlight:
     generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
         the step, corrected by what earlier steps did not accept. A sequence whose results are not
         wanted any more is struck off `sequences`.
-    dropped: slots that compute with a token that was refused; what they are given is refused too.
+    dropped: slots that compute with a token that was refused, with the generation that they had;
+        what they are given is refused too.
     drafts: by slot, how many of them the step verifies; None if none does.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
@@ -45,7 +46,7 @@ class InFlight:
     mark: int
     swapped_in: frozenset[int] = frozenset()
     drafts: Slots | None = None
-    dropped: set[int] = field(default_factory=set[int])
+    dropped: dict[int, int] = field(default_factory=dict[int, int])
 
     def num_drafts(self, slot: int) -> int:
         """Drafts that this slot verifies."""
@@ -142,13 +143,19 @@ class ResultIntake:
         """Any number of tokens per row; alive: [R], which rows still have their slots."""
         given = result.drawn
         if step.dropped:
-            self._rewinds.count(given.slots.tolist(), given.counts.tolist())
+            self._count_dropped(step, given)
         if not alive.all():
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
         if step.drafts is not None:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
+
+    def _count_dropped(self, step: InFlight, given: RowTokens) -> None:
+        """Tell rewinds what their rows were given; a slot may have had another sequence then."""
+        for slot, count in zip(given.slots.tolist(), given.counts.tolist(), strict=True):
+            if step.dropped.get(slot) == self._table.generation[slot]:
+                self._rewinds.count([slot], [count])
 
     def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Take back what the plan side counted of drafts that were not accepted."""
@@ -165,8 +172,8 @@ class ResultIntake:
         for step in self._in_flight:
             for slot, each in enumerate(step.sequences):
                 if each is sequence:
+                    step.dropped.setdefault(slot, int(step.generation[slot]))
                     step.generation[slot] = -1
-                    step.dropped.add(slot)
         return self._in_flight[-1].step_id if self._in_flight else self._last_applied
 
     def _append_in_turn(

@@ -19,16 +19,17 @@ NUM_STOP_COLUMNS = 4
 class SequenceTable:
     """The running sequences.
 
-    num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
-    num_computed: tokens whose K/V are in the cache once all planned steps have run. With drafts in
-    flight both are upper bounds, and num_drafted says by how much they may be too large. The values
-    of the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side
-    was told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
-    the plan side chooses it or none follows. num_held_back: known tokens that must not be computed
-    yet: the last one while the prompt is open, since the row would then draw; all while a rewind is
-    due. is_watched: whether verdicts decide what the client gets. is_paused: whether the slot
-    computes nothing before the next verdict. generation: rises when a slot changes hands, so that
-    late results find no stranger.
+    num_total: tokens, those still in flight counted. num_known: tokens whose values have
+    arrived. num_computed: tokens whose K/V are in the cache once all planned steps have run.
+    With drafts in flight both are upper bounds, and num_drafted says by how much they may be
+    too large. The values of the tokens are `token_ids[slot, :num_known]`. standing: tokens per
+    step that the data side was told. account: that of the group. draws: 1 where the data side
+    draws the next token, 0 where the plan side chooses it or none follows. num_held_back: known
+    tokens that must not be computed yet: the last one while the prompt is open, since the row
+    would then draw; all while a rewind is due. is_watched: whether verdicts decide what the
+    client gets. is_paused: whether the slot computes nothing before the next verdict.
+    is_masked: whether a grammar says what is drawn. generation: rises when a slot changes
+    hands, so that late results find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -48,6 +49,7 @@ class SequenceTable:
         self.num_held_back = np.zeros(max_num_seqs, np.int64)
         self.is_watched = np.zeros(max_num_seqs, np.bool_)
         self.is_paused = np.zeros(max_num_seqs, np.bool_)
+        self.is_masked = np.zeros(max_num_seqs, np.bool_)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
@@ -79,6 +81,7 @@ class SequenceTable:
         self.draws[slot] = group.draws
         self.num_held_back[slot] = group.request.is_open
         self.is_watched[slot] = group.is_watched
+        self.is_masked[slot] = group.grammar is not None
         self.is_paused[slot] = sequence.unsent is not None and sequence.unsent.must_wait
         self.has_watched |= group.is_watched
         self.live[slot] = True

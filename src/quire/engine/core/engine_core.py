@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.core.hook_runner import HookRunner
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammar, Grammars
@@ -38,8 +39,8 @@ from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineCore", "PlanObserver"]
 
-GRAMMAR_POLL_S = 0.005
-"""While requests wait for their grammars and nothing else is left to do, messages are taken so
+POLL_S = 0.005
+"""While requests wait for grammars or hooks and nothing else is left to do, messages are taken so
 often."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
@@ -58,14 +59,17 @@ class EngineCore:
         on_plan: PlanObserver | None = None,
         report: Report | None = None,
         grammars: Grammars | None = None,
+        hooks: HookRunner | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
-        the executor's, of its start. grammars: None where requests may state none."""
+        the executor's, of its start. grammars: None where requests may state none. hooks: whose
+        `watches` the scheduler has; None where nothing is watched."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
         self._grammars = grammars
+        self._hooks = hooks
         self._in_flight: deque[StepFuture] = deque()
         self._opening: list[tuple[list[int], Future[Grammar]]] = []  # tickets, what they wait for
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
@@ -76,6 +80,13 @@ class EngineCore:
         """Queue a request. RequestError if this engine could never serve it,
         EngineUnavailableError while it sleeps."""
         self._check_awake()
+        if self._hooks is not None:
+            self._hooks.check(request)
+        elif request.params.hooks:
+            raise RequestError(
+                f"hooks names {request.params.hooks[0][:80]!r}, but this engine was started "
+                "without output hooks: leave it out"
+            )
         if request.grammar is None:
             self._scheduler.add(request)
         else:
@@ -235,13 +246,17 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on, or the engine does."""
-        if self._in_flight or self._held or self._opening:
+        if self._in_flight or self._held or self._opening or self._awaits_hooks:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
     @property
     def _has_news(self) -> bool:
         return self._scheduler.state.outputs.has_any
+
+    @property
+    def _awaits_hooks(self) -> bool:
+        return self._hooks is not None and self._scheduler.waits_for_verdicts
 
     @property
     def has_unfinished(self) -> bool:
@@ -253,6 +268,8 @@ class EngineCore:
             return self._held.popleft()
         if self._opening:
             self._take_grammars()
+        if self._hooks is not None:
+            self._consult(self._hooks)
         while len(self._in_flight) < self._depth and not self._is_paused:
             if self._scheduler.awaits_results:
                 break
@@ -265,8 +282,20 @@ class EngineCore:
         if self._in_flight:
             return self._take_oldest()
         if self._opening and not self._has_news:
-            wait([future for _, future in self._opening], GRAMMAR_POLL_S, FIRST_COMPLETED)
+            wait([future for _, future in self._opening], POLL_S, FIRST_COMPLETED)
+        elif self._hooks is not None and self._awaits_hooks and not self._has_news:
+            self._hooks.wait(POLL_S)
+            self._consult(self._hooks)
+            return self._scheduler.flush()  # what a verdict lets go on is planned next
         return self._flush()
+
+    def _consult(self, hooks: HookRunner) -> None:
+        """Take what hooks have answered, and ask what there is to ask."""
+        scheduler = self._scheduler
+        for verdict in hooks.verdicts():
+            scheduler.judge(verdict)
+        hooks.ask(scheduler.questions())
+        hooks.forget(scheduler.forgotten())
 
     def _take_oldest(self) -> EngineOutput:
         """Return the output of the oldest step in flight."""
@@ -279,8 +308,12 @@ class EngineCore:
                 raise  # Ctrl-C ended the wait, not the step: its result is still to come
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
+        if self._hooks is not None:
+            self._consult(self._hooks)  # so that what passes leaves with this step's output
         output = self._scheduler.apply(result)
         self._give_late_input()
+        if self._hooks is not None:
+            self._consult(self._hooks)
         return output
 
     def _give_late_input(self) -> None:
@@ -293,7 +326,7 @@ class EngineCore:
 
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
-        is_idle = self._is_paused or self._scheduler.waits_for_input
+        is_idle = self._is_paused or self._scheduler.waits_for_input or self._awaits_hooks
         if not output.finished and not is_idle:
             raise EngineError(
                 f"nothing can be planned although requests wait ({self._scheduler.stats()}): "
@@ -326,6 +359,8 @@ class EngineCore:
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
+        if self._hooks is not None:
+            self._hooks.close()
 
 
 def _as_ours(error: BaseException) -> QuireError:

@@ -36,7 +36,7 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
-TextEnding = Literal["stop", "length"]
+TextEnding = Literal["stop", "length", "content_filter"]
 """What OpenAI clients accept as finish_reason of text. All other endings are errors."""
 
 
@@ -237,6 +237,8 @@ class Generation:
             return "stop"
         if ending.reason is FinishReason.LENGTH:
             return "length"
+        if ending.reason is FinishReason.CONTENT_FILTER:
+            return "content_filter"
         assert finish is not None
         if ending.reason is FinishReason.DEADLINE:
             raise RefusedError(

@@ -18,7 +18,7 @@ _SHARED_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop",
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "prompt_logprobs",
+    "spaces_between_special_tokens", "prompt_logprobs", "hooks",
 )  # fmt: skip
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -143,6 +143,7 @@ def _check_limits(body: GenerationRequest, limits: Limits) -> None:
     _check_length("logit_bias", body.logit_bias, "max_logit_bias", limits)
     _check_length("allowed_token_ids", body.allowed_token_ids, "max_allowed_token_ids", limits)
     _check_length("bad_words", body.bad_words, "max_bad_words", limits)
+    _check_length("hooks", body.hooks, "max_hooks", limits)
     for word in body.bad_words or ():
         _check_length("a word of bad_words", word, "max_stop_chars", limits)
     for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):

@@ -49,6 +49,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    hooks: list[str] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None

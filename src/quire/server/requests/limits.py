@@ -61,6 +61,7 @@ class Limits:
     max_logit_bias: int = _limit(1024, "entries of logit_bias")
     max_allowed_token_ids: int = _limit(4096, "entries of allowed_token_ids")
     max_bad_words: int = _limit(64, "entries of bad_words")
+    max_hooks: int = _limit(16, "entries of hooks")
 
     max_priority: int = _limit(100, "levels of priority above and below 0")
 

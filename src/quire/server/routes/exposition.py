@@ -24,7 +24,7 @@ from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_
 __all__ = ["Exposition"]
 
 _LABELS = ("model_name", "engine")
-_ENDINGS = ("stop", "length", "abort", "error")
+_ENDINGS = ("stop", "length", "content_filter", "abort", "error")
 
 
 class Exposition:

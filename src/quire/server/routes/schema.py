@@ -225,6 +225,7 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
         "logit_bias": {"maxProperties": limits.max_logit_bias},
         "allowed_token_ids": {"minItems": 1, "maxItems": limits.max_allowed_token_ids},
         "bad_words": {"maxItems": limits.max_bad_words},
+        "hooks": {"maxItems": limits.max_hooks},
         "messages": {"minItems": 1, "maxItems": limits.max_messages},
         "cache_salt": label,
         "request_id": label,
