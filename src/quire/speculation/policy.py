@@ -17,15 +17,19 @@ FADES = 0.8
 FORGETS = 0.25
 """Of what is known, when drafts are tried again."""
 
-FEWEST_SKIPPED, MOST_SKIPPED = 32, 1024
-"""Steps without drafts of a sequence that had some to offer, before they are tried again."""
+RESTS = 8
+"""Steps for which no drafts are asked for after some were offered that do not pay: asking takes
+time too."""
+
+FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
+"""Offers that did not pay, before drafts are tried again."""
 
 GAIN = 1.02
 """Drafts must be expected to gain more than times can be told apart."""
 
-EXPLORES, LIKELY, PART = 128, 0.5, 4
-"""After so many steps without drafts, although some are as likely to be right as not, a few are
-verified, one for so many tokens: times of such steps may be better than what was assumed."""
+EXPLORES, LIKELY, PART = 16, 0.5, 4
+"""After so many offers of which none was taken, although some are as likely to be right as not, a
+few are verified, one for so many tokens: times of such steps may be better than was assumed."""
 
 
 class Acceptance:
@@ -36,6 +40,7 @@ class Acceptance:
         self._tried = PRIOR_TRIED
         self._skipped = 0
         self._patience = FEWEST_SKIPPED
+        self._rests = 0
 
     @property
     def chance(self) -> float:
@@ -51,9 +56,15 @@ class Acceptance:
         if num_accepted:
             self._patience = FEWEST_SKIPPED
 
+    def rests(self) -> bool:
+        """Whether no drafts should be asked for in this step."""
+        self._rests = max(self._rests - 1, 0)
+        return self._rests > 0
+
     def skipped(self) -> None:
-        """Drafts were offered, and none was verified. Now and then they are tried again, less often
+        """Drafts were offered, and none was taken. Now and then they are tried again, less often
         each time that they were all wrong."""
+        self._rests = RESTS
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -69,19 +80,18 @@ class DraftPolicy:
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._num_plain = 0  # steps since the last one with drafts
+        self._num_plain = 0  # offers since the last one of which something was taken
 
     def counts(
         self, num_tokens: int, chances: Sequence[float], offered: Sequence[int], most: int
-    ) -> list[int]:
-        """Drafts to verify of each sequence [R].
+    ) -> list[int] | None:
+        """Drafts to verify of each sequence [R]; None while nothing is known that they could gain.
 
         num_tokens: that the step computes anyway. chances: of each sequence's drafts [R]. offered:
             how many it has [R]. most: in all.
         """
-        counts = [0] * len(chances)
         if not self._times.knows(num_tokens):
-            return counts
+            return None
         order = sorted(
             (-(chance ** (place + 1)), place, row)
             for row, (chance, count) in enumerate(zip(chances, offered, strict=True))
@@ -91,6 +101,7 @@ class DraftPolicy:
         self._num_plain = 0 if num_best else self._num_plain + 1
         if self._num_plain >= EXPLORES and order and order[0][0] <= -LIKELY:
             self._num_plain, num_best = 0, max(1, num_tokens // PART)
+        counts = [0] * len(chances)
         for _, _, row in order[:num_best]:
             counts[row] += 1
         return counts

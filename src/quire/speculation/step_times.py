@@ -13,8 +13,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80
 
 FLAT_TOKENS, TOKENS_PER_STEP = 8, 13
 """Of the times that are assumed before any is measured: up to so many tokens take as long as one,
-and from there each one of so many more. Qwen3-0.6B in 8 bits on two cores of a Zen 4: 15 ms for 1
-token, 17 for 8, 28 for 20, 41 for 32 (benchmarks/results/speculation.json)."""
+and from there each one of so many more. About as Qwen3-0.6B in 8 bits on two cores of a Zen 4."""
 
 DRAFTED = 1.08
 """By how much a step with drafts is assumed to take longer than one without, of as many tokens."""
