@@ -1,5 +1,5 @@
-"""What a user may set about an engine. Each setting has an effect; unset ones are chosen by
-`quire.config.resolve` from the model and the machine, and the choice is printed with its reason.
+"""Settings of an engine. Each has an effect; unset ones are chosen by `quire.config.resolve` from
+the model and the machine, and the choice is printed with its reason.
 
 A setting is declared once, in the section whose constructors take it. `LLM(**settings)`, the flags
 and their help, variables of the environment, keys of files and `docs/settings.md` are made from
@@ -88,7 +88,7 @@ def _setting(default: Any, text: str, **rules: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model, where it is, and how long its sequences may become."""
+    """The model, its location, and the length of its sequences."""
 
     model: str | None = _setting(
         None, "folder of a checkpoint or Hugging Face id; the bundled demonstration model if unset"
@@ -247,7 +247,7 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NumericsSettings:
-    """What decides the bits of a result."""
+    """Settings that decide the bits of a result."""
 
     dtype: str = _setting(
         "auto",
@@ -411,7 +411,7 @@ def _object_text(name: str, value: object) -> str | None:
 
 
 def _type_name(item: Field[Any]) -> str:
-    """Of a field's values, None excepted."""
+    """Return the type of a field's values, None excepted."""
     return cast("str", item.type).split(" | ")[0]
 
 

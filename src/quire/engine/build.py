@@ -162,8 +162,8 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
 
 
 def _grammars(plan: StartupPlan) -> Grammars | None:
-    """Of the model's tokens; None if it was started without a tokenizer, which is read when the
-    first grammar comes."""
+    """Return the grammars over the model's tokens; None if it was started without a tokenizer. The
+    tokenizer is read when the first grammar comes."""
     settings, spec = plan.asked, plan.resolved.spec
     if settings.skip_tokenizer_init:
         return None
@@ -213,7 +213,8 @@ def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
 
 
 def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:
-    """By which preempted requests are swapped; None if they never are."""
+    """Return the costs that decide whether preempted requests are swapped; None if they never
+    are."""
     if preemption_mode == "swap":
         return ALWAYS_SWAP
     return executor.control(MeasureRecovery()).recovery_costs if preemption_mode == "auto" else None
