@@ -1,4 +1,4 @@
-"""Where an output stands in what its client predicted of it."""
+"""Position of an output in what its client predicted of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PredictionReader:
             self.next, self._num_differing = end, 0
 
     def _nearest(self, at: int) -> int | None:
-        """Where the last `RUN` tokens end in the prediction, nearest to `at`."""
+        """Return where the last `RUN` tokens end in the prediction, nearest to `at`."""
         if len(self._last) < RUN:
             return None
         places = self._places.get(tuple(self._last), [])

@@ -146,7 +146,7 @@ class Drafts:
     # --- steps ----------------------------------------------------------------------------------
 
     def await_results(self) -> bool:
-        """Whether the next step should be planned when the results in flight are there. Drafts that
+        """Return whether the next step should be planned when the results in flight are there. Drafts that
         follow tokens which nobody knows yet are mostly wrong, and so are those after drafts."""
         policy, table = self._policy, self._table
         if policy is None:
@@ -200,7 +200,7 @@ class Drafts:
         self._times.lost()
 
     def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
-        """Of the `drafted` [R] tokens of `slots` [R], `accepted` were right."""
+        """Count that `accepted` [R] of the `drafted` [R] tokens of `slots` [R] were right."""
         rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
@@ -218,7 +218,7 @@ class Drafts:
         tokens: Slots,
         may_draft: npt.NDArray[np.bool_],
     ) -> dict[int, IntArray]:
-        """By slot, what the policy takes of the guesses."""
+        """Return what the policy takes of the guesses, by slot."""
         found = self._guesses(slots, tokens, may_draft)
         if not found:
             return {}
@@ -259,7 +259,7 @@ class Drafts:
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
-        """Which rows reach their last token, draw the next, have no others branch off, and are
+        """Mark the rows that reach their last token, draw the next, have no others branch off and are
         not left alone for a while."""
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
@@ -267,7 +267,7 @@ class Drafts:
         return reaches & (table.draws[slots] == 1) & np.array(asked, np.bool_)
 
     def _asks(self, sequence: Sequence) -> bool:
-        """Whether drafts of a sequence are asked for."""
+        """Return whether drafts of a sequence are asked for."""
         if sequence.group.may_branch:
             return False
         if self._policy is None or self._methods is None:

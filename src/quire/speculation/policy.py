@@ -1,4 +1,4 @@
-"""How many drafts a step verifies: as many as make it give the most tokens per second."""
+"""Choice of a step's drafts: as many as make it give the most tokens per second."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PRIOR_ACCEPTED, PRIOR_TRIED = 0.3, 0.5
 """A sequence begins as if 6 drafts of 10 were right, which two wrong ones refute."""
 
 FADES = 0.8
-"""Of what is known of a sequence, with each step that verifies drafts of it."""
+"""Share that old drafts of a sequence keep with each step that verifies new ones."""
 
 FORGETS = 0.25
-"""Of what is known, when drafts are tried again."""
+"""Share that they keep when drafts are tried again."""
 
 RESTS = 8
 """Steps for which no drafts are asked for after some were offered that do not pay: asking takes
@@ -33,7 +33,7 @@ few are verified, one for so many tokens: times of such steps may be better than
 
 
 class Acceptance:
-    """How many drafts of one sequence were right of late."""
+    """Record of how many drafts of one sequence were right of late."""
 
     def __init__(self) -> None:
         self._accepted = PRIOR_ACCEPTED
@@ -44,7 +44,7 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """Of a draft to be right, if all before it are."""
+        """Probability that a draft is right if all before it are."""
         return self._accepted / self._tried
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
@@ -57,7 +57,7 @@ class Acceptance:
             self._patience = FEWEST_SKIPPED
 
     def rests(self) -> bool:
-        """Whether no drafts should be asked for in this step."""
+        """Return whether no drafts should be asked for in this step."""
         self._rests = max(self._rests - 1, 0)
         return self._rests > 0
 
@@ -107,7 +107,7 @@ class DraftPolicy:
         return counts
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
-        """How many drafts of these worths, in this order, give the most tokens per second."""
+        """Return how many drafts of these worths, in order, give the most tokens per second."""
         best = GAIN * num_tokens / self._times.expected(num_tokens, False)
         gained, num_best = float(num_tokens), 0
         seconds = self._times.drafted(num_tokens, len(worths))
