@@ -146,8 +146,9 @@ class Drafts:
     # --- steps ----------------------------------------------------------------------------------
 
     def await_results(self) -> bool:
-        """Return whether the next step should be planned when the results in flight are there. Drafts that
-        follow tokens which nobody knows yet are mostly wrong, and so are those after drafts."""
+        """Return whether the next step should be planned when the results in flight are there.
+        Drafts that follow tokens which nobody knows yet are mostly wrong, and so are those after
+        drafts."""
         policy, table = self._policy, self._table
         if policy is None:
             return False
@@ -259,8 +260,8 @@ class Drafts:
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
-        """Mark the rows that reach their last token, draw the next, have no others branch off and are
-        not left alone for a while."""
+        """Mark the rows that reach their last token, draw the next, have no others branch off, and
+        are not left alone for a while."""
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
         asked = [self._asks(table.at(slot)) for slot in slots.tolist()]
