@@ -17,6 +17,7 @@ import numpy as np
 
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedScheduler
+from quire.config.speculation import SpeculationSettings
 from quire.errors import RequestError
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
@@ -42,10 +43,12 @@ from quire.scheduler import (
 )
 from quire.scheduler.constraints.unsent import Question, Verdict
 from quire.scheduler.sequence import Sequence
+from quire.speculation import DraftMethods
 from tests.kv_cache.model import make_layout
 from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30
+METHODS = SpeculationSettings("auto", 6, 1, 3)
 POISON_OUTSIDE = VOCAB + 1
 
 
@@ -68,6 +71,9 @@ class Setup:
     policy: str = "fcfs"
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
     max_drafts: int = 0
+    guesses: str = "any"
+    """Of the drafts: any number right; all "wrong"; all "right"; right ones "beyond" what was asked
+    for and what the sequence may have; or by "methods" and predictions, as many as pay."""
     names_per_block: tuple[int, ...] = ()
 
     ticket_steps: tuple[int, ...] = (0,)
@@ -162,8 +168,15 @@ class Guesses:
         at = len(known) - len(prompt) + rng.randint(0, num_in_flight)
         num_drafts = rng.randint(0, min(max_drafts, setup.max_drafts))
         num_right = rng.randint(0, num_drafts)
+        if setup.guesses != "any":
+            at = len(known) - len(prompt) + num_in_flight
+            num_right = 0 if setup.guesses == "wrong" else num_drafts
+        if setup.guesses == "beyond":
+            num_drafts = max_drafts + setup.max_drafts
         drafts = list(truth[at : at + num_right])
-        drafts += [rng.randrange(VOCAB) for _ in range(num_drafts - num_right)]
+        drafts += [rng.randrange(VOCAB) for _ in range(num_drafts - len(drafts))]
+        if setup.guesses == "wrong":
+            drafts = [(token + 1) % VOCAB for token in truth[at : at + num_drafts]]
         if setup.poison in drafts:
             drafts = drafts[: drafts.index(setup.poison)]
         return np.array(drafts, np.int32)
@@ -218,8 +231,10 @@ class Simulation:
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
-            proposer=Guesses(setup) if setup.max_drafts else None,
+            proposer=Guesses(setup) if setup.max_drafts and not self._has_methods else None,
             watches=None if judge is None else judge.watches,
+            methods=DraftMethods(METHODS) if self._has_methods else None,
+            vocab_size=VOCAB,
         )
         self.executor = FakeExecutor(
             setup.model,
@@ -247,6 +262,18 @@ class Simulation:
         self.num_refused = 0
         self.lost: set[int] = set()
         self.now = 0.0
+
+    @property
+    def _has_methods(self) -> bool:
+        return self.setup.guesses == "methods"
+
+    def _prediction(self, whole: tuple[int, ...]) -> np.ndarray:
+        """What a client expects of an output: some of it, some tokens changed or left out."""
+        if not self._has_methods:
+            return np.zeros(0, np.int32)
+        changed = [t if self._rng.random() < 0.8 else int(self._rng.integers(VOCAB)) for t in whole]
+        kept = [t for t in changed if self._rng.random() < 0.95 and t != self.setup.poison]
+        return np.array(kept, np.int32)
 
     def _breaks(self) -> bool:
         is_broken = self.setup.breaks > 0 and self._rng.random() < self.setup.breaks
@@ -307,6 +334,7 @@ class Simulation:
             pin_is_shared=pin_is_shared,
             is_open=given is not None,
             max_prompt_tokens=max_prompt_tokens,
+            prediction_token_ids=self._prediction(whole),
         )
         try:
             self.scheduler.add(request)
@@ -378,6 +406,8 @@ class Simulation:
     def plan(self) -> bool:
         """Plan one more step, if the depth allows it; whether there was one."""
         if len(self.in_flight) >= self.setup.depth:
+            return False
+        if self.scheduler.awaits_results and self._rng.random() < 0.7:
             return False
         scheduler, table = self.scheduler, self.scheduler.state.table
         roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps

@@ -75,6 +75,33 @@ def test_random_traffic_with_drafts_meets_everything(depth: int) -> None:
 
 
 @DEPTHS
+@pytest.mark.parametrize("guesses", ["wrong", "right", "beyond", "methods"])
+def test_random_traffic_with_adversarial_drafts(depth: int, guesses: str) -> None:
+    """Always wrong, always right, longer than asked and past the end; and drafters with a policy,
+    fed by predictions."""
+    met: Counter[str] = Counter()
+    for seed in seeds(12):
+        rng = random.Random(seed)
+        setup = replace(
+            random_setup(rng), depth=depth, max_drafts=5, guesses=guesses, num_checkpoints=None,
+            max_num_batched_tokens=16,
+        )  # fmt: skip
+        walk = Simulation(setup)
+        try:
+            for _ in range(60):
+                random_move(rng, walk)
+            walk.drain()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met.update(walk.done)
+    assert met["drafts"] > 5
+    if guesses == "wrong":  # but by chance, beside where they were meant to stand
+        assert met["accepted"] < met["drafts"] / 5
+    else:
+        assert met["accepted"] > 5
+
+
+@DEPTHS
 @pytest.mark.parametrize("num_right", [0, 1, 4])
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(depth: int, num_right: int) -> None:
     steps: list[int] = []

@@ -36,6 +36,9 @@ DASHBOARD_NAMES = [
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
     "vllm:num_preemptions_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
     "vllm:request_success_total",
@@ -100,13 +103,15 @@ def test_both_tiers_of_the_cache_are_shown(front: ModelFront) -> None:
 
 def test_every_declared_reading_is_a_metric(front: ModelFront) -> None:
     """Fault: a counter is declared and filled, and /metrics does not show it."""
-    names = [each.name for each in fields(EngineStats) if each.name != "step_tokens"]
+    many = ("step_tokens", "accepted_drafts_at")
+    names = [each.name for each in fields(EngineStats) if each.name not in many]
     values = {name: 10 + i for i, name in enumerate(names)}
-    stats = EngineStats(**values)
+    stats = EngineStats(**values, accepted_drafts_at=(3, 1))
     with running_server(front, client=ClientWithStats(stats)) as server:
         found = samples(waiting.get(f"{server.url}/metrics").text)
     for name, _, value, is_total in engine_metrics(stats):
         assert found[f"{name}_total" if is_total else name] == value, name
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == 4
 
 
 class ClientWithStats(InMemoryClient):

@@ -44,18 +44,20 @@ class Engine:
     def step(self, offered: int) -> None:
         num_rows = len(self.rows)
         chances = [row.chance for row in self.rows]
-        counts = self.policy.counts(num_rows, chances, [offered] * num_rows, 64)
+        offers = [0 if row.rests() else offered for row in self.rows]
+        counts = self.policy.counts(num_rows, chances, offers, 64) if any(offers) else None
+        is_known, counts = counts is not None, counts or [0] * num_rows
         total = num_rows + sum(counts)
         self.times.planned(self.now, total, is_drafted=total > num_rows, counts=True)
         self.now += self._seconds(total) * (1.08 if total > num_rows else 1.0)
         self.times.applied()
-        for row, count in zip(self.rows, counts, strict=True):
+        for row, count, offer in zip(self.rows, counts, offers, strict=True):
             right = 0
             while right < count and self._rng.random() < self._chance:
                 right += 1
             if count:
                 row.verified(count, right)
-            elif offered:
+            elif offer and is_known:
                 row.skipped()
             self.num_tokens += 1 + right
             self.num_drafts += count
@@ -101,6 +103,7 @@ def test_more_is_verified_of_those_that_are_right_more_often() -> None:
     engine = Engine(knee, 4, 0.5)
     engine.run(3, offered=0)
     counts = engine.policy.counts(4, [0.9, 0.1, 0.6, 0.0], [6] * 4, 64)
+    assert counts is not None
     assert counts[0] > counts[2] > counts[3] == 0
     assert engine.policy.counts(4, [0.9] * 4, [6] * 4, 3) in ([1, 1, 1, 0], [3, 0, 0, 0])
 

@@ -1,4 +1,4 @@
-"""Where an output stands in what its client predicted of it."""
+"""Position of an output in what its client predicted of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ RUN = 3
 
 
 class PredictionReader:
-    """Follows an output token by token. Where the output leaves the prediction, one token is first
-    taken to stand in place of another; the next `RUN` equal tokens at any later place, or else at
-    the nearest earlier one, say where it goes on.
+    """Follows an output token by token. A token that differs is first taken to stand in place of
+    the predicted one. If the next one differs too, the last `RUN` tokens say where the output goes
+    on: at the nearest place in the prediction where they stand.
 
     next: index of the predicted token that should come next.
     """
@@ -25,6 +25,7 @@ class PredictionReader:
             self._places.setdefault(tuple(self._tokens[end - RUN : end]), []).append(end)
         self._appeared = bytearray(len(self._tokens))
         self._last: list[int] = []
+        self._num_differing = 0  # of the last tokens, one after the other
         self.next = 0
 
     @property
@@ -48,20 +49,19 @@ class PredictionReader:
         self.next = at + 1
         if at < len(self._tokens) and self._tokens[at] == token:
             self._appeared[at] = 1
+            self._num_differing = 0
             return
-        end = self._return_to(at)
-        if end is not None:
+        self._num_differing += 1
+        if self._num_differing > 1 and (end := self._nearest(at + 1)) is not None:
             self._appeared[end - RUN : end] = b"\1" * RUN
-            self.next = end
+            self.next, self._num_differing = end, 0
 
-    def _return_to(self, at: int) -> int | None:
-        """Where the last `RUN` tokens end in the prediction: the first place after `at`, or else
-        the last one before it."""
+    def _nearest(self, at: int) -> int | None:
+        """Return where the last `RUN` tokens end in the prediction, nearest to `at`."""
         if len(self._last) < RUN:
             return None
         places = self._places.get(tuple(self._last), [])
-        later = next((end for end in places if end > at), None)
-        return later if later is not None else (places[-1] if places else None)
+        return min(places, key=lambda end: (abs(end - at), -end), default=None)
 
     def upcoming(self, skip: int, most: int) -> list[int]:
         """At most `most` predicted tokens, those after the next `skip`."""

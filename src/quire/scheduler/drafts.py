@@ -157,8 +157,9 @@ class Drafts:
     # --- steps ----------------------------------------------------------------------------------
 
     def await_results(self) -> bool:
-        """Whether the next step should be planned when the results in flight are there. Drafts that
-        follow tokens which nobody knows yet are mostly wrong, and so are those after drafts."""
+        """Return whether the next step should be planned when the results in flight are there.
+        Drafts that follow tokens which nobody knows yet are mostly wrong, and so are those after
+        drafts."""
         policy, table = self._policy, self._table
         if policy is None:
             return False
@@ -248,7 +249,7 @@ class Drafts:
         self._times.lost()
 
     def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
-        """Of the `drafted` [R] tokens of `slots` [R], `accepted` were right."""
+        """Count that `accepted` [R] of the `drafted` [R] tokens of `slots` [R] were right."""
         rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
@@ -266,28 +267,25 @@ class Drafts:
         tokens: Slots,
         may_draft: npt.NDArray[np.bool_],
     ) -> dict[int, IntArray]:
-        """By slot, what the policy takes of the guesses."""
+        """Return what the policy takes of the guesses, by slot."""
         found = self._guesses(slots, tokens, may_draft)
         if not found:
             return {}
-        records = [self._acceptance(slot) for slot in found]
+        records = [self._table.at(slot).acceptance or Acceptance() for slot in found]
         counts = policy.counts(
             int(tokens.sum()),
             [record.chance for record in records],
             [len(guess) for guess in found.values()],
             self._room(slots, tokens),
         )
-        for record, count in zip(records, counts, strict=True):
+        if counts is None:
+            return {}
+        for slot, record, count in zip(found, records, counts, strict=True):
+            self._table.at(slot).acceptance = record
             if not count:
                 record.skipped()
         pairs = zip(found.items(), counts, strict=True)
         return {slot: guess[:count] for (slot, guess), count in pairs if count}
-
-    def _acceptance(self, slot: int) -> Acceptance:
-        sequence = self._table.at(slot)
-        if sequence.acceptance is None:
-            sequence.acceptance = Acceptance()
-        return sequence.acceptance
 
     def _room(self, slots: Slots, tokens: Slots) -> int:
         """Drafts that a step may have in all."""
@@ -310,11 +308,22 @@ class Drafts:
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
-        """Which rows reach their last token, draw the next, and have no others branch off."""
+        """Mark the rows that reach their last token, draw the next, have no others branch off, and
+        are not left alone for a while."""
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
-        alone = [not table.at(slot).group.may_branch for slot in slots.tolist()]
-        return reaches & (table.draws[slots] == 1) & np.array(alone, np.bool_)
+        asked = [self._asks(table.at(slot)) for slot in slots.tolist()]
+        return reaches & (table.draws[slots] == 1) & np.array(asked, np.bool_)
+
+    def _asks(self, sequence: Sequence) -> bool:
+        """Return whether drafts of a sequence are asked for."""
+        if sequence.group.may_branch:
+            return False
+        if self._policy is None or self._methods is None:
+            return True
+        if not self._methods.serves(sequence.group.request):
+            return False
+        return sequence.acceptance is None or not sequence.acceptance.rests()
 
     def _propose(self, proposer: DraftProposer, slot: int, left: int) -> IntArray:
         table = self._table

@@ -381,7 +381,7 @@ class Scheduler:
         return self.state.outputs.drain()
 
     def stats(self) -> SchedulerStats:
-        pool = self.state.kv.pool
+        pool, drafts = self.state.kv.pool, self._drafts.totals
         return SchedulerStats(
             num_running=len(self.state.roster.running),
             num_waiting=len(self.state.waiting),
@@ -401,6 +401,10 @@ class Scheduler:
             cached_tokens_total=self._allocation.cached_tokens_total,
             steps_total=self._steps_total,
             prefill_tokens_per_s=self.state.speed.last_known,
+            drafted_rows_total=drafts.rows,
+            draft_tokens_total=drafts.drafts,
+            accepted_drafts_total=drafts.accepted,
+            accepted_drafts_at=tuple(drafts.accepted_at),
         )
 
     def check_invariants(self) -> None:

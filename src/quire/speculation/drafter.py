@@ -11,7 +11,7 @@ from quire.protocol.step import IntArray
 __all__ = ["BestOf", "Drafter", "NoDrafter", "PredictionDrafter"]
 
 _FADES = 0.8
-"""Of what a drafter got right before, with each new guess."""
+"""Share that what a drafter got right before keeps with each new guess."""
 
 
 class Drafter(Protocol):
@@ -72,7 +72,7 @@ class BestOf:
         return next((guesses[i] for i in order if guesses[i]), [])
 
     def _judge(self, token_ids: IntArray) -> None:
-        """How far the last guesses agree with what has come since."""
+        """Score each drafter by how far its last guess agrees with what has come since."""
         came = token_ids[self._guessed_at :].tolist()
         for i, guess in enumerate(self._guesses):
             if came and guess:
@@ -88,6 +88,6 @@ class BestOf:
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens up to the first that differs."""
+    """Return the number of tokens before the first that differs."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(left), len(right)))

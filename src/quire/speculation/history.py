@@ -7,7 +7,7 @@ from collections.abc import Sequence
 __all__ = ["TokenHistory"]
 
 MOST_PLACES = 32
-"""Of one run, the last ones. A run that has more says little about what follows."""
+"""Places that are kept of one run, the last ones. More of them say little about what follows."""
 
 
 class TokenHistory:

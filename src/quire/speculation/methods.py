@@ -1,4 +1,4 @@
-"""Which drafter a sequence gets."""
+"""Choice of a drafter for each sequence."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Whether anything is guessed for this request."""
+        """Return whether anything is guessed for this request."""
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:
-        """For one sequence of a request."""
+        """Make the drafter of one sequence of a request."""
         drafter = self._by_settings(request)
         if len(request.prediction_token_ids):
             predicted = request.prediction_token_ids.tolist()

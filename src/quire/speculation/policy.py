@@ -1,4 +1,4 @@
-"""How many drafts a step verifies: as many as make it give the most tokens per second."""
+"""Choice of a step's drafts: as many as make it give the most tokens per second."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ PRIOR_ACCEPTED, PRIOR_TRIED = 0.3, 0.5
 """A sequence begins as if 6 drafts of 10 were right, which two wrong ones refute."""
 
 FADES = 0.8
-"""Of what is known of a sequence, with each step that verifies drafts of it."""
+"""Share that old drafts of a sequence keep with each step that verifies new ones."""
 
 FORGETS = 0.25
-"""Of what is known, when drafts are tried again."""
+"""Share that they keep when drafts are tried again."""
 
-FEWEST_SKIPPED, MOST_SKIPPED = 32, 1024
-"""Steps without drafts of a sequence that had some to offer, before they are tried again."""
+RESTS = 8
+"""Steps for which no drafts are asked for after some were offered that do not pay: asking takes
+time too."""
+
+FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
+"""Offers that did not pay, before drafts are tried again."""
 
 GAIN = 1.02
 """Drafts must be expected to gain more than times can be told apart."""
 
-EXPLORES, LIKELY, PART = 128, 0.5, 4
-"""After so many steps without drafts, although some are as likely to be right as not, a few are
-verified, one for so many tokens: times of such steps may be better than what was assumed."""
+EXPLORES, LIKELY, PART = 16, 0.5, 4
+"""After so many offers of which none was taken, although some are as likely to be right as not, a
+few are verified, one for so many tokens: times of such steps may be better than was assumed."""
 
 
 class Acceptance:
-    """How many drafts of one sequence were right of late."""
+    """Record of how many drafts of one sequence were right of late."""
 
     def __init__(self) -> None:
         self._accepted = PRIOR_ACCEPTED
         self._tried = PRIOR_TRIED
         self._skipped = 0
         self._patience = FEWEST_SKIPPED
+        self._rests = 0
 
     @property
     def chance(self) -> float:
-        """Of a draft to be right, if all before it are."""
+        """Probability that a draft is right if all before it are."""
         return self._accepted / self._tried
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
@@ -51,9 +56,15 @@ class Acceptance:
         if num_accepted:
             self._patience = FEWEST_SKIPPED
 
+    def rests(self) -> bool:
+        """Return whether no drafts should be asked for in this step."""
+        self._rests = max(self._rests - 1, 0)
+        return self._rests > 0
+
     def skipped(self) -> None:
-        """Drafts were offered, and none was verified. Now and then they are tried again, less often
+        """Drafts were offered, and none was taken. Now and then they are tried again, less often
         each time that they were all wrong."""
+        self._rests = RESTS
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -69,19 +80,18 @@ class DraftPolicy:
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._num_plain = 0  # steps since the last one with drafts
+        self._num_plain = 0  # offers since the last one of which something was taken
 
     def counts(
         self, num_tokens: int, chances: Sequence[float], offered: Sequence[int], most: int
-    ) -> list[int]:
-        """Drafts to verify of each sequence [R].
+    ) -> list[int] | None:
+        """Drafts to verify of each sequence [R]; None while nothing is known that they could gain.
 
         num_tokens: that the step computes anyway. chances: of each sequence's drafts [R]. offered:
             how many it has [R]. most: in all.
         """
-        counts = [0] * len(chances)
         if not self._times.knows(num_tokens):
-            return counts
+            return None
         order = sorted(
             (-(chance ** (place + 1)), place, row)
             for row, (chance, count) in enumerate(zip(chances, offered, strict=True))
@@ -91,12 +101,13 @@ class DraftPolicy:
         self._num_plain = 0 if num_best else self._num_plain + 1
         if self._num_plain >= EXPLORES and order and order[0][0] <= -LIKELY:
             self._num_plain, num_best = 0, max(1, num_tokens // PART)
+        counts = [0] * len(chances)
         for _, _, row in order[:num_best]:
             counts[row] += 1
         return counts
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
-        """How many drafts of these worths, in this order, give the most tokens per second."""
+        """Return how many drafts of these worths, in order, give the most tokens per second."""
         best = GAIN * num_tokens / self._times.expected(num_tokens, False)
         gained, num_best = float(num_tokens), 0
         seconds = self._times.drafted(num_tokens, len(worths))

@@ -37,6 +37,8 @@ class SchedulerStats:
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
     prefill_tokens_per_s: over the last steps that computed prompts; 0.0 before there was one.
+    drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: of these rows.
+    accepted_drafts_total: of these drafts. accepted_drafts_at: by place among those of a row.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
@@ -61,6 +63,16 @@ class SchedulerStats:
         ("quire:prefill_tokens_per_second", "Prompt tokens per second, of the last such steps."),
         default=0.0,
     )
+    drafted_rows_total: int = _reading(
+        ("vllm:spec_decode_num_drafts", "Rows that verified drafts, step by step.")
+    )
+    draft_tokens_total: int = _reading(
+        ("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.")
+    )
+    accepted_drafts_total: int = _reading(
+        ("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.")
+    )
+    accepted_drafts_at: tuple[int, ...] = ()
 
     @property
     def kv_cache_usage(self) -> float:

@@ -62,6 +62,7 @@ class _ServerCollector(Collector):
         yield from self._counters(fronts, labels)
         yield from self._histograms(fronts.metrics, labels)
         yield _step_tokens(stats, labels)
+        yield _accepted_drafts(stats, labels)
         yield from self._http(fronts.metrics)
         yield from self._state()
 
@@ -176,6 +177,18 @@ def _histogram(
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, histogram in series:
         family.add_metric(values, histogram.cumulative(), histogram.total)
+    return family
+
+
+def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
+    """By place among the drafts of a row and step; the first is 0."""
+    family = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were right.",
+        labels=(*_LABELS, "position"),
+    )
+    for place, count in enumerate(stats.accepted_drafts_at):
+        family.add_metric((*labels, str(place)), float(count))
     return family
 
 
