@@ -35,11 +35,11 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
 TextEnding = Literal["stop", "length"]
-"""What OpenAI clients accept as finish_reason of text. All other endings are errors."""
+"""Values of finish_reason that OpenAI clients accept for text. All other endings are errors."""
 
 
 class SampleDelta(msgspec.Struct, gc=False):
-    """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
+    """Addition of one update to one sample. logprobs: one per token, if asked. finish_reason and
     stop_reason (a stop string or token id) come once, with the last delta."""
 
     index: int
@@ -169,7 +169,7 @@ class Generation:
         self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
 
     def _early_end(self) -> str:
-        """What ended a sample that did not finish by itself."""
+        """Return the reason of a sample that did not finish by itself."""
         return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
 
     def _take_update(self, update: RequestUpdate) -> list[SampleDelta]:

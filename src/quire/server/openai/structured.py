@@ -1,4 +1,5 @@
-"""From `response_format`, `structured_outputs` and the older `guided_*` fields to one grammar."""
+"""Makes one grammar from `response_format`, `structured_outputs` and the older `guided_*`
+fields."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _KNOWN = frozenset(field.name for field in fields(StructuredOutputsParams))
 
 
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
-    """What the request asks for, None for free text. RefusedError if several fields do, or one is
-    wrong."""
+    """Return the requested grammar, None for free text. RefusedError if several fields ask for one,
+    or one is wrong."""
     guided = _of_guided(body)
     first_guided = next((old for old, name in _GUIDED.items() if name in guided), "guided_json")
     found = {
