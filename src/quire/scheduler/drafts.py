@@ -146,8 +146,9 @@ class Drafts:
     # --- steps ----------------------------------------------------------------------------------
 
     def await_results(self) -> bool:
-        """Whether the next step should be planned when the results in flight are there. Drafts that
-        follow tokens which nobody knows yet are mostly wrong, and so are those after drafts."""
+        """Return whether the next step should be planned when the results in flight are there.
+        Drafts after tokens that nobody knows yet are mostly wrong, and so are those after
+        drafts."""
         policy, table = self._policy, self._table
         if policy is None:
             return False
@@ -200,7 +201,7 @@ class Drafts:
         self._times.lost()
 
     def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
-        """Of the `drafted` [R] tokens of `slots` [R], `accepted` were right."""
+        """Note that `accepted` [R] of the `drafted` [R] tokens of `slots` [R] were right."""
         rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
@@ -218,7 +219,7 @@ class Drafts:
         tokens: Slots,
         may_draft: npt.NDArray[np.bool_],
     ) -> dict[int, IntArray]:
-        """By slot, what the policy takes of the guesses."""
+        """Return by slot the guesses that the policy takes."""
         found = self._guesses(slots, tokens, may_draft)
         if not found:
             return {}
@@ -262,7 +263,8 @@ class Drafts:
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
-        """Which rows reach their last token, draw the next, and have no others branch off."""
+        """Return which rows reach their last token, draw the next, and have no others branch
+        off."""
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
         alone = [not table.at(slot).group.may_branch for slot in slots.tolist()]

@@ -11,7 +11,7 @@ from quire.protocol.step import IntArray
 __all__ = ["BestOf", "Drafter", "NoDrafter", "PredictionDrafter"]
 
 _FADES = 0.8
-"""Of what a drafter got right before, with each new guess."""
+"""Weight of a drafter's earlier guesses, with each new one."""
 
 
 class Drafter(Protocol):
@@ -72,7 +72,7 @@ class BestOf:
         return next((guesses[i] for i in order if guesses[i]), [])
 
     def _judge(self, token_ids: IntArray) -> None:
-        """How far the last guesses agree with what has come since."""
+        """Compare the last guesses with the tokens that have come since."""
         came = token_ids[self._guessed_at :].tolist()
         for i, guess in enumerate(self._guesses):
             if came and guess:

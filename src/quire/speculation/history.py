@@ -7,7 +7,8 @@ from collections.abc import Sequence
 __all__ = ["TokenHistory"]
 
 MOST_PLACES = 32
-"""Of one run, the last ones. A run that has more says little about what follows."""
+"""Most places of one run that are kept, the last ones. A run that has more says little about what
+follows."""
 
 
 class TokenHistory:

@@ -1,4 +1,4 @@
-"""Which drafter a sequence gets."""
+"""Choice of the drafter of a sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Whether anything is guessed for this request."""
+        """Return whether anything is guessed for this request."""
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:

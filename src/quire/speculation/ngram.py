@@ -8,7 +8,7 @@ from quire.speculation.history import TokenHistory
 __all__ = ["NgramDrafter"]
 
 LONGEST_RUN = 4
-"""Of the index; longer n-grams are compared token by token."""
+"""Longest run in the index; longer n-grams are compared token by token."""
 
 
 class NgramDrafter:

@@ -1,4 +1,4 @@
-"""How many drafts a step verifies: as many as make it give the most tokens per second."""
+"""Number of drafts that a step verifies: the one that gives the most tokens per second."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PRIOR_ACCEPTED, PRIOR_TRIED = 0.3, 0.5
 """A sequence begins as if 6 drafts of 10 were right, which two wrong ones refute."""
 
 FADES = 0.8
-"""Of what is known of a sequence, with each step that verifies drafts of it."""
+"""Weight of earlier knowledge of a sequence, with each step that verifies drafts of it."""
 
 FORGETS = 0.25
-"""Of what is known, when drafts are tried again."""
+"""Weight of earlier knowledge when drafts are tried again."""
 
 FEWEST_SKIPPED, MOST_SKIPPED = 32, 1024
 """Steps without drafts of a sequence that had some to offer, before they are tried again."""
@@ -29,7 +29,7 @@ verified, one for so many tokens: times of such steps may be better than what wa
 
 
 class Acceptance:
-    """How many drafts of one sequence were right of late."""
+    """Recent share of right drafts of one sequence."""
 
     def __init__(self) -> None:
         self._accepted = PRIOR_ACCEPTED
@@ -39,7 +39,7 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """Of a draft to be right, if all before it are."""
+        """Probability of a draft to be right, if all before it are."""
         return self._accepted / self._tried
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
@@ -96,7 +96,8 @@ class DraftPolicy:
         return counts
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
-        """How many drafts of these worths, in this order, give the most tokens per second."""
+        """Return the number of drafts of these worths, in this order, that gives the most tokens
+        per second."""
         best = GAIN * num_tokens / self._times.expected(num_tokens, False)
         gained, num_best = float(num_tokens), 0
         seconds = self._times.drafted(num_tokens, len(worths))

@@ -1,4 +1,4 @@
-"""How long steps take, by their number of tokens, as measured while they run."""
+"""Times of steps, by their number of tokens, as measured while they run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80
 """Tokens of steps that have a time of their own; others go with the nearest larger size."""
 
 FLAT_TOKENS, TOKENS_PER_STEP = 8, 13
-"""Of the times that are assumed before any is measured: up to so many tokens take as long as one,
-and from there each one of so many more. Qwen3-0.6B in 8 bits on two cores of a Zen 4: 15 ms for 1
-token, 17 for 8, 28 for 20, 41 for 32 (benchmarks/results/speculation.json)."""
+"""Times that are assumed before any is measured: up to FLAT_TOKENS take as long as one, and from
+there each takes a TOKENS_PER_STEP-th more. Qwen3-0.6B in 8 bits on two cores of a Zen 4: 15 ms for
+1 token, 17 for 8, 28 for 20, 41 for 32 (benchmarks/results/speculation.json)."""
 
 DRAFTED = 1.08
-"""By how much a step with drafts is assumed to take longer than one without, of as many tokens."""
+"""Assumed duration of a step with drafts, relative to one without, of as many tokens."""
 
 RATE = 0.25
 """Weight of the last measurement."""
@@ -128,7 +128,7 @@ class StepTimes:
         return [by_size[size] for size in sizes]
 
     def knows(self, num_tokens: int) -> bool:
-        """Whether steps of so many tokens without drafts were measured, and not long ago."""
+        """Return whether steps of so many tokens without drafts were measured, and not long ago."""
         known = self._times.get((self._size(num_tokens), False))
         return known is not None and known.count >= SURE and not self._is_stale(known)
 

@@ -17,7 +17,7 @@ RUN = 2
 GAP = -1
 
 MAX_TOKENS = 65_536
-"""Of all earlier answers. An index takes about 300 bytes per token: 20 MB."""
+"""Most tokens of all earlier answers. An index takes about 300 bytes per token: 20 MB."""
 
 
 class _Answers:
@@ -47,7 +47,7 @@ class EarlierAnswers:
 
     @property
     def num_tokens(self) -> int:
-        """That are kept, gaps included."""
+        """Number of tokens that are kept, gaps included."""
         return sum(each.num_tokens for each in self._tenants.values())
 
     def add(self, salt: str, token_ids: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which drafts an engine makes."""
+"""Settings of the drafts that an engine makes."""
 
 from quire.config.speculation.settings import METHODS, SpeculationSettings, parse_speculation
 

@@ -1,4 +1,4 @@
-"""What `speculative_config` asks for, in the names of vLLM."""
+"""Settings in `speculative_config`, in the names of vLLM."""
 
 from __future__ import annotations
 
