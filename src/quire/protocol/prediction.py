@@ -1,4 +1,4 @@
-"""Where an output stands in what its client predicted of it."""
+"""Position of an output in its client's prediction."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class PredictionReader:
             self.next = end
 
     def _return_to(self, at: int) -> int | None:
-        """Where the last `RUN` tokens end in the prediction: the first place after `at`, or else
-        the last one before it."""
+        """Return where the last `RUN` tokens end in the prediction: the first place after `at`, or
+        else the last one before it."""
         if len(self._last) < RUN:
             return None
         places = self._places.get(tuple(self._last), [])

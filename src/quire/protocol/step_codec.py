@@ -47,13 +47,13 @@ def encode_result(result: StepResult) -> bytes:
 
 
 def decode_result(data: bytes) -> StepResult:
-    """As `decode_plan`."""
+    """Decode a result; errors as in `decode_plan`."""
     return StepResult(**_decode(_RESULT, _RESULT_LAYOUT, data))
 
 
 class _Layout:
-    """Which fields of a message are arrays, and how its other ones are read. may_be_none: arrays
-    for which None and an empty one differ."""
+    """Layout of a message: which fields are arrays, and how its other ones are read. may_be_none:
+    arrays for which None and an empty one differ."""
 
     def __init__(self, kind: type[StepPlan] | type[StepResult]) -> None:
         hints = get_type_hints(kind)
