@@ -220,7 +220,6 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
         ("-tp", "2"),
         ("--enable-lora",),
         ("--speculative-model", "small"),
-        ("--tool-call-parser", "hermes"),
         ("--guided-decoding-backend", "xgrammar"),
     ],
 )

@@ -123,7 +123,8 @@ class ResultIntake:
             self._take_tokens(step, result, alive)
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
-                self._beams.take(self._table.at(slot), candidates)
+                (of_next,) = candidates  # beams have no drafts
+                self._beams.take(self._table.at(slot), of_next)
         for slot, vector in result.vectors.items():
             self._take_vector(step, slot, vector)
         self._rewinds.settle(step.step_id)
