@@ -1,4 +1,4 @@
-"""What the ranks of one model exchange."""
+"""Exchange between the ranks of one model."""
 
 from quire.distributed.collectives import ALONE, Alone, Collectives
 

@@ -495,7 +495,7 @@ class FakeExecutor:
     def _find_candidates(
         self, hidden: dict[int, list[int]], masks: dict[int, list[MaskArray | None]]
     ) -> dict[int, tuple[TokenCandidates, ...]]:
-        """Of rows that give some; they keep their drafts."""
+        """Return the candidates of rows that give some; they keep their drafts."""
         slots = np.array(sorted(hidden), np.int64)
         keep_in_turns(self._rows, slots, lambda index, _: np.ones(len(index), np.bool_))
         return {

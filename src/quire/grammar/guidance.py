@@ -26,7 +26,7 @@ __all__ = ["GuidanceGrammars"]
 
 MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
-"""Of grammars' texts; compiled ones take some times as much."""
+"""Bytes of cached grammars' texts; compiled ones take some times as much."""
 
 _TOLD = ("Unimplemented keys", "Unknown format")
 """The library's warnings on keywords that are told by their paths."""
@@ -144,7 +144,7 @@ class GuidanceGrammars:
 
 @dataclass(frozen=True, slots=True)
 class _Stops:
-    """What ends a sequence: token ids, not before `min_tokens`. is_last_resort: not while anything
+    """Ends of a sequence: token ids, not before `min_tokens`. is_last_resort: not while anything
     else may follow. Where nothing else may, neither counts."""
 
     token_ids: tuple[int, ...]
@@ -234,7 +234,7 @@ class GuidanceMatcher:
             )
 
     def _mask(self, num_tokens: int) -> MaskArray:
-        """Of what may follow `num_tokens` tokens of output."""
+        """Return the mask of the tokens that may follow `num_tokens` tokens of output."""
         mask = np.zeros_like(self._ends)
         if not self._matcher.is_stopped():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -259,5 +259,5 @@ def _mask_of(tokens: Collection[int], vocab_size: int) -> MaskArray:
 
 
 def _first_line(text: str) -> str:
-    """What follows may be a stack of the library."""
+    """Return the first line; the rest may be a stack of the library."""
     return text.split("\n")[0][:300]

@@ -12,7 +12,7 @@ from quire.protocol.step import IntArray, MaskArray
 __all__ = ["ANY_TOKEN", "Grammar", "Grammars", "Mask", "Matcher"]
 
 Mask = MaskArray | None
-"""Of one position, [ceil(V / 32)]; `ANY_TOKEN` allows every token."""
+"""Mask of one position, [ceil(V / 32)]; `ANY_TOKEN` allows every token."""
 
 ANY_TOKEN: Mask = None
 
@@ -22,8 +22,8 @@ class Matcher(Protocol):
     it was asked before: a sequence may start again, and drafts may be rejected."""
 
     def masks(self, output: IntArray, drafts: IntArray) -> Sequence[Mask]:
-        """Of the tokens that may follow `output` int32 [N], and of those after each of `drafts`
-        int32 [D]: 1 + D masks, `ANY_TOKEN` after a draft that is not allowed.
+        """Return masks of the tokens that may follow `output` int32 [N], and of those after each of
+        `drafts` int32 [D]: 1 + D masks, `ANY_TOKEN` after a draft that is not allowed.
 
         The masks are not changed any more. What is raised ends the request.
         """

@@ -1,4 +1,4 @@
-"""What can be told of a JSON Schema before it is compiled."""
+"""Checks of a JSON Schema before it is compiled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from quire.protocol.json_schema import LISTS, subschemas
 __all__ = ["find_endless", "is_too_deep"]
 
 MAX_DEPTH = 128
-"""Of nested arrays and objects; the grammar library takes no deeper ones."""
+"""Deepest nesting of arrays and objects; the grammar library takes no deeper ones."""
 
 MAX_CHECKS = 500_000
-"""Of subschemas, which takes about a second. A tangle of references could ask for their square."""
+"""Most checks of subschemas, which take about a second. A tangle of references could ask for their
+square."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether arrays and objects are nested deeper than `MAX_DEPTH`."""
+    """Return whether arrays and objects are nested deeper than `MAX_DEPTH`."""
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         level = [child for each in level for child in _children(each)]
@@ -55,7 +56,7 @@ def find_endless(schema: object) -> str | None:
 
 
 def _is_finite(node: dict[str, Any], finite: set[int], by_path: dict[str, Any]) -> bool:
-    """Whether the node has a finite value if those of `finite` have."""
+    """Return whether the node has a finite value if those of `finite` have."""
 
     def ends(schema: object) -> bool:
         return not isinstance(schema, dict) or id(cast("object", schema)) in finite

@@ -1,4 +1,4 @@
-"""From what a request states to the text that the grammar library compiles."""
+"""Translates a request's grammar into the text that the grammar library compiles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _check(spec: GrammarSpec) -> None:
 
 
 def grammar_text(spec: GrammarSpec) -> str:
-    """What the library compiles. RequestError for what is plainly no grammar."""
+    """Return the text for the library. RequestError if the source is plainly no grammar."""
     _check(spec)
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)

@@ -26,13 +26,13 @@ LIMITS = LLParserLimits(verbose_errors=False)
 """Errors that quoted schemas would leak them into logs."""
 
 CPU_SECONDS = 2
-"""Of one trial. The largest real schemas known take 0.8 s."""
+"""Processor time of one trial. The largest real schemas known take 0.8 s."""
 WALL_SECONDS = 30.0
 """The child has the lowest priority, so on a busy machine its seconds are long."""
 START_SECONDS = 120.0
 MEMORY_BYTES = 2**30
 MASK_SECONDS = 0.1
-"""Of processor time for one mask after the first, which fills caches: a step would wait for it."""
+"""Processor time for one mask after the first, which fills caches: a step would wait for it."""
 NUM_STEPS = 8
 """Masks that a trial makes: what a grammar costs shows at the first ones only."""
 
@@ -120,8 +120,8 @@ def _read_within(pipe: IO[bytes] | None, seconds: float) -> bytes:
 
 
 def _try(tokenizer: LLTokenizer, num_words: int, grammar: str) -> str:
-    """What is wrong with a grammar, "" for nothing: it is compiled, and followed for some tokens,
-    a different way at each step."""
+    """Return the fault of a grammar, "" for none. The grammar is compiled, and followed for some
+    tokens, a different way at each step."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     mask = np.zeros(num_words, np.uint32)
     for step in range(NUM_STEPS):

@@ -22,8 +22,8 @@ class Vocabulary:
     eos_id: int
 
     def tokenizer(self, encode: Encode) -> llguidance.LLTokenizer:
-        """That of the grammar library. encode: how the model spells a text. Takes seconds for a
-        large vocabulary."""
+        """Make the tokenizer of the grammar library. encode: how the model spells a text. Takes
+        seconds for a large vocabulary."""
         return llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Source(self, encode)),
             n_vocab=len(self.tokens),
@@ -32,7 +32,7 @@ class Vocabulary:
 
 
 class _Source:
-    """What the library's wrapper reads."""
+    """The interface that the library's wrapper reads."""
 
     bos_token_id = None
 

@@ -67,8 +67,9 @@ class Attention:
         self.q_norm, self.k_norm = q_norm, k_norm
 
     def orders_of_pairs(self) -> dict[str, torch.Tensor]:
-        """Of q and k: which of this rank's rows on disk, where pairs that are rotated lie side by
-        side, is each row here, where the first of all pairs precede the second."""
+        """Return for each row of q and k here the row on disk, among this rank's. On disk the two
+        rows of a rotated pair lie side by side; here the first rows of all pairs precede the second
+        ones."""
         rotated = 0 if self._rotary is None else 2 * self._rotary.cos.shape[1]
         rows = torch.arange(self._head_dim)
         in_head = torch.cat((rows[:rotated:2], rows[1:rotated:2], rows[rotated:]))
@@ -106,7 +107,7 @@ class Attention:
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
 
     def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:
-        """Those that are left to do when the norms of whole rows are done."""
+        """Return the norms that are left to do when the norms of whole rows are done."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, SharedRMSNorm) and isinstance(k_norm, SharedRMSNorm)):
             assert not isinstance(q_norm, SharedRMSNorm)

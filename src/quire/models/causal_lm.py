@@ -1,4 +1,4 @@
-"""What a model is to the rest of the engine."""
+"""Interface of a model to the rest of the engine."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ def _weight_settings(name: str) -> dict[str, Any]:
 def _plain(
     target: WeightTarget, weight: torch.Tensor | StoredMatrix, dtype: torch.dtype
 ) -> torch.Tensor:
-    """As the tensor `target` has it on disk, in `dtype`; a norm that is stored less 1 keeps its
-    own, since the sum has other bits where the rest was rounded before."""
+    """Convert a weight to the tensor that `target` has on disk, in `dtype`. A norm that is stored
+    less 1 keeps its own dtype, since the sum has other bits where the rest was rounded before."""
     if isinstance(weight, torch.Tensor):
         has_offset = isinstance(target.weights, DenseWeights) and target.weights.offset
         return weight if has_offset else weight.to(dtype)

@@ -16,7 +16,7 @@ BLOCK_ELEMENTS = 1_000_003
 """Random numbers are drawn once and repeated; a prime, so that rows of a matrix differ."""
 
 SCALE = 0.02
-"""Of the weights: the initializer_range that most published models were started from."""
+"""Scale of the weights: the initializer_range that most published models were started from."""
 
 
 def dummy_weights(

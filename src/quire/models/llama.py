@@ -122,7 +122,7 @@ class LlamaBlock:
         return self._given(self.mlp(x), self.mlp_post_norm), residual
 
     def _given(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
-        """What a sublayer adds to the stream, of its output."""
+        """Return the addition of a sublayer to the stream, from its output."""
         x = x if norm is None else norm(x)
         return x if self._factor is None else self._factor(x)
 

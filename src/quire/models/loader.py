@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model in memory, tensor by tensor.
+"""Loads a model from a checkpoint folder into memory, tensor by tensor.
 
 All names and shapes are checked against the files' headers before the first byte of a weight is
 read, so a wrong checkpoint fails at once and not after minutes. Numbers are checked as each tensor
@@ -145,8 +145,8 @@ def _canonical_names(checkpoint: Checkpoint, model: CausalLM) -> dict[str, Tenso
 
 
 def _has_own_head(tensors: Mapping[str, TensorInfo], names: WeightMap) -> bool:
-    """Whether a head that config.json calls tied is stored and differs from the embedding: then
-    the flag is wrong and the stored head is right, as `transformers` 5 decides too."""
+    """Return whether a head that config.json calls tied is stored and differs from the embedding.
+    Then the flag is wrong and the stored head is right, as `transformers` 5 decides too."""
     embedding, head = tensors.get(names.embedding), tensors.get(names.head)
     if embedding is None or head is None:
         return False
@@ -212,7 +212,8 @@ def _match(
 
 
 def _is_empty_bias(name: str, found: Mapping[str, TensorInfo]) -> bool:
-    """Whether it is a bias of zeros, which GPTQ's tools give to every matrix that they quantize."""
+    """Return whether the tensor is a bias of zeros, which GPTQ's tools give to every matrix that
+    they quantize."""
     matrix, bias = found.get(f"{name.removesuffix('.bias')}.weight"), found[name]
     if not name.endswith(".bias") or matrix is None or matrix.packed is None:
         return False
@@ -286,8 +287,9 @@ def _read_gguf(
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """As `read_weights`, dequantized; only some rows of a tensor exist in float32 at a time. A
-    tensor that is cut is read whole first, since its blocks may not end where the part does."""
+    """Read weights like `read_weights`, dequantized; only some rows of a tensor exist in float32 at
+    a time. A tensor that is cut is read whole first, since its blocks may not end where the part
+    does."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)

@@ -43,7 +43,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 
 
 def find_model(architecture: str) -> ModelFactory:
-    """What makes the model. Raises ConfigError listing the supported names for an unknown one."""
+    """Return the factory of the model. Raises ConfigError listing the supported names for an
+    unknown one."""
     place = ARCHITECTURES.get(architecture)
     if place is not None:
         module, _, name = place.partition(":")

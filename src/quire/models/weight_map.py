@@ -15,7 +15,7 @@ from quire.layers.weights import Cut, PackedWeights
 __all__ = ["WeightMap", "WeightTarget"]
 
 COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of a model saved from it."""
+"""Prefix that torch.compile puts into the names of a model saved from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class WeightTarget:
 
     @property
     def cut(self) -> Cut | None:
-        """What is taken of the tensor; None for all of it."""
+        """The cut of the tensor; None for all of it."""
         return self.weights.cut(self.part)
 
     @property
     def is_transposed(self) -> bool:
-        """Whether a plain matrix is [inputs, outputs] on disk."""
+        """True if a plain matrix is [inputs, outputs] on disk."""
         return isinstance(self.weights, PackedWeights) and self.weights.is_transposed
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What is taken of a tensor in memory."""
+        """Return the part of a tensor in memory that the target takes."""
         return whole if self.cut is None else self.cut.of(whole)
 
 
@@ -76,7 +76,7 @@ class WeightMap:
         return plain if plain in known or self.prefix + plain not in known else self.prefix + plain
 
     def is_ignored(self, name: str) -> bool:
-        """Whether the tensor is a buffer that old versions saved, not a weight."""
+        """Return whether the tensor is a buffer that old versions saved, not a weight."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 

@@ -75,7 +75,7 @@ def _is_float_tensor(value: object) -> bool:
 def _outcome(
     op: Op, call: Callable[..., Any], case: Case, device: torch.device
 ) -> list[torch.Tensor]:
-    """What a call returns, then what its tensor arguments hold afterwards."""
+    """Return a call's results, then the contents of its tensor arguments afterwards."""
     args = [_copy(arg, device) for arg in case.args]
     kwargs = {name: _copy(value, device) for name, value in case.kwargs.items()}
     result = op.apply(call, *args, **kwargs)

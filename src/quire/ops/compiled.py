@@ -25,7 +25,8 @@ COMPILED_OPS = (
     "activation_and_mul",
     "add",
 )
-"""What the compiler can look into. Products, attention and cache writes are calls to it."""
+"""Operations that the compiler can look into. Products, attention and cache writes are calls to
+it."""
 
 MAX_REASON = 300
 """Characters of what the compiler says, which may be pages."""

@@ -1,5 +1,5 @@
-"""How long products of bfloat16 take by the C++ kernels of each instruction set, for whoever
-chooses between them. Never imports torch, so that a process without it may choose.
+"""Times products of bfloat16 by the C++ kernels of each instruction set, for the choice between
+them. Never imports torch, so that a process without it may choose.
 
 Processor flags tell which kernels can run, not which are fast: there are processors on which
 VDPBF16PS takes longer than the fused multiply-adds that it stands for.
@@ -22,16 +22,16 @@ from quire.platform import Platform
 __all__ = ["FEW_ROWS", "MANY_ROWS", "Product", "Seconds", "kernel_families", "time_kernels"]
 
 FEW_ROWS, MANY_ROWS = 1, 32
-"""Of one sequence that decodes, and of several or of a prompt."""
+"""Rows of one sequence that decodes, and of several or of a prompt."""
 
 Product = Literal["linear", "attention", "int8_attention"]
 """A linear layer, attention over a cache of bfloat16, and over one of 8 bits."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""By instruction set: of one call with FEW_ROWS, and of one with MANY_ROWS."""
+"""Seconds by instruction set: of one call with FEW_ROWS, and of one with MANY_ROWS."""
 
 BUDGET_S = 0.018
-"""Of one product, so that two stay below 50 ms."""
+"""Time for one product, so that two stay below 50 ms."""
 
 # Source files of csrc in which the products are.
 _UNITS: Mapping[Product, str] = MappingProxyType(

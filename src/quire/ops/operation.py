@@ -1,4 +1,4 @@
-"""What an operation is: one contract, a plain reference, and providers compared with it."""
+"""Operations: one contract, a plain reference, and providers compared with it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ MAX_LENGTH_PENALTY = 10
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """How the beams of one request are kept and when the search ends; those of `transformers`.
+    """Rules by which the beams of one request are kept and the search ends; those of
+    `transformers`.
 
     width: beams that go on after each step, 1 … 128. A finished sequence of L output tokens (its
     stop token counted) has the score cum_logprob / L ** length_penalty. The search ends when
@@ -60,7 +61,7 @@ class BeamRules:
             )
 
     def score(self, cum_logprob: float, num_output: int) -> float:
-        """Of a sequence with `num_output` tokens after the prompt."""
+        """Return the score of a sequence with `num_output` tokens after the prompt."""
         return cum_logprob / num_output**self.length_penalty
 
 
@@ -108,7 +109,8 @@ class BeamSearchParams:
 
     @property
     def sampling(self) -> SamplingParams:
-        """What the request shares with others; its n samples are the best sequences found."""
+        """Parameters that the request shares with others; its n samples are the best sequences
+        found."""
         return SamplingParams(
             n=self.beam_width,
             max_tokens=self.max_tokens,

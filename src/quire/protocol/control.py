@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 PauseMode = Literal["keep", "wait", "abort"]
-"""What becomes of requests: they stand still where they are; those that were admitted go on to
-their end, while nobody is admitted; or all of them end."""
+"""Treatment of requests during a pause: they stand still; or admitted ones go on to their end,
+while no other is admitted; or all of them end."""
 
 
 class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,4 +1,4 @@
-"""Which language an output belongs to, as a request states it."""
+"""Language of an output, as a request states it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from quire.foreign import ForeignName, explaining
 __all__ = ["GrammarKind", "GrammarSpec", "StructuredOutputsParams"]
 
 MAX_SOURCE_BYTES = 2**20
-"""Of one grammar. Real schemas of up to 250 KB are known; larger ones are attacks or mistakes."""
+"""Most bytes of one grammar. Real schemas of up to 250 KB are known; larger ones are attacks or
+mistakes."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -104,7 +105,7 @@ class StructuredOutputsParams:
 
     @property
     def spec(self) -> GrammarSpec:
-        """As the engine takes it."""
+        """The grammar in the form that the engine takes."""
         kind = next(kind for kind in _OF_USERS if self._is_given(kind))
         whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern
         return GrammarSpec(kind, self._source(kind), self.strict, whitespace)

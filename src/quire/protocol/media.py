@@ -26,7 +26,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """What a worker says of media that it was given. num_tokens: how many places of a prompt they
+    """A worker's answer to media that it was given. num_tokens: how many places of a prompt they
     take."""
 
     num_tokens: int

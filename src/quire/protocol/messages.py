@@ -127,7 +127,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
-    """What one step gave to one client."""
+    """Output of one step for one client."""
 
     output: EngineOutput
 
@@ -171,7 +171,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What a core process is told on its standard input, which then stays open while its parent
+    """Launch of a core process, on its standard input, which then stays open while its parent
     lives. settings: those of `EngineSettings`, by name."""
 
     version: int

@@ -1,4 +1,4 @@
-"""What a user gets back. The names and shapes are those that vLLM users know."""
+"""Outputs that a user gets back. The names and shapes are those that vLLM users know."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Logprob:
 
 
 PositionLogprobs = dict[int, Logprob]
-"""By token id: the most likely tokens asked for, and the one that is there."""
+"""Log-probabilities of a position by token id: the most likely tokens asked for, and the one that
+is there."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What an engine says of the prefixes that it was told to keep."""
+"""An engine's account of the prefixes that it was told to keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from quire.protocol.step import IntArray
 __all__ = ["PIN_PARAMS", "PinnedPrefix", "prefix_key"]
 
 PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
-"""Of a request that pins its prompt: it is computed like any other, up to the draw of one token."""
+"""Parameters of a request that pins its prompt: it is computed like any other, up to the draw of
+one token."""
 
 
 @dataclass(frozen=True, slots=True)

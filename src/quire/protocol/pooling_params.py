@@ -1,4 +1,4 @@
-"""How the hidden states of a prompt become one vector."""
+"""Pooling of a prompt's hidden states into one vector."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 Pooling = Literal["last", "cls", "mean"]
-"""Of the hidden states after the final norm: that of the last token, that of the first one, or the
-mean of all."""
+"""Hidden states after the final norm that count: that of the last token, that of the first one, or
+the mean of all."""
 
 POOLED_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 """Sampling parameters of a request that pools: it draws nothing."""
@@ -32,7 +32,8 @@ _LEAST_NORM = 1e-12
 
 
 def reads_whole_prompt(pooling: Pooling | None) -> bool:
-    """Whether the vector depends on hidden states that a cached prefix would leave uncomputed."""
+    """Return whether the vector depends on hidden states that a cached prefix would leave
+    uncomputed."""
     return pooling in ("cls", "mean")
 
 

@@ -1,4 +1,4 @@
-"""What a preempted request costs to bring back."""
+"""Costs of bringing a preempted request back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RecoveryCosts:
     seconds_per_block: float
 
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether to copy `num_blocks` out and in rather than compute `num_tokens` again."""
+        """Return whether copying `num_blocks` out and in beats computing `num_tokens` again."""
         return 2 * num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
 
 

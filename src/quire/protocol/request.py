@@ -1,4 +1,4 @@
-"""What enters the engine core, and what leaves it."""
+"""Input and output of the engine core."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class EngineRequest:
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     def is_stop(self, token: int, num_output: int) -> bool:
-        """Whether `token`, the last of `num_output`, ends a sequence of this request."""
+        """Return whether `token`, the last of `num_output`, ends a sequence of this request."""
         return token in self.stop_token_ids and num_output >= self.params.min_tokens
 
 
@@ -124,7 +124,7 @@ class SequenceFinish:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What one step gave to the clients.
+    """Output of one step for the clients.
 
     handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
         A sequence that grew by several tokens is there several times, in their order.

@@ -1,4 +1,4 @@
-"""What a user may ask of sampling. The names are those that vLLM and OpenAI users know."""
+"""Parameters of sampling. The names are those that vLLM and OpenAI users know."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MAX_SHOWN = 80
 
 
 class RequestOutputKind(enum.IntEnum):
-    """What an output in a stream holds: all so far, the news since the one before, or, once and at
+    """Contents of an output in a stream: all so far, the news since the one before, or, once and at
     the end, all."""
 
     CUMULATIVE = 0
@@ -78,7 +78,7 @@ FOREIGN_PARAMS: Mapping[str, ForeignName] = {
 @explaining(RequestError, "a sampling parameter", FOREIGN_PARAMS)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends. Checked on construction.
+    """Rules for choosing the tokens of one request and for its end. Checked on construction.
 
     n: samples per prompt, 1 … 128; greedy ones come out equal. temperature: 0 and all below 1e-5
     are greedy. top_p in [0, 1], where 0 is greedy too; top_k 0 or -1 is off; min_p in [0, 1],
@@ -178,7 +178,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken: no noise can change the choice."""
+        """True if the most likely token is always taken: no noise can change the choice."""
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0
 
     @property
@@ -324,8 +324,8 @@ class TokensLeft(NamedTuple):
 def tokens_left(
     params: SamplingParams, stop_token_ids: Collection[int], vocab_size: int
 ) -> TokensLeft:
-    """What `params`, which `check_vocabulary` has taken, leave of a vocabulary. stop_token_ids: all
-    that end the sequence."""
+    """Return the tokens of a vocabulary that `params`, checked by `check_vocabulary`, leave.
+    stop_token_ids: all that end the sequence."""
     banned = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
     stops = {token_id for token_id in stop_token_ids if token_id < vocab_size} - banned
     if params.allowed_token_ids is None:

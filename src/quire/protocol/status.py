@@ -1,4 +1,4 @@
-"""What an engine in a process of its own says about itself."""
+"""State of an engine in a process of its own, as it reports it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StartPhase:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What a core that has started can hold.
+    """Capacity of a core that has started.
 
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks

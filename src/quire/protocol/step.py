@@ -154,7 +154,7 @@ class ForkRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step changes, and so what it computes.
+    """Changes of one step, and with them its computation.
 
     Each row has a standing number of tokens that it computes in every step, set by `deltas` and
     kept until the next change; a step that changes nothing is an empty difference. A row whose
@@ -235,7 +235,7 @@ class StepPlan:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether nothing changes but entries of block tables, where rows go on."""
+        """True if nothing changes but entries of block tables of rows that go on."""
         return not (
             self.enter
             or self.extend
@@ -255,8 +255,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LateInput:
-    """What may follow a plan: for the rows that wait for masks and sample in that step, forked ones
-    included, which tokens they may draw. The step awaits it just before it samples.
+    """The only message that may follow a plan: for the rows that wait for masks and sample in that
+    step, forked ones included, the tokens that they may draw. The step awaits it just before it
+    samples.
 
     slots: int32 [R]. counts: int32 [R], positions of each row: one for its next token, and one for
         the token after each of its drafts. index: int32 [sum of counts], row after row: which of
@@ -290,7 +291,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenCandidates:
-    """What may follow a row whose next token the plan side chooses.
+    """Possible next tokens of a row whose next token the plan side chooses.
 
     token_ids: int32 [C], best first. scores: float64 [C]: the model's log-probability, at the
         request's temperature, plus what the request's edits change the logit by; -inf is a ban.
@@ -379,7 +380,7 @@ def _nothing() -> Mapping[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed.
+    """Result of one step.
 
     slots: int32 [N], the rows that sampled, forked ones included. token_ids: int32 [sum of counts],
         what they drew, row after row. counts: int32 [N], how many tokens each of them got; None is
@@ -411,7 +412,7 @@ class StepResult:
 
     @property
     def drawn(self) -> RowTokens:
-        """What the rows have drawn, with the count of each."""
+        """The rows' drawn tokens, with the count of each."""
         slots = self.slots.astype(np.int64)
         if self.counts is None:
             return RowTokens(slots, np.ones(len(slots), np.int64), self.token_ids)

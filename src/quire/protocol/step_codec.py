@@ -64,7 +64,7 @@ def encode_result(result: StepResult) -> bytes:
 
 
 def decode_result(data: bytes) -> StepResult:
-    """As `decode_plan`."""
+    """Decode a result; errors as in `decode_plan`."""
     return StepResult(**_decode(_RESULT, _RESULT_LAYOUT, data))
 
 
@@ -77,7 +77,8 @@ def encode_late(late: LateInput) -> bytes:
 
 
 def decode_late(data: bytes) -> LateInput:
-    """As `decode_plan`; what does not fit together is refused as well."""
+    """Decode late input, as `decode_plan` does; parts that do not fit together are refused as
+    well."""
     flat = _FlatLate(**_decode(_LATE, _LATE_LAYOUT, data))
     shape = flat.shape.tolist()
     if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] != len(flat.words):
@@ -112,8 +113,8 @@ class _FlatLate:
 
 
 class _Layout:
-    """Which fields of a message are arrays, and how its other ones are read. may_be_none: arrays
-    for which None and an empty one differ."""
+    """Layout of a message: which fields are arrays, and how its other ones are read. may_be_none:
+    arrays for which None and an empty one differ."""
 
     def __init__(self, kind: type[StepPlan] | type[StepResult] | type[_FlatLate]) -> None:
         hints = get_type_hints(kind)

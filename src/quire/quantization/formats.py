@@ -1,4 +1,4 @@
-"""Which format each matrix of a model gets."""
+"""Choice of the format of each matrix of a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class QuantizedFormats:
 
     @property
     def by_torch(self) -> bool:
-        """Whether torch multiplies some matrix, as no kernel serves the checkpoint's format."""
+        """True if torch multiplies some matrix, because no kernel serves the checkpoint's
+        format."""
         return self._plain.by_torch
 
     def choose(self, shape: MatrixShape) -> CuttableFormat:

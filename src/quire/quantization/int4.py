@@ -20,12 +20,12 @@ MIDDLE = 8
 """The zero of a symmetric group: values 0 to 15 stand for -8 to 7."""
 
 EXTREMES = (7.2, 8.0, 8.8)
-"""Where in a symmetric group the number of largest size lands before it is rounded and cut off at
--8: on wider and on narrower grids. Without a choice there is more error (docs/quantization.md); a
-choice of more than three gains little."""
+"""Places where the number of largest size in a symmetric group lands, before it is rounded and cut
+off at -8: on wider and on narrower grids. One place alone has more error (docs/quantization.md);
+more than three gain little."""
 
 SHARES = (1.0, 0.95, 0.9, 0.85)
-"""Of the range of a group with a zero point that its grid spans."""
+"""Shares of the range of a group with a zero point that its grid may span."""
 
 
 class Int4Format(WidensStored):

@@ -1,4 +1,4 @@
-"""What a format does: a matrix of a checkpoint in, a packed one out."""
+"""Interface of a format: it packs a matrix of a checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WeightFormat(Protocol):
 
 
 class WidensStored:
-    """Of a `WeightFormat` that makes its own bits of all matrices."""
+    """Base of a `WeightFormat` that makes its own bits of all matrices."""
 
     keeps_stored = False
 
@@ -69,8 +69,9 @@ class CuttableFormat(WeightFormat, Protocol):
     """One way to keep a matrix whose inputs ranks may share."""
 
     def cut(self, inputs: range) -> CutFormat | None:
-        """How a rank keeps these inputs of a matrix whose numbers are made of whole rows; None if
-        they can be cut before they are packed. Raises ConfigError where no cut is possible."""
+        """Return how a rank keeps these inputs of a matrix whose numbers are made of whole rows;
+        None if they can be cut before they are packed. Raises ConfigError where no cut is
+        possible."""
         ...
 
 

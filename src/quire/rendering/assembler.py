@@ -1,4 +1,4 @@
-"""From engine outputs to request outputs: detokenizing, stop strings, logprobs."""
+"""Assembles request outputs from engine outputs: detokenizing, stop strings, logprobs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ __all__ = ["AssemblerUpdate", "OutputAssembler"]
 
 @dataclass(slots=True)
 class AssemblerUpdate:
-    """What one engine output changed. requests: those that grew or ended, by id, each once.
-    pooled: likewise, of those for vectors.
-    aborts: handles whose sequences ended here, by a stop string, and not yet in the engine."""
+    """Changes by one engine output. requests: those that grew or ended, by id, each once. pooled:
+    likewise, of those for vectors. aborts: handles whose sequences ended here, by a stop string,
+    and not yet in the engine."""
 
     requests: dict[str, RequestOutput] = field(default_factory=dict[str, RequestOutput])
     pooled: dict[str, PoolingRequestOutput] = field(default_factory=dict[str, PoolingRequestOutput])
@@ -78,7 +78,7 @@ class OutputAssembler:
         return bool(self._sequences) or bool(self._pooled)
 
     def handles(self) -> list[int]:
-        """Of all sequences that have not ended."""
+        """Handles of all sequences that have not ended."""
         return [*self._sequences, *self._pooled]
 
     def add(

@@ -1,4 +1,4 @@
-"""What a beam search found, in the shape that its callers know."""
+"""Results of a beam search, in the shape that its callers know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["beam_search_output"]
 def beam_search_output(
     output: RequestOutput, rules: BeamRules, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
-    """From a request that has ended; without a tokenizer texts are empty."""
+    """Make the output of a request that has ended; without a tokenizer texts are empty."""
     if output.error is not None:
         return BeamSearchOutput([], output.error)
     sequences: list[BeamSearchSequence] = []

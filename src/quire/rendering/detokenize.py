@@ -27,7 +27,7 @@ class TextStream(Protocol):
 
     @property
     def held(self) -> str:
-        """What `finish` would give now."""
+        """Text that `finish` would give now."""
         ...
 
     def finish(self) -> str:
@@ -187,14 +187,14 @@ class OpaqueStream:
 
     @property
     def held(self) -> str:
-        """What the window still holds."""
+        """Text that the window still holds."""
         if self._read_end == len(self._ids):
             return ""
         shown = self._decode(self._ids[self._window_start : self._read_end])
         return self._decode(self._ids[self._window_start :])[len(shown) :]
 
     def finish(self) -> str:
-        """What the window still holds."""
+        """Return the text that the window still holds."""
         held = self.held
         self._window_start = self._read_end = len(self._ids)
         return held
@@ -231,15 +231,15 @@ class SpaceCleaner:
 
 
 class DetokenizerSource(Protocol):
-    """What `IncrementalDetokenizer` asks of a tokenizer."""
+    """Interface of a tokenizer to `IncrementalDetokenizer`."""
 
     @property
     def cleans_up_spaces(self) -> bool:
-        """Whether decoded text goes through `clean_up_spaces`."""
+        """True if decoded text goes through `clean_up_spaces`."""
         ...
 
     def token_table(self, skip_special_tokens: bool) -> TokenTable:
-        """What each token adds to a text."""
+        """Return the text that each token adds."""
         ...
 
     def raw_decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -247,14 +247,14 @@ class DetokenizerSource(Protocol):
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` removes the token."""
+        """Return whether `skip_special_tokens` removes the token."""
         ...
 
 
 def has_text(
     tokenizer: DetokenizerSource, token_ids: Sequence[int], skip_special_tokens: bool
 ) -> bool:
-    """Whether any of `token_ids` is shown, so that what follows continues a text."""
+    """Return whether any of `token_ids` is shown, so that later tokens continue a text."""
     return any(
         not (skip_special_tokens and tokenizer.is_special(token_id)) for token_id in token_ids
     )
@@ -306,7 +306,7 @@ class IncrementalDetokenizer:
 
 
 class TokenOffsets:
-    """Where each token of a growing text begins, in characters.
+    """Starts of the tokens of a growing text, in characters.
 
     A token that completes or continues a character begins with it; one without a text of its own
     begins where the text ends. Offsets never fall. `start`: the characters before the text.

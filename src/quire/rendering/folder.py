@@ -42,7 +42,7 @@ def _no_named_tokens() -> Mapping[str, TokenSpec]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the JSON files beside `tokenizer.json` say about the tokenizer.
+    """Contents of the JSON files beside `tokenizer.json` about the tokenizer.
 
     `added` are tokens that tokenizer_config.json declares, ordered by id; `named` maps
     `bos_token`, `eos_token`, ... to tokens; `extra` are further special tokens.

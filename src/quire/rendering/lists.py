@@ -25,7 +25,7 @@ def as_list(prompts: object) -> tuple[list[Prompt], bool]:
 
 
 def holds_lists(messages: object) -> bool:
-    """Whether these are conversations and not the messages of one."""
+    """Return whether these are conversations and not the messages of one."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return False
     first = cast("Sequence[object]", messages)[0]
@@ -33,7 +33,7 @@ def holds_lists(messages: object) -> bool:
 
 
 def holds_messages(prompt: object) -> bool:
-    """Whether these are the messages of a conversation and not a prompt."""
+    """Return whether these are the messages of a conversation and not a prompt."""
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         return False
     return isinstance(cast("Sequence[object]", prompt)[0], Mapping)

@@ -134,7 +134,7 @@ def _refuse(place: str, value: object, advice: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    """As JSON; of a long value only the beginning is written at all."""
+    """Show a value as JSON; of a long value only the beginning is written at all."""
     if value is _MISSING:
         return "missing"
     if isinstance(value, str):

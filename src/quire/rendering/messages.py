@@ -10,9 +10,10 @@ from quire.rendering.message_check import REASONING_FIELDS, TEXT_PART_TYPES, che
 
 Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "either"]
-"""What a branch of a template accepts as `content`: text, a list of typed parts, or both."""
+"""Forms of `content` that a branch of a template accepts: text, a list of typed parts, or both."""
 ArgumentsForm = Literal["object", "string", "either"]
-"""What a template accepts as `arguments` of a tool call: an object, its JSON text, or both."""
+"""Forms of `arguments` of a tool call that a template accepts: an object, its JSON text, or
+both."""
 
 
 def plain_data(value: Any) -> Any:

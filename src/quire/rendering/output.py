@@ -10,7 +10,7 @@ from quire.rendering.stop import StopMatcher
 
 
 class TextDelta(NamedTuple):
-    """What `OutputRenderer.append` adds.
+    """Addition by `OutputRenderer.append`.
 
     `stopped` is the stop string that ended the sequence. `num_tokens_kept` counts the tokens of
     this call that belong to the output: all, or up to and including the one that completed the
@@ -23,8 +23,8 @@ class TextDelta(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How an output ended, as clients read it. stop_reason: the stop string or the stop token id,
-    None for an end token of the model."""
+    """End of an output, as clients read it. stop_reason: the stop string or the stop token id, None
+    for an end token of the model."""
 
     reason: FinishReason
     stop_reason: int | str | None = None

@@ -22,7 +22,7 @@ class OutputReader:
         self._is_first = True
 
     def read(self) -> RequestOutput | None:
-        """What is to be given now; None if that is nothing."""
+        """Return the output to give now; None if there is nothing to give."""
         output = self._output
         if self._kind is RequestOutputKind.FINAL_ONLY and not output.finished:
             return None

@@ -1,4 +1,4 @@
-"""What one token contributes to the text, derived from the decoder section of tokenizer.json.
+"""Contribution of one token to the text, derived from the decoder section of tokenizer.json.
 
 Three families cover almost every published tokenizer:
 
@@ -41,7 +41,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class DecoderPlan:
-    """How token strings become text. `strip` is (character, count) removed from the start."""
+    """Rules that turn token strings into text. `strip` is (character, count) removed from the
+    start."""
 
     kind: Literal["bytes", "pieces", "opaque"]
     style: Literal["plain", "metaspace", "word_piece", "joined"] = "plain"

@@ -61,7 +61,7 @@ class RenderedPrompt:
 
     @property
     def known_token_ids(self) -> list[int]:
-        """Those after which an output goes on: none if some are not known."""
+        """Token ids after which an output goes on: none if some are not known."""
         return [] if self.media else self.token_ids
 
     def last(self, length: int) -> "RenderedPrompt":
@@ -238,8 +238,8 @@ class Renderer:
         return len(rendered.token_ids)
 
     def stop_tokens(self, stops: Sequence[str]) -> dict[int, str]:
-        """Those stop strings that are one special token, by its id. Such a token ends a sequence
-        although its text may never be seen (`skip_special_tokens`)."""
+        """Return the stop strings that are one special token, by its id. Such a token ends a
+        sequence although its text may never be seen (`skip_special_tokens`)."""
         if self._tokenizer is None:
             return {}
         ids = zip(self._tokenizer.token_ids(stops), stops, strict=True)
@@ -287,8 +287,8 @@ class Renderer:
     def prompt_offsets(
         self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
     ) -> list[int]:
-        """Where in `prompt_text` each token of the prompt begins. add_special_tokens: as when the
-        prompt was rendered."""
+        """Return where in `prompt_text` each token of the prompt begins. add_special_tokens: as
+        when the prompt was rendered."""
         if self._tokenizer is None:
             return [0] * len(prompt.token_ids)
         if prompt.text is not None:
@@ -298,14 +298,15 @@ class Renderer:
     def output_offsets(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, start: int = 0
     ) -> TokenOffsets | None:
-        """Where the tokens begin of one sample that continues `prompt_token_ids`, after `start`
-        characters; None without a tokenizer."""
+        """Return the offsets of one sample's tokens, which continue `prompt_token_ids` after
+        `start` characters; None without a tokenizer."""
         if self._tokenizer is None:
             return None
         return _offsets(self._tokenizer, prompt_token_ids, params, start)
 
     def continues_text(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> bool:
-        """Whether an output has text before it: at the start of a text some tokens differ."""
+        """Return whether an output has text before it: at the start of a text some tokens
+        differ."""
         return self._tokenizer is not None and has_text(
             self._tokenizer, prompt_token_ids, params.skip_special_tokens
         )

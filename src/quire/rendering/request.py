@@ -1,4 +1,4 @@
-"""From a rendered prompt and its parameters to what the engine core takes."""
+"""Makes the engine core's request from a rendered prompt and its parameters."""
 
 import random
 from collections.abc import Sequence

@@ -9,23 +9,23 @@ SKIPPED = Piece("", "")
 
 
 class Vocabulary(Protocol):
-    """What a token table asks of a tokenizer."""
+    """Interface of a tokenizer to a token table."""
 
     def token_string(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, None for an id without one."""
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` removes the token."""
+        """Return whether `skip_special_tokens` removes the token."""
         ...
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token was added beside the model's vocabulary."""
+        """Return whether the token was added beside the model's vocabulary."""
         ...
 
 
 class TokenTable:
-    """What each token adds to a text, for one setting of `skip_special_tokens`.
+    """Texts that tokens add, for one setting of `skip_special_tokens`.
 
     Safe to share between threads: entries depend on the id alone, so a race only repeats work.
     """
@@ -43,7 +43,7 @@ class TokenTable:
 
     @property
     def plan(self) -> DecoderPlan:
-        """How token strings become text."""
+        """Rules that turn token strings into text."""
         return self._plan
 
     def load_bytes(self, token_id: int) -> bytes:

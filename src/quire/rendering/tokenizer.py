@@ -16,7 +16,7 @@ from quire.rendering.token_table import TokenTable
 if TYPE_CHECKING:
     import tokenizers
 
-# From here on the variant that computes no offsets is faster than the plain one.
+# Beyond this length the variant that computes no offsets is faster than the plain one.
 _LONG_TEXT = 2048
 # The library keeps ids in 32 bits and refuses larger ones.
 _LARGEST_ID = 0xFFFFFFFF
@@ -112,12 +112,12 @@ class Tokenizer:
 
     @property
     def decoder_plan(self) -> DecoderPlan:
-        """How token strings become text."""
+        """Rules that turn token strings into text."""
         return self._plan
 
     @property
     def cleans_up_spaces(self) -> bool:
-        """Whether decoded text goes through `clean_up_spaces`."""
+        """True if decoded text goes through `clean_up_spaces`."""
         return self._cleans_up_spaces
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -142,8 +142,8 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Where in `text` each token of `encode` begins, in characters. Tokens that are part of a
-        character begin with it; those that encoding adds have no length. RequestError as in
+        """Return where in `text` each token of `encode` begins, in characters. Tokens that are part
+        of a character begin with it; those that encoding adds have no length. RequestError as in
         `encode`."""
         try:
             found = self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -234,11 +234,11 @@ class Tokenizer:
         return [self.token_id(token) for token in tokens]
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` removes the token."""
+        """Return whether `skip_special_tokens` removes the token."""
         return token_id in self._special_ids
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token was added beside the model's vocabulary."""
+        """Return whether the token was added beside the model's vocabulary."""
         return token_id in self._added_ids
 
     def vocabulary(self) -> dict[str, int]:
@@ -246,7 +246,7 @@ class Tokenizer:
         return self._backend.get_vocab(with_added_tokens=True)
 
     def token_table(self, skip_special_tokens: bool) -> TokenTable:
-        """What each token adds to a text, shared by all detokenizers."""
+        """Return the texts that tokens add, shared by all detokenizers."""
         return self._tables[skip_special_tokens]
 
     def _num_left_over(self, gap: str, last: int | None) -> int:

@@ -65,8 +65,8 @@ class Encoding(dict[str, Any]):
 
 
 class TokenizerFace:
-    """What `LLM.get_tokenizer()` gives. Ids and texts are those of the engine's own tokenizer, so
-    they are what requests get."""
+    """Tokenizer that `LLM.get_tokenizer()` returns. Ids and texts are those of the engine's own
+    tokenizer, so they are those of requests."""
 
     is_fast = True
     truncation_side = "right"
@@ -238,7 +238,7 @@ class TokenizerFace:
     vocab = property(get_vocab)
 
     def get_added_vocab(self) -> dict[str, int]:
-        """Those of `get_vocab` that were added."""
+        """Return the tokens of `get_vocab` that were added."""
         return {token: each for token, each in self.get_vocab().items() if self._own.is_added(each)}
 
     @property

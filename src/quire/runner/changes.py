@@ -1,4 +1,4 @@
-"""What a plan changes before its rows are computed, the same for every runner."""
+"""Changes of a plan before its rows are computed, the same for every runner."""
 
 from __future__ import annotations
 

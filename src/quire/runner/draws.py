@@ -55,7 +55,7 @@ class DrawnPiece:
 
 @dataclass(slots=True)
 class Sampled:
-    """What rows were given. All of them have taken their tokens.
+    """Tokens that rows were given. All rows have taken theirs.
 
     pieces: drawn by kernels, so that the host learns the tokens later. drawn: by the host. kept:
     drafts that rows with candidates have taken.
@@ -174,13 +174,13 @@ class Draws:
         self.failures = failures_of if extras is None else extras.failures
 
     def by_kernels(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Of each row, whether kernels draw its token; the host verifies drafts."""
+        """Return for each row whether kernels draw its token; the host verifies drafts."""
         if self._extras is None:
             return np.zeros(len(slots), np.bool_)
         return self._extras.serves(slots) & (self._rows.num_drafts[slots] == 0)
 
     def waiting_for_masks(self, slots: Slots) -> Slots:
-        """Those of these rows that wait for masks."""
+        """Return the rows that wait for masks."""
         return slots[self._sampling.masked[slots]]
 
     def sample(
@@ -202,7 +202,7 @@ class Draws:
     def _brought(
         self, logits: torch.Tensor, slots: Slots, index: Slots
     ) -> tuple[torch.Tensor, Slots, Slots]:
-        """What `_on_host` takes, with the logits of these rows on the host."""
+        """Return the arguments of `_on_host`, with the logits of these rows on the host."""
         if self._extras is None:
             return logits, slots, index
         counts = 1 + self._rows.num_drafts[slots]

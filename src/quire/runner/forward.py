@@ -27,7 +27,7 @@ NOT_FINITE = "the model computed numbers that are not finite: check its dtype an
 
 @dataclass(slots=True)
 class Forward:
-    """What a forward of some rows gave.
+    """Result of a forward of some rows.
 
     slots: rows that sample [N]; logits [L, V] in pieces. first_logits: [N], where in them those of
     each row begin: one for its next token, and one for the token after each of its drafts.
@@ -180,14 +180,14 @@ class ForwardPass:
         return replace(inputs, positions=positions)
 
     def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
-        """What rows compute of prompts whose tokens' log-probabilities are asked for."""
+        """Return the computed pieces of prompts whose tokens' log-probabilities are asked for."""
         if not self._num_prompt_logprobs:
             return []
         pieces: list[_PromptPiece] = []
         first = 0
         for i, slot in enumerate(rows.slots.tolist()):
             start, count = int(rows.num_computed[i]), int(rows.num_tokens[i])
-            # What follows a prompt are the row's outputs or drafts.
+            # The tokens after a prompt are the row's outputs or drafts.
             end = min(start + count, int(self._rows.num_prompt[slot]) - 1)
             k = self._num_prompt_logprobs.get(slot)
             if k is not None and end > start:
@@ -198,8 +198,8 @@ class ForwardPass:
     def _prompt_logprobs_of(
         self, hidden: torch.Tensor, piece: _PromptPiece
     ) -> tuple[TokenLogprobs, ...]:
-        """How likely each prompt token was that the piece predicts. hidden: [T, E] of the batch.
-        Not all logits at once, which bounds memory."""
+        """Return the log-probabilities of the prompt tokens that the piece predicts. hidden: [T, E]
+        of the batch. Logits are computed in parts, which bounds memory."""
         targets = self._rows.token_ids[piece.slot, piece.start + 1 : piece.end + 1]
         before = hidden[piece.first : piece.first + len(targets)]
         entries: list[TokenLogprobs] = []

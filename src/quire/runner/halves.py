@@ -1,4 +1,4 @@
-"""What fails is computed again in halves, until the row at fault is alone."""
+"""Computes failed rows again in halves, until the row at fault is alone."""
 
 from __future__ import annotations
 

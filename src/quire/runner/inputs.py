@@ -1,4 +1,4 @@
-"""From rows to the tensors of one flat batch, without a loop over tokens."""
+"""Gathers rows into the tensors of one flat batch, without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ModelInputs:
 
 @dataclass(frozen=True, slots=True)
 class BatchBuffers:
-    """Where a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32 [R]; per
-    layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: by name, what layers read
-    of each token's row, int64 [T]. last_key int32 [T], as in `StepInputs`; None for causal
-    attention."""
+    """Memory in which a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32
+    [R]; per layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: by name, what
+    layers read of each token's row, int64 [T]. last_key int32 [T], as in `StepInputs`; None for
+    causal attention."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -202,7 +202,7 @@ class InputGatherer:
         max_seq_len: int,
         wanted: torch.Tensor | None = None,
     ) -> StepInputs:
-        """What attention reads of a batch, whose forward comes next: layers read its columns.
+        """Return attention's inputs for a batch whose forward comes next: layers read its columns.
         starts, wanted: as in `StepInputs`."""
         self._columns.set(batch.columns)
         windows = [group.window for group in self._groups]

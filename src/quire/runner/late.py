@@ -32,7 +32,7 @@ class RowMasks:
         self._failed = {failure.slot: failure for failure in late.failed}
 
     def failures(self, slots: Collection[int]) -> list[RowFailure]:
-        """Of rows that wait for masks, those that have none."""
+        """Return the failures of waiting rows that have no masks."""
         return [
             self._failed.get(slot) or RowFailure(slot, NO_MASK)
             for slot in slots
@@ -40,8 +40,8 @@ class RowMasks:
         ]
 
     def index(self, slots: Slots, turn: int) -> npt.NDArray[np.int64]:
-        """Of each row [N], which mask holds for its token after `turn` drafts; -1 where any token
-        is allowed. Rows without masks may take any."""
+        """Return for each row [N] the mask of its token after `turn` drafts; -1 where any token is
+        allowed. Rows without masks may take any."""
         found = np.full(len(slots), ANY_TOKEN, np.int64)
         for i, slot in enumerate(slots.tolist()):
             first, count = self._places.get(slot, (0, 0))
@@ -50,7 +50,7 @@ class RowMasks:
         return found
 
     def by_slot(self, slots: Slots, turn: int) -> Mapping[int, MaskArray]:
-        """As `index`, the masks themselves, of the rows that have one."""
+        """Return the masks that `index` refers to, by slot, of the rows that have one."""
         index = self.index(slots, turn)
         return {int(slots[i]): self.words[index[i]] for i in np.flatnonzero(index >= 0).tolist()}
 
@@ -64,7 +64,7 @@ class LateInputs:
         self._is_closed = False
 
     def put(self, late: LateInput) -> None:
-        """Of a step that was given to the runner."""
+        """Take the late input of a step that was given to the runner."""
         with self._changed:
             self._given[late.step_id] = late
             self._changed.notify_all()

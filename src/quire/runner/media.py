@@ -32,8 +32,8 @@ class MediaStore:
             self._rows.pop(handle, None)
 
     def gather(self, table: RowTable, rows: ScheduledRows) -> GivenRows | None:
-        """What `rows` compute of given embeddings; None if nothing. EngineError if some of them
-        are not there."""
+        """Return the given embeddings that `rows` compute; None if there are none. EngineError if
+        some of them are not there."""
         if not table.reads_media(rows):
             return None
         places: list[np.ndarray] = []

@@ -18,7 +18,7 @@ class PendingStep(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns at once."""
+        """True if `result` returns at once."""
         ...
 
     def result(self) -> StepResult:

@@ -60,8 +60,8 @@ def wanted_tokens(table: RowTable, rows: ScheduledRows) -> tuple[Slots, Slots, l
 
 
 class VectorPools:
-    """What rows that pool have so far. Pieces of a row come in order, each once, when it is sure
-    that they were computed; sums are of float64, token after token, so that no bit depends on how a
+    """Partial results of rows that pool. Pieces of a row come in order, each once, when it is sure
+    that they were computed. Sums are of float64, token after token, so that no bit depends on how a
     prompt was cut."""
 
     def __init__(self) -> None:

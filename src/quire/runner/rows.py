@@ -44,7 +44,8 @@ class ScheduledRows:
 
 
 def places_in_rows(slots: npt.NDArray[np.integer[Any]]) -> Slots:
-    """Of tokens that lie row after row, `slots` [N], the place of each among those of its row."""
+    """Return the place of each token among those of its row; the tokens' `slots` [N] lie row after
+    row."""
     firsts = np.r_[True, slots[1:] != slots[:-1]].nonzero()[0]  # where a row's tokens begin
     counts = np.diff(np.r_[firsts, len(slots)])
     return np.arange(len(slots)) - np.repeat(firsts, counts)
@@ -191,7 +192,7 @@ class RowTable:
         self.pooling[row.slot] = row.pooling
 
     def _offset_after(self, span: MediaSpan) -> int:
-        """What media add to the offset of the text after them."""
+        """Return the media's addition to the offset of the text after them."""
         if not (self._has_axes and len(span.positions)):
             return 0
         return int(span.positions.max()) + 1 - span.length
@@ -206,7 +207,7 @@ class RowTable:
         return np.concatenate([self._positions_of(*span) for span in spans], axis=1)
 
     def _positions_of(self, slot: int, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Of tokens start … end - 1 of a row: [3, end - start]."""
+        """Return the positions of tokens start … end - 1 of a row: [3, end - start]."""
         places = np.arange(end)
         found, offset = np.tile(places, (3, 1)), 0
         for span in self.media.get(slot, ()):
@@ -219,7 +220,7 @@ class RowTable:
         return found[:, start:]
 
     def reads_media(self, rows: ScheduledRows) -> bool:
-        """Whether some of these rows have embeddings at or after their first token."""
+        """Return whether some of these rows have embeddings at or after their first token."""
         return bool(self.media) and any(
             slot in self.media and start < self.media[slot][-1].end
             for slot, start in zip(rows.slots.tolist(), rows.num_computed.tolist(), strict=True)
@@ -293,7 +294,7 @@ class RowTable:
         return replace(scheduled, num_tokens=num_tokens, num_drafts=scheduled.num_drafts * 0)
 
     def accepts(self, slots: Slots, token_ids: IntArray) -> npt.NDArray[np.bool_]:
-        """Which rows [N] that have drafts left drew what the next one says; before `append`."""
+        """Return which rows [N] with drafts left drew the next draft; call it before `append`."""
         return self.token_ids[slots, self.num_tokens[slots]] == token_ids
 
     def keep_draft(self, slots: Slots) -> None:

@@ -33,7 +33,7 @@ Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...
 
 @dataclass(slots=True)
 class HostPart:
-    """What the host knew of a step when it was launched; as in `StepResult`."""
+    """The host's part of a step's result, known when it was launched; fields as in `StepResult`."""
 
     sampled: Sampled = field(default_factory=Sampled)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
@@ -41,8 +41,8 @@ class HostPart:
 
 
 class Tenancy:
-    """Which of the sequences that were in a slot one after the other is there, by a number that no
-    two share; and which of them have failed on the device, as far as results have told."""
+    """Identity of the sequence in each slot, by a number that no two share; and which sequences
+    have failed on the device, as far as results have told."""
 
     def __init__(self, num_slots: int) -> None:
         self._numbers = np.zeros(num_slots, np.int64)
@@ -63,7 +63,7 @@ class Tenancy:
         self._failed[slots] = numbers
 
     def has_failed(self, slots: Slots, numbers: Slots) -> npt.NDArray[np.bool_]:
-        """Of each of these sequences, whether it has failed; asked about before a later one in its
+        """Return for each of these sequences whether it has failed; ask before a later one in its
         slot can fail."""
         return self._failed[slots] == numbers
 
@@ -114,7 +114,7 @@ class RunningStep:
         logprobs: Sequence[DeviceLogprobs | None] = (),
         pooled: Sequence[PoolPiece] = (),
     ) -> None:
-        """What the device will bring: for each (slots, positions) drawn the token ids, then for
+        """Expect the device's results: for each (slots, positions) drawn the token ids, then for
         each slots in the middle of a prompt whether they are sound, then the hidden states of each
         row that pools, then the tensors of the log-probabilities of each that was drawn."""
         numbers = self._tenancy.of
@@ -127,7 +127,7 @@ class RunningStep:
         self._logprobs = logprobs
 
     def has_drawn(self, slots: Slots) -> bool:
-        """Whether some of the sequences in these slots get tokens by this step."""
+        """Return whether some of the sequences in these slots get tokens by this step."""
         return any(
             bool(np.isin(slots, each.slots[each.numbers == self._tenancy.of(each.slots)]).any())
             for each in self._drawn
@@ -135,7 +135,7 @@ class RunningStep:
 
     @property
     def is_over(self) -> bool:
-        """Whether the result is there, or what ended the step."""
+        """True if the result is there, or the error that ended the step."""
         return self._result is not None or self._error is not None
 
     def result(self) -> StepResult:
@@ -218,7 +218,8 @@ class RunningStep:
     def _read_logprobs(
         self, live_tokens: Sequence[npt.NDArray[np.int32]], arrays: Sequence[np.ndarray]
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """By slot. live_tokens: of each piece; NO_TOKEN where a row has failed."""
+        """Return log-probabilities by slot. live_tokens: of each piece; NO_TOKEN where a row has
+        failed."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
         start = 0
         for tokens, logprobs in zip(live_tokens, self._logprobs, strict=False):

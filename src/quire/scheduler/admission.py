@@ -79,8 +79,9 @@ class Admission:
             self._drop(group)
 
     def _prefill_speed(self, now: float) -> float:
-        """By which requests are dropped; 0.0, which drops nobody before time, while nothing runs:
-        a wrong estimate must not keep away those who would correct it."""
+        """Return the speed by which requests are dropped. While nothing runs it is 0.0, which drops
+        no request before its time: a wrong estimate must not keep away those that would correct
+        it."""
         return self._state.speed.tokens_per_s(now) if self._state.roster.running else 0.0
 
     def _drop(self, group: SequenceGroup) -> None:

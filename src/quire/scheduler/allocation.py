@@ -48,7 +48,8 @@ class Allocation:
         return chunks
 
     def has_nothing_to_compute(self, group: SequenceGroup) -> bool:
-        """Whether all but the last token of an open prompt is in the cache or the host already."""
+        """Return whether all but the last token of an open prompt is in the cache or the host
+        already."""
         if not group.request.is_open:
             return False
         sequence = group.sequences[0]
@@ -59,7 +60,7 @@ class Allocation:
         return num_cached >= len(sequence.token_ids) - 1
 
     def _enter_all(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], list[PrefixHit]]:
-        """What `place` says, and what was cached of each sequence."""
+        """Return the chunks as `place` does, and the cached prefix of each sequence."""
         chunks: list[Chunk] = []
         hits: list[PrefixHit] = []
         mark = self._state.kv.mark()
@@ -95,7 +96,7 @@ class Allocation:
         return int(self._state.prefixes.stops_at(np.array([start]), np.array([end]))[0])
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
-        """What `place` says, for a group whose K/V wait in the host."""
+        """Return the chunks as `place` does, for a group whose K/V wait in the host."""
         state, recovery = self._state, self._state.recovery
         counts = recovery.plan_swap_in(group, budget)
         if not self._has_room(recovery.num_blocks_to_swap_in(group, counts)):

@@ -86,7 +86,7 @@ class Deadlines:
         return late
 
     def is_late(self, group: SequenceGroup, now: float, speed: float) -> bool:
-        """Whether a group that was never admitted would miss its deadline, admitted now."""
+        """Return whether a group that was never admitted would miss its deadline, admitted now."""
         if group.was_admitted or not _has_deadline(group):
             return False
         return self._latest_start(group, self._num_uncached(group), speed) < now

@@ -20,7 +20,7 @@ from quire.scheduler.state import SchedulerState
 __all__ = ["RequestIntake", "Watches"]
 
 Watches = Callable[[EngineRequest], bool]
-"""Whether verdicts decide what the client of a request gets."""
+"""Predicate: verdicts decide what the client of a request gets."""
 
 
 class RequestIntake:

@@ -1,4 +1,4 @@
-"""What becomes of groups: preempted, branched, ended; and who takes and gives back blocks then."""
+"""Lifecycle of groups: preempted, branched, ended, with the blocks that they take and give back."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class OutputCollector:
             self._tokens.append(token_ids)
 
     def logprobs(self, handle: int, entry: TokenLogprobs) -> None:
-        """That of the sequence's next token of this step."""
+        """Add the log-probabilities of the sequence's next token of this step."""
         self._logprobs.setdefault(handle, []).append(entry)
 
     def prompt_logprobs(self, handle: int, piece: PromptLogprobs) -> None:

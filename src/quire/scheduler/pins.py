@@ -17,7 +17,7 @@ from quire.scheduler.sequence import Sequence
 __all__ = ["PinnedPrefixes"]
 
 MAX_PINNED_SHARE = 0.5
-"""Of the pool: what is pinned must not crowd out those who compute."""
+"""Largest pinned share of the pool: pins must not crowd out computing requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class PinnedPrefixes:
         return int(self._kv.pool.num_blocks * MAX_PINNED_SHARE)
 
     def _num_blocks(self, num_tokens: int) -> int:
-        """Of a prefix that shares nothing with other pins."""
+        """Return the blocks of a prefix that shares nothing with other pins."""
         return self._kv.layout.blocks_for(num_tokens)
 
     def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
@@ -160,7 +160,7 @@ class PinnedPrefixes:
         return len({block for pin in pins for block in pin.held.all_blocks()})
 
     def list(self, now: float) -> tuple[PinnedPrefix, ...]:
-        """Those that are held."""
+        """Return the pins that are held."""
         return tuple(
             PinnedPrefix(
                 handle=pin.handle,

@@ -58,7 +58,7 @@ class PlanBuilder:
             self._extend.append(ExtendPrompt(slot, token_ids))
 
     def is_entering(self, slot: int) -> bool:
-        """Whether a row enters with the next plan, with the tokens that it has then."""
+        """Return whether a row enters with the next plan, with the tokens that it has then."""
         return any(entry[0].slot == slot for entry in self._enter)
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:

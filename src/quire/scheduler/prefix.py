@@ -62,8 +62,9 @@ class PrefixCache:
                 sequence.names = []
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """What is cached of a waiting sequence, its last token excepted. A request that asks for
-        prompt logprobs must see all of its prompt computed, and so must one that pools it."""
+        """Find the cached prefix of a waiting sequence, its last token excepted. A request that
+        asks for prompt logprobs must see all of its prompt computed, and so must one that pools
+        it."""
         request = sequence.group.request
         if request.params.prompt_logprobs is not None or reads_whole_prompt(request.pooling):
             return self._kv.prefixes.lookup([], 0)
@@ -81,8 +82,8 @@ class PrefixCache:
         )
 
     def stops_at(self, starts: Slots, ends: Slots) -> Slots:
-        """Where steps from `starts` [R] that could go to `ends` [R] end, so that their states can
-        be kept: at the last such place, if there is one."""
+        """Return where steps from `starts` [R] that could go to `ends` [R] end, so that their
+        states can be kept: at the last such place, if there is one."""
         whole = ends - ends % self._kv.layout.hit_tokens
         return np.where(whole > starts, whole, ends) if self.keeps_states else ends
 

@@ -1,4 +1,4 @@
-"""How preempted groups get their K/V back: computed again, or swapped to the host and back."""
+"""Recovery of preempted groups' K/V: computed again, or swapped to the host and back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Recovery:
             sequence.swapped = swapped
 
     def _num_blocks(self, num_tokens: np.ndarray) -> int:
-        """That would be copied at most: sharing and windows make it less."""
+        """Return the upper bound on blocks to copy; sharing and windows lower it."""
         return sum(self._kv.layout.blocks_for(count) for count in num_tokens.tolist())
 
     def plan_swap_in(self, group: SequenceGroup, budget: int) -> list[int]:
@@ -123,7 +123,8 @@ class Recovery:
         return slots
 
     def forget(self, group: SequenceGroup) -> None:
-        """What waits in the host cannot be trusted: the group will be computed again."""
+        """Discard the group's K/V in the host, which cannot be trusted: the group will be computed
+        again."""
         for sequence in group.sequences:
             if sequence.swapped is not None:
                 self._kv.swaps.discard(sequence.swapped)

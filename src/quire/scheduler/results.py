@@ -168,7 +168,7 @@ class ResultIntake:
             step.starts[slots] -= rejected  # of the same sequences: they are alive
 
     def _drop(self, sequence: Sequence) -> int:
-        """What steps in flight compute of a sequence is not wanted. The last of these steps."""
+        """Drop what steps in flight compute of a sequence. Returns the last of these steps."""
         for step in self._in_flight:
             for slot, each in enumerate(step.sequences):
                 if each is sequence:

@@ -171,7 +171,7 @@ class Scheduler:
 
     @property
     def has_admitted(self) -> bool:
-        """Whether any request that was admitted goes on without its client's help."""
+        """True if any request that was admitted goes on without its client's help."""
         return any(
             group.was_admitted and not (group.request.is_open and group.state is GroupState.BLOCKED)
             for group in self.state.roster.groups.values()
@@ -208,14 +208,14 @@ class Scheduler:
 
     @property
     def awaits_results(self) -> bool:
-        """Whether the next step is better planned when the results in flight have been applied:
+        """True if the next step is better planned when the results in flight have been applied:
         drafts follow the tokens that they bring."""
         return self._num_in_flight > 0 and self._drafts.await_results()
 
     @property
     def _has_news_to_fetch(self) -> bool:
-        """Whether a step that computes nothing is needed: to start copies, or to hear of those that
-        are under way when no other step will."""
+        """Return whether a step that computes nothing is needed: to start copies, or to hear of
+        those that are under way when no other step will."""
         swaps = self.state.kv.swaps
         return swaps.are_to_start or (swaps.are_under_way and not self._num_in_flight)
 
@@ -297,8 +297,8 @@ class Scheduler:
         return self.state.outputs.drain()
 
     def late_input(self) -> LateInput | None:
-        """Of the oldest step in flight, whose tokens before are all known; None if it needs none,
-        or `late_input_given` was called."""
+        """Return the late input of the oldest step in flight, whose tokens before are all known;
+        None if it needs none, or `late_input_given` was called."""
         step_id = self._results.oldest
         return None if step_id is None else self._masks.of_step(step_id)
 
@@ -307,7 +307,7 @@ class Scheduler:
         self._masks.given(step_id)
 
     def release_late_inputs(self) -> list[LateInput]:
-        """What the steps in flight still wait for when they are lost, so that they end."""
+        """Return the late inputs that lost steps in flight still wait for, so that they end."""
         return self._masks.release()
 
     def fail_running(self, message: str) -> EngineOutput:
@@ -327,8 +327,8 @@ class Scheduler:
     # --- tokens that wait for verdicts ----------------------------------------------------------
 
     def questions(self) -> list[Question]:
-        """What to ask about watched sequences now. Once; a verdict follows on each of those that
-        have not ended before."""
+        """Return the questions about watched sequences, each once; a verdict follows on each
+        sequence that has not ended before."""
         return self.state.unsent.questions()
 
     def forgotten(self) -> list[int]:
@@ -341,26 +341,26 @@ class Scheduler:
 
     @property
     def waits_for_verdicts(self) -> bool:
-        """Whether verdicts are to come."""
+        """True if verdicts are to come."""
         return self.state.unsent.has_open_questions
 
     # --- readings -------------------------------------------------------------------------------
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request has not ended, or its end has not been reported yet, or copies that
+        """True if any request has not ended, or its end has not been reported yet, or copies that
         were made for one are under way."""
         state = self.state
         return bool(state.roster.groups) or state.outputs.has_any or state.kv.swaps.are_under_way
 
     @property
     def uses_priority(self) -> bool:
-        """Whether requests may name a priority."""
+        """True if requests may name a priority."""
         return self.state.waiting.uses_priority
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether a step could do nothing before some prompt goes on."""
+        """True if a step could do nothing before some prompt goes on."""
         state = self.state
         may_wait = self._is_admission_held
         return (
@@ -373,11 +373,11 @@ class Scheduler:
         )
 
     def running_handles(self) -> npt.NDArray[np.int64]:
-        """Of the sequences that have a slot: [number of them]."""
+        """Handles of the sequences that have a slot: [number of them]."""
         return self.state.table.handle[self.state.table.live]
 
     def flush(self) -> EngineOutput:
-        """What aborts gave to clients, when there is no result to carry it."""
+        """Return the outputs of aborts, when there is no result to carry them."""
         return self.state.outputs.drain()
 
     def stats(self) -> SchedulerStats:

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a request and its sequences while they wait or run."""
+"""The scheduler's state of a request and its sequences while they wait or run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unsent:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the sequence computes nothing before the next verdict."""
+        """True if the sequence computes nothing before the next verdict."""
         has_ended = self.finish is not None
         return has_ended or len(self.token_ids) - self.num_judged >= MAX_UNJUDGED
 
@@ -81,13 +81,13 @@ class Sequence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its tokens have come; a verdict may still replace some."""
+        """True if all its tokens have come; a verdict may still replace some."""
         return self.unsent is not None and self.unsent.finish is not None
 
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
-    """What a group has whose sequences are the live beams of a search, in the search's order.
+    """Beam search of a group whose sequences are the live beams, in the search's order.
 
     num_candidates: that each row is asked for. wanted: ranks of the sequences found that a client
     waits for; their handles are the group's. candidates: those that have come since the last token.
@@ -140,17 +140,17 @@ class SequenceGroup:
 
     @property
     def draws(self) -> bool:
-        """Whether the data side draws its next tokens."""
+        """True if the data side draws the group's next tokens."""
         return self.beams is None and self.request.pooling is None
 
     @property
     def awaits_verdict(self) -> bool:
-        """Whether a sequence of it ends if nobody objects."""
+        """True if a sequence of the group ends unless a verdict objects."""
         return self.is_watched and any(sequence.has_ended for sequence in self.sequences)
 
     @property
     def is_coming_in(self) -> bool:
-        """Whether its K/V are being copied from the host: it has slots and blocks, but the data
+        """True if its K/V are being copied from the host: it has slots and blocks, but the data
         side has no rows for them yet."""
         return any(s.slot >= 0 and s.swapped is not None for s in self.sequences)
 
@@ -163,7 +163,7 @@ class SequenceGroup:
 
     @property
     def may_branch(self) -> bool:
-        """Whether sequences may still branch off, in slots that are kept for them."""
+        """True if sequences may still branch off, in slots that are kept for them."""
         return bool(self.unborn) or self.beams is not None
 
     @property

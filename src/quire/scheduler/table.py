@@ -131,7 +131,7 @@ class SequenceTable:
             column[slots] += counts
 
     def rewind(self, slots: Slots, drafted: Slots, rejected: Slots) -> None:
-        """Of the `drafted` [R] tokens of `slots` [R], `rejected` were not accepted."""
+        """Take back `rejected` [R] of the `drafted` [R] tokens of `slots` [R]."""
         self.num_drafted[slots] -= drafted
         self.num_total[slots] -= rejected
         self.num_computed[slots] -= rejected
@@ -189,7 +189,7 @@ class SequenceTable:
         return sequence
 
     def stops(self, slots: Slots, tokens: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of the tokens [N], just appended to `slots`, end their sequences."""
+        """Return which of the tokens [N], just appended to `slots`, end their sequences."""
         hit = (tokens[:, None] == self.stop_ids[slots]).any(axis=1)
         if self.more_stops:
             for i, slot in enumerate(slots.tolist()):

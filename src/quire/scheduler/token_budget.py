@@ -24,7 +24,7 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """How long prompts leave room to others; the names and meanings are those of vLLM.
+    """Limits by which long prompts leave room to others; the names and meanings are those of vLLM.
 
     long_prefill_token_threshold: tokens that one prompt computes in a step at most; a longer prompt
         is a long one.
@@ -40,7 +40,7 @@ class PrefillLimits:
 
     @classmethod
     def of(cls, settings: ResolvedScheduler) -> PrefillLimits:
-        """Those of the settings, where None is no limit."""
+        """Make the limits of the settings, where None is no limit."""
         given = {item.name: getattr(settings, item.name) for item in fields(cls)}
         return cls(**{name: UNLIMITED if n is None else n for name, n in given.items()})
 
@@ -86,7 +86,7 @@ class TokenBudget:
         return self._stops_at(starts, starts + tokens) - starts
 
     def first_chunk(self, num_tokens: int) -> int:
-        """What a prompt of which nothing is computed takes of so many tokens."""
+        """Return the part of `num_tokens` that a prompt of which nothing is computed takes."""
         if self._stops_at is None:
             return num_tokens
         return int(self._stops_at(np.zeros(1, np.int64), np.array([num_tokens]))[0])
@@ -100,7 +100,7 @@ class TokenBudget:
         return left
 
     def open(self, slots: Slots, tokens: Slots) -> StepTokens:
-        """What those that wait may have of a step in which `slots` compute `tokens`."""
+        """Return the tokens for waiting groups in a step in which `slots` compute `tokens`."""
         wanted = np.zeros(len(self._table.live), np.int64)
         wanted[slots] = tokens
         left = self._max_tokens - int(tokens.sum())
@@ -146,8 +146,8 @@ class StepTokens:
         return min(offered, self._budget.limits.long_prefill_token_threshold)
 
     def may_start(self, group: SequenceGroup) -> bool:
-        """Whether the limits on partly computed prompts let the group begin. What is cached of its
-        prompt is not known yet and counts as left to compute."""
+        """Return whether the limits on partly computed prompts let the group begin. The cached part
+        of its prompt is not known yet and counts as left to compute."""
         limits = self._budget.limits
         if not limits.bounds_partial or group.was_admitted:
             return True
@@ -178,7 +178,8 @@ class StepTokens:
             self._wanted[slot] = tokens
 
     def _without(self, count: int) -> Slots:
-        """What is wanted by slot when `count` tokens are taken from the last running prompts."""
+        """Return the wanted tokens by slot when `count` tokens are taken from the last running
+        prompts."""
         wanted = self._wanted
         if count > 0:
             wanted = wanted.copy()

@@ -1,4 +1,4 @@
-"""What an operator may set about the server; the engine's own settings are in `quire.config`."""
+"""Settings of the server; the engine's own settings are in `quire.config`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class ServerSettings:
 
     @property
     def key_warning(self) -> str | None:
-        """What to say once about keys that are too short to be safe; None if none is."""
+        """Warning about keys that are too short to be safe; None if all are long enough."""
         shortest = min(map(len, self.api_key), default=LONG_KEY_CHARS)
         if shortest >= LONG_KEY_CHARS:
             return None
@@ -140,7 +140,7 @@ class ServerSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """True if only this machine can connect."""
         if self.uds is not None or self.host == "localhost":
             return True
         try:
@@ -150,7 +150,7 @@ class ServerSettings:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine reach the server, without a path."""
+        """URL at which clients on this machine reach the server, without a path."""
         if self.uds is not None:
             return f"unix:{self.uds}"
         scheme = "https" if self.ssl_certfile else "http"
@@ -167,4 +167,4 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 SERVER_HELP: Mapping[str, str] = {
     item.name: item.metadata["help"] for item in fields(ServerSettings)
 }
-"""What each setting does, by name."""
+"""Help of each setting, by name."""

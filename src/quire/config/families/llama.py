@@ -50,7 +50,7 @@ _GLM = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
-"""What these families mean where the file is silent."""
+"""Values that these families mean where the file is silent."""
 
 
 def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:

@@ -126,7 +126,7 @@ class CompileError(Exception):
 
 
 def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
-    """Where the library of an instruction set lives."""
+    """Return the path of an instruction set's library."""
     return folder / f"libquire_{isa.name}.so"
 
 
@@ -210,7 +210,8 @@ class _Build:
         return [self._link(isa, list(each)) for isa, each in zip(isas, objects, strict=True)]
 
     def _objects(self, isa: Isa) -> dict[Path, list[str]]:
-        """How each object of a library is made. Two sets that share one name the same command."""
+        """Return the command of each object of a library. Two sets that share one name the same
+        command."""
         found: dict[Path, list[str]] = {}
         for unit in sorted(self.sources.rglob("*.cpp")):
             is_info = unit.stem == _BUILD_INFO

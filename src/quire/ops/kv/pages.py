@@ -1,4 +1,4 @@
-"""What the pages of a KV cache hold: elements of one dtype and, with int8, their scales.
+"""Contents of the pages of a KV cache: elements of one dtype and, with int8, their scales.
 
 A page has a segment of [S, token_bytes] bytes for each plane (K, V) of each layer. A token is K · D
 elements; in an int8 cache the K float32 scales of its heads follow, at the next multiple of 4

@@ -33,7 +33,7 @@ _POINTER, _INT64, _INT32, _FLOAT = (
     ctypes.c_float,
 )
 _SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f4x"})
-"""How csrc/native/replay.h unpacks them, by `struct`: 8 bytes each."""
+"""Formats of `struct` by which csrc/native/replay.h unpacks arguments: 8 bytes each."""
 
 _TYPES: Mapping[str, type] = MappingProxyType(
     {"int64_t": _INT64, "int32_t": _INT32, "float": _FLOAT}

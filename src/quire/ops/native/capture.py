@@ -72,15 +72,15 @@ class CaptureArena:
         return _tensor_over(block, like)
 
     def start_of(self, tensor: torch.Tensor) -> int:
-        """Where the bytes of `tensor` start in this arena."""
+        """Return where the bytes of `tensor` start in this arena."""
         start = tensor.untyped_storage().data_ptr() - self._memory.ctypes.data
         if not 0 <= start < len(self._memory):
             raise NotCapturableError("what it gives lies outside the arena")
         return start
 
     def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """As `empty`, from `start` on and without a hold on the bytes: good until others use
-        them."""
+        """Return a tensor like `empty`, from `start` on and without a hold on the bytes: good until
+        others use them."""
         size = like.untyped_storage().nbytes()
         return _tensor_over(self._memory[start : start + size], like)
 
@@ -94,7 +94,7 @@ class CaptureArena:
         give_back(self._memory.ctypes.data, len(self._memory))
 
     def _gap(self, size: int) -> int:
-        """Where the first gap of `size` bytes starts."""
+        """Return where the first gap of `size` bytes starts."""
         start = 0
         for offset in sorted(self._in_use):
             if offset - start >= size:
@@ -204,7 +204,8 @@ def _what_follows(
 
 
 class _Places:
-    """Where the buffers of one recording lie, so that those after it have theirs there as well."""
+    """Places of the buffers of one recording, so that later recordings have theirs there as
+    well."""
 
     def __init__(self, arena: CaptureArena) -> None:
         self._arena = arena
@@ -260,7 +261,7 @@ class _NothingButKernels(TorchDispatchMode):
 
 
 def _is_view(result: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all that an operation gave is memory that it was given."""
+    """Return whether an operation's results are all memory that it was given."""
     results = result if isinstance(result, tuple | list) else (result,)
     given = {_storage(value) for value in args if isinstance(value, torch.Tensor)}
     return all(isinstance(value, torch.Tensor) and _storage(value) in given for value in results)

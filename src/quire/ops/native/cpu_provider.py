@@ -63,7 +63,7 @@ def cpu_providers(
 
 
 def is_cpu_kernel(provider: str) -> bool:
-    """Whether `cpu_providers` made the provider of this name."""
+    """Return whether `cpu_providers` made the provider of this name."""
     return provider.startswith(_PREFIX)
 
 

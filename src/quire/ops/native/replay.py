@@ -69,7 +69,7 @@ class ReplayList:
 
 
 def kernel_error(isa: str, name: str, code: int) -> EngineError:
-    """What to raise when a kernel returned `code`."""
+    """Return the error to raise when a kernel returned `code`."""
     return EngineError(
         f"The {isa} kernel {name} failed with code {code} "
         "(1: element type it does not know, 2: no memory for scratch, 3: an index "

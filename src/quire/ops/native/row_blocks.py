@@ -1,4 +1,4 @@
-"""How much of a row one program of a Triton kernel takes."""
+"""Share of a row that one program of a Triton kernel takes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from quire.ops.native.replay import KernelCall
 __all__ = ["ALONE", "Team"]
 
 SPIN_MICROSECONDS = 200
-"""How long an idle thread of the team spins before it sleeps: longer than the gap between two
+"""Time for which an idle thread of the team spins before it sleeps: longer than the gap between two
 kernels of a step, shorter than the gap between two steps."""
 
 
@@ -32,7 +32,8 @@ class Team:
         self._handle: int | None = None
 
     def start(self, library: ctypes.CDLL) -> int | None:
-        """What kernels take for a team; None for a team of one. Raises EngineError."""
+        """Return the team in the form that kernels take; None for a team of one. Raises
+        EngineError."""
         if self.num_threads > 1 and self._handle is None:
             create, destroy = library.quire_team_create, library.quire_team_destroy
             create.argtypes, create.restype = (ctypes.c_int32, ctypes.c_int32), ctypes.c_void_p

@@ -63,5 +63,5 @@ def _num_rows(layout: GGUFLayout) -> int:
 
 
 def _paired_order(num_rows: int, heads: int) -> torch.Tensor:
-    """Where each row is on disk: a head's rows are there in pairs, one of each half."""
+    """Return the place of each row on disk: a head's rows are there in pairs, one of each half."""
     return torch.arange(num_rows).view(heads, -1, 2).swapaxes(1, 2).flatten()

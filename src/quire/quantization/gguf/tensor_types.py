@@ -14,11 +14,11 @@ import torch
 __all__ = ["DEQUANTIZE", "dequantize"]
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""Of IQ4_NL and IQ4_XS, by the 4 bits of a number."""
+"""Values of IQ4_NL and IQ4_XS, by the 4 bits of a number."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*_E2M1, *(-value for value in _E2M1))
-"""Of MXFP4: 1 sign, 2 exponent and 1 mantissa bits (OCP Microscaling Formats 1.0, 5.3.3)."""
+"""Values of MXFP4: 1 sign, 2 exponent and 1 mantissa bits (OCP Microscaling Formats 1.0, 5.3.3)."""
 
 
 def dequantize(name: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -129,8 +129,8 @@ def q4_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    """As Q4_K, with 32 bytes of fifth bits before the 128: bit s of byte i mod 32 for the s-th 32
-    numbers."""
+    """Dequantize Q5_K: like Q4_K, with 32 bytes of fifth bits before the 128: bit s of byte i mod
+    32 for the s-th 32 numbers."""
     shifts = torch.arange(8, dtype=torch.uint8)[:, None]
     high = (blocks[:, None, 16:48] >> shifts & 1).flatten(1)
     return _scaled_pairs(blocks, _nibbles_by_64(blocks[:, 48:]) | high << 4)
@@ -191,4 +191,4 @@ DEQUANTIZE: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = M
         "MXFP4": (mxfp4, 17),
     }
 )
-"""By name: the definition, and the bytes of a block."""
+"""Definitions by name, with the bytes of a block."""

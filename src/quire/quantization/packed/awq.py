@@ -12,7 +12,7 @@ from quire.quantization.packed.integers import Integers, fields
 __all__ = ["awq"]
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of 8 neighbouring outputs is among the fields of a "gemm" word, which hold outputs 0,
+"""Place of each of 8 neighbouring outputs among the fields of a "gemm" word, which hold outputs 0,
 2, 4, 6, 1, 3, 5, 7."""
 
 

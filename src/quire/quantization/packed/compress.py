@@ -12,7 +12,7 @@ from quire.quantization.int8 import quantize_int8
 __all__ = ["compress"]
 
 MIDDLE = 128
-"""Of 8 bits; what is stored in words is never negative."""
+"""Middle of the range of 8 bits; numbers stored in words are never negative."""
 
 
 def compress(name: str, weight: torch.Tensor, *, words: bool) -> dict[str, torch.Tensor]:

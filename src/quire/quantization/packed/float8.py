@@ -12,7 +12,7 @@ from quire.quantization.packed.integers import spread
 __all__ = ["float8"]
 
 SIGN_EXPONENT_MANTISSA = -0x8000 | 0x3F80
-"""Where the bits of e4m3 lie in float16; those of the sign that int16 repeats are left out."""
+"""Bits of e4m3 within float16; those of the sign that int16 repeats are left out."""
 
 
 def float8(scheme: Float8, tensors: Mapping[str, torch.Tensor], outputs: slice) -> torch.Tensor:

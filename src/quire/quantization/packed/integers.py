@@ -58,6 +58,6 @@ def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def neighbours(index: torch.Tensor, size: int) -> bool:
-    """Whether inputs that follow each other, `size` of them, are a group each; index [I]."""
+    """Return whether each run of `size` consecutive inputs is one group; index [I]."""
     order = torch.arange(len(index), device=index.device) // size
     return torch.equal(index, order.to(index.dtype))

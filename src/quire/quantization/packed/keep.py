@@ -1,4 +1,4 @@
-"""From stored matrices to ones that multiply: by the integer kernels where these have equal
+"""Makes multiplying matrices from stored ones: by the integer kernels where these have equal
 weights, else widened as they are used."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Int4(NamedTuple):
 
 
 def _integer_form(part: StoredMatrix | torch.Tensor) -> _Int8 | _Int4 | None:
-    """What a kernel takes; None if no kernel has equal weights."""
+    """Return the integers that a kernel takes; None if no kernel has equal weights."""
     if isinstance(part, torch.Tensor) or part.kernel is None:
         return None
     integers = part.integers()
@@ -163,7 +163,7 @@ def _merge(forms: Sequence[_Int8 | _Int4 | None]) -> _Int8 | _Int4 | None:
 
 
 def _fit(form: _Int4, other: _Int4) -> bool:
-    """Whether both have equal groups and one order of inputs."""
+    """Return whether both have equal groups and one order of inputs."""
     if form.scale.shape[1] != other.scale.shape[1]:
         return False
     if form.order is None or other.order is None:

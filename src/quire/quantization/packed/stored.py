@@ -40,7 +40,7 @@ SLICE_NUMBERS = 1 << 20
 """Numbers that exist in float32 at a time, about what caches hold."""
 
 LARGEST_EXPONENT = 254
-"""Of powers of two in 8 bits: 255 stands for NaN."""
+"""Largest power of two in 8 bits: 255 stands for NaN."""
 
 ALIGNMENT = 32
 """Outputs at whose multiples every format can be cut."""
@@ -58,8 +58,9 @@ DEFINITIONS: Mapping[type, Callable[..., Integers | torch.Tensor]] = MappingProx
         SqueezeLLM: squeezellm,
     }
 )
-"""By scheme: some outputs, from the scheme, its tensors, and which outputs (a slice whose ends are
-multiples of `ALIGNMENT`, or the last output). What is no integers is float32 [R, I]."""
+"""Definitions by scheme. Each makes some outputs from the scheme, its tensors, and the choice of
+outputs (a slice whose ends are multiples of `ALIGNMENT`, or the last output). Results that are no
+integers are float32 [R, I]."""
 
 
 class StoredMatrix:
@@ -75,7 +76,7 @@ class StoredMatrix:
 
     @property
     def kernel(self) -> str | None:
-        """As `PackedLayout.kernel`."""
+        """The kernel, as in `PackedLayout.kernel`."""
         return self.layout.kernel
 
     def to(self, device: torch.device) -> StoredMatrix:
@@ -167,7 +168,8 @@ class StoredMatrix:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Of any float dtype. One of 8 bits has no infinities, and NaN where all other bits are set."""
+    """Return whether a tensor of any float dtype is finite. One of 8 bits has no infinities, and
+    NaN where all other bits are set."""
     if tensor.dtype == torch.float8_e4m3fn:
         return not bool((tensor.view(torch.uint8) & 127 == 127).any())
     pieces = tensor.reshape(-1).split(SLICE_NUMBERS)

@@ -1,4 +1,4 @@
-"""What one render may use of time, steps and text, and how the parts of a template pay for it."""
+"""Budget of one render in time, steps and text, and how the parts of a template pay for it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ BUDGET = "budget of the render"
 REFUSES_NULL = "null is refused"
 COPIED_CHARACTERS_PER_STEP = 4096
 SECONDS_PER_STEP = 1.5e-6
-"""What the costs of filters and methods are given in: about a call from a template."""
+"""Seconds of one step, the unit of the costs of filters and methods: about a call from a
+template."""
 _STEPS_PER_CLOCK_READ = 256
 _BYTES_PER_CLOCK_READ = 1 << 20
 # Python's own operators on ints are quadratic, and print no more than 4300 digits.
@@ -25,9 +26,8 @@ _WHOLE = (str, list, tuple, dict)
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one render may use. `max_characters` bounds the prompt and each string on the way,
-    `max_built_bytes` all strings, lists and other values that it builds, those that are dropped
-    again too."""
+    """Limits of one render. `max_characters` bounds the prompt and each string on the way,
+    `max_built_bytes` all strings, lists and other values that it builds, dropped ones included."""
 
     max_characters: int = 1 << 24
     max_built_bytes: int = 256 << 20
@@ -80,14 +80,14 @@ class RenderBudget:
 
 
 def spend(context: Context, num_steps: int) -> None:
-    """From the budget of the render that goes on."""
+    """Take steps from the budget of the running render."""
     budget: RenderBudget | None = context.parent.get(BUDGET)
     if budget is not None:
         budget.spend(num_steps)
 
 
 def build(context: Context, num_bytes: int) -> None:
-    """From the budget of the render that goes on."""
+    """Take bytes from the budget of the running render."""
     budget: RenderBudget | None = context.parent.get(BUDGET)
     if budget is not None:
         budget.build(num_bytes)
@@ -181,6 +181,6 @@ def _num_items(value: object) -> int:
 
 
 def check_bits(num_bits: int) -> None:
-    """Of an int; TemplateLimitError if they are too many."""
+    """Check the bits of an int; TemplateLimitError if they are too many."""
     if num_bits > _MAX_INT_BITS:
         raise TemplateLimitError(f"a number of {num_bits} bits is too large")

@@ -106,7 +106,7 @@ def list_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(items, str):
             spend_text(context, name, items)
         elif name in _LIST_COSTS:
-            # How many an iterator has shows only when they are there.
+            # The length of an iterator shows only when its items are there.
             items = items if isinstance(items, Sized) else list(cast("Iterable[Any]", items))
             spend(context, len(items) * _LIST_COSTS[name])
         return function(*_passed(function, context), items, *args, **kwargs)
@@ -134,7 +134,7 @@ class TextFormatter(SandboxedFormatter):
         self._context = context
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """As `str.format` for texts and numbers."""
+        """Format a field, as `str.format` does for texts and numbers."""
         return super().format_field(shown(self._context, value), format_spec)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:

@@ -178,7 +178,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None)), unknown
 
     def budget(self, limits: TemplateLimits | None = None) -> RenderBudget:
-        """What one render, or several together, may use; by default the environment's limits."""
+        """Make the budget of one render, or of several together; by default with the environment's
+        limits."""
         return RenderBudget(limits or self._limits, self._clock)
 
     def render(
@@ -259,7 +260,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return cast("nodes.Template", LimitInserter().visit(tree))
 
     def _check_method(self, context: Context, name: str, owner: Any, args: tuple[Any, ...]) -> None:
-        """Of a value of Python: what the call would build, and what it goes through."""
+        """Check a method of a Python value: what the call would build, and what it goes through."""
         if isinstance(owner, list | tuple):
             measured(context, owner)  # `count` and `index` compare
         else:
@@ -322,7 +323,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def _concatenated(self, context: Context, operands: list[Any]) -> str:
-        """What `~` gives."""
+        """Return the result of `~`."""
         texts: list[str] = []
         num_characters = 0
         for operand in operands:
@@ -338,7 +339,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _sum(
         self, context: Context, iterable: Iterable[Any], attribute: Any = None, start: Any = 0
     ) -> Any:
-        """As Jinja's, each addition under the limits."""
+        """Sum as Jinja does, each addition under the limits."""
         attribute_of = None if attribute is None else make_attrgetter(self, attribute)
         total = start
         for item in iterable:

@@ -1,4 +1,4 @@
-"""How large the values of a template are, found before C code goes through them at one go.
+"""Sizes of a template's values, found before C code goes through them at one go.
 
 Comparing, hashing or printing a list in which lists occur again and again takes one step of the
 template, and time that doubles with each level. Here the levels are walked in Python and paid for.
@@ -22,7 +22,7 @@ __all__ = [
 # C code goes through its operand this much faster than a template makes steps.
 ITEMS_PER_STEP = 32
 BYTES_PER_PIECE = 84
-"""Of a string of one character beyond Latin-1, and its place in a list."""
+"""Bytes of a string of one character beyond Latin-1, and its place in a list."""
 _BYTES_OF_OTHERS = 200
 _SCALARS_PER_PAYMENT = 32 * ITEMS_PER_STEP
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -97,7 +97,7 @@ def _items(parts: Any) -> Iterator[Any]:
 
 
 def _parts(item: Any) -> Any:
-    # By name: all its other attributes are the template's.
+    # Identified by name: all its other attributes are the template's.
     return (
         object.__getattribute__(item, "_Namespace__attrs") if isinstance(item, Namespace) else item
     )

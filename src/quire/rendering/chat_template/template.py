@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from quire.rendering.chat_template.budget import RenderBudget
     from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
-# What a request may not set through `chat_template_kwargs`: the arguments of `render` itself, and
-# the options of `apply_chat_template` that would change what the caller gets back.
+# Names that a request may not set through `chat_template_kwargs`: the arguments of `render`
+# itself, and the options of `apply_chat_template` that would change what the caller gets back.
 RESERVED_KWARGS = frozenset(
     {
         "add_generation_prompt",
@@ -79,7 +79,7 @@ class _Compiled:
     arguments: ArgumentsForm
 
     def content_form(self, role: str, has_calls: bool = False) -> ContentForm:
-        """What the branch of the template for such a message accepts as `content`."""
+        """Return the form of `content` that the template's branch for such a message accepts."""
         found = self.content.get((role, has_calls)) or self.content.get((role, False))
         return found or self.content[_ANY_OTHER_ROLE, False]
 
@@ -146,7 +146,7 @@ class ChatTemplate:
 
     @property
     def why_broken(self) -> Mapping[str, str]:
-        """What is to be said of each template that cannot be used, by name."""
+        """Messages about each template that cannot be used, by name."""
         return self._broken
 
     def _disable(self, name: str, error: ConfigError) -> None:
@@ -163,7 +163,8 @@ class ChatTemplate:
         return self._sources[template_name]
 
     def content_form(self, template_name: str = "default", role: str = "user") -> ContentForm:
-        """What the template accepts as `content` of a message without tool calls."""
+        """Return the form of `content` that the template accepts in a message without tool
+        calls."""
         return self._compiled[template_name].content_form(role)
 
     def render(
@@ -290,7 +291,7 @@ class _Probe:
         self._gave_up = False
 
     def renders_any(self) -> bool:
-        """Whether the template can render the simplest conversations."""
+        """Return whether the template can render the simplest conversations."""
         asks: list[Message] = [
             {"role": "user", "content": _PROBE},
             {"role": "user", "content": [{"type": "text", "text": _PROBE}]},
@@ -306,7 +307,7 @@ class _Probe:
     def content_forms(
         self, arguments_form: ArgumentsForm
     ) -> Mapping[tuple[str, bool], ContentForm]:
-        """Whether `content` may be text, a list of parts, or both, by role and tool calls.
+        """Return by role and tool calls whether `content` may be text, a list of parts, or both.
 
         Roles whose messages the template does not show are left out, but for one that stands for
         all others.
@@ -336,7 +337,7 @@ class _Probe:
         return {(_ANY_OTHER_ROLE, False): usual, **forms}
 
     def arguments_form(self) -> ArgumentsForm:
-        """Whether `arguments` of a tool call may be an object, its JSON text, or both."""
+        """Return whether `arguments` of a tool call may be an object, its JSON text, or both."""
         as_object = self._shows_call(_PROBE_OBJECT, _PROBE)
         # A text that is encoded once more shows escaped quotes.
         as_text = self._shows_call(_PROBE_TEXT, _PROBE_TEXT)
@@ -371,7 +372,8 @@ class _Probe:
         )
 
     def _shows(self, messages: list[Message], signs: list[str]) -> bool:
-        """Whether all of `signs` stand in the prompt, and no part of a content as a whole."""
+        """Return whether all of `signs` stand in the prompt, and no part of a content as a
+        whole."""
         text = self._rendered(messages)
         if text is None or _PRINTED_PARTS in text:
             return False
@@ -399,7 +401,7 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a conversation a message of a role may stand."""
+    """Place in a conversation where a message of a role may stand."""
 
     role: str
     before: Sequence[Message] = ()
@@ -534,5 +536,5 @@ def _cut_at_mark(text: str, last_text: str) -> str:
 
 
 def _templates_of(path: str | Path) -> dict[str, str]:
-    """By name, of a model folder or a GGUF file."""
+    """Return the templates of a model folder or a GGUF file, by name."""
     return read_gguf_templates(Path(path)) if is_gguf(Path(path)) else read_chat_templates(path)

@@ -1,4 +1,4 @@
-"""Where the counters of `template_budget` go: into the syntax tree of a template."""
+"""Puts the counters of `template_budget` into the syntax tree of a template."""
 
 from collections.abc import Container, Iterator
 from typing import Any
@@ -42,7 +42,7 @@ _IMPLICIT_NAMES = frozenset({"caller", "kwargs", "loop", "self", "super", "varar
 def unknown_names(
     tree: nodes.Template, filters: Container[str], tests: Container[str], functions: Container[str]
 ) -> list[str]:
-    """What a template uses that there is none of: filters, tests, functions, other templates.
+    """Return the unknown names that a template uses: filters, tests, functions, other templates.
 
     Jinja finds a filter or a test in a branch only when it gets there.
     """

@@ -1,3 +1,3 @@
-"""What a device needs whose memory is not the host's: a copy of the rows, and the order of work."""
+"""Parts for a device with its own memory: a copy of the rows, and the order of work."""
 
 __all__: list[str] = []

@@ -79,8 +79,8 @@ class DeviceArena:
         values: np.ndarray,
         places: npt.NDArray[np.integer[Any]] | int = 0,
     ) -> Words:
-        """What sets entries `places` of rows `slots` [N] to `values` [N]; slots and places
-        broadcast."""
+        """Return the words that set entries `places` of rows `slots` [N] to `values` [N]; slots and
+        places broadcast."""
         column = self._columns[name]
         count = column.dtype.itemsize // _WORD
         elements = (np.asarray(slots) * (column.width or 1) + places) * count + self._starts[name]

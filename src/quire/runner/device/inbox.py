@@ -1,4 +1,4 @@
-"""What a step needs to know from the host: brought to the device by one copy."""
+"""A step's input from the host, brought to the device by one copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.runner.rows import Slots
 __all__ = ["Inbox"]
 
 NUM_BUFFERS = 4
-"""Of host memory: two steps are in flight, and one is being written."""
+"""Number of buffers in host memory: two steps are in flight, and one is being written."""
 
 MAX_UPDATES = 2**16
 """Words that one copy changes; a plan that changes more takes several."""

@@ -16,7 +16,7 @@ class Mark(Protocol):
     """A point in the queue."""
 
     def wait(self) -> object:
-        """Until the device has passed it. Raises what broke the device before."""
+        """Wait until the device has passed the mark. Raises what broke the device before."""
         ...
 
 
@@ -34,7 +34,7 @@ class DeviceQueue(Protocol):
     device: torch.device
 
     def computing(self) -> AbstractContextManager[object]:
-        """What torch and kernels do within goes to this queue."""
+        """Return a context whose work by torch and kernels goes to this queue."""
         ...
 
     def host_buffer(self, num_words: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ _log = logging.getLogger("quire.runner")
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decode step gave: token ids int32 [R] if it has drawn, which the rows have then, -1 in
+    """Result of a decode step: token ids int32 [R] if it has drawn, which the rows have then, -1 in
     rows that have none and fail; else logits float32 [R, V], to be read before the next step."""
 
     logits: torch.Tensor | None = None
@@ -40,8 +40,8 @@ class DecodeGraph:
 
 
 class DecodeSteps:
-    """From the rows' slots to their next tokens without a number of the host's in between, so that
-    the whole of it is one graph per number of rows, whichever rows they are.
+    """Decode steps from the rows' slots to their next tokens, without a number of the host's in
+    between. So the whole of one is one graph per number of rows, whichever rows they are.
 
     drawing: graphs that end with the tokens of rows that ask no more. logits: graphs that end
     before the draw, for rows that do; None computes these by a mixed step.

@@ -1,4 +1,4 @@
-"""Which sizes of steps have a graph: those that traffic asks for, recorded while it goes on."""
+"""Sizes of steps that have a graph: those that traffic asks for, recorded while it goes on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class LazyGraphs(Generic[Recorded]):
         return self._sizes[at] if at < len(self._sizes) else None
 
     def get(self, size: int, record: Callable[[int], Recorded]) -> Recorded | None:
-        """What was recorded for a size, now if it is its turn; None to compute it as it is."""
+        """Return the recording for a size, made now if it is its turn; None to compute the step
+        without."""
         self._since_last += 1
         known = self.recorded.get(size)
         if known is not None or not self._sizes:

@@ -21,14 +21,15 @@ class MixedGraphs(Protocol):
     """Graphs of a model's forward over any rows."""
 
     def batch(self, num_tokens: int, num_rows: int) -> BatchBuffers | None:
-        """Where graphs read a batch of so many tokens and rows; None if none does."""
+        """Return the buffers from which graphs read a batch of so many tokens and rows; None if
+        none does."""
         ...
 
     def replay(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor | None:
-        """As `CausalLM.forward`, valid until the next call; None if no graph reads these tensors,
-        or there is none yet."""
+        """Run a graph in place of `CausalLM.forward`. The result is valid until the next call; None
+        if no graph reads these tensors, or there is none yet."""
         ...
 
 
@@ -65,7 +66,7 @@ class MixedSteps:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """As `CausalLM.forward`; the result is valid until the next call."""
+        """Run a forward, by a graph if there is one; the result is valid until the next call."""
         if step.given is not None:
             with self._given.within(step.given):
                 return self._call_by_call(token_ids, positions, step)

@@ -99,7 +99,7 @@ class PieceGraphs:
             recorder.begin()
             return result
 
-        # How many tokens are wanted differs from step to step.
+        # The number of wanted tokens differs from step to step.
         step = replace(step, wanted_tokens=None)
         recorder.begin()
         try:

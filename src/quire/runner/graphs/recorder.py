@@ -29,12 +29,12 @@ class GraphRecorder(Protocol):
     def begin(self) -> None: ...
 
     def end(self) -> Graph:
-        """What was recorded. Raises if something cannot be."""
+        """Return the recorded graph. Raises if something cannot be recorded."""
         ...
 
     def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What was made while recording, where each replay leaves it: to be read before anything
-        else is recorded or replayed."""
+        """Return the place where each replay leaves a tensor that was made while recording: to be
+        read before anything else is recorded or replayed."""
         ...
 
     def abandon(self) -> None:

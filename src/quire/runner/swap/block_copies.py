@@ -1,4 +1,4 @@
-"""How KV blocks come to host memory and back: directly on a CPU, by way of a buffer on a GPU."""
+"""Copies KV blocks to host memory and back: directly on a CPU, through a buffer on a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.runner.swap.copy_lane import CopyLane, Mark
 __all__ = ["BlockCopies", "DirectCopies", "StagedCopies"]
 
 STAGING_BYTES = 64 * 2**20
-"""Of each of the two buffers on a GPU: copies of this size are as fast as any, and what is longer
-goes in pieces."""
+"""Size of each of the two buffers on a GPU: copies of this size are as fast as any, and longer ones
+go in pieces."""
 
 CHUNK_BYTES = 256 * 2**20
 """torch gives pinned memory in powers of two: one of this size wastes less than a block."""
@@ -36,7 +36,7 @@ class BlockCopies(Protocol):
 
 
 class DirectCopies:
-    """Where device and host are one memory. pages: those of the KV pool, uint8 [N, B, S,
+    """Copies where device and host are one memory. pages: those of the KV pool, uint8 [N, B, S,
     token_bytes]. swap_blocks: the operation."""
 
     def __init__(

@@ -129,7 +129,7 @@ class BeamSearch:
         self.found.append(FoundSequence(whole, step.beam, score, stop))
 
     def _is_settled(self, num_output: int) -> bool:
-        """Whether enough is found, and what goes on is not expected to be better."""
+        """Return whether enough is found, and the live beams are not expected to be better."""
         rules = self._rules
         if len(self.found) < rules.width:
             return False

@@ -31,16 +31,16 @@ class _Rewind:
 
 
 class TailRewinds:
-    """How many tokens a row has is certain when no step with it is in flight. So a row with refused
-    tokens computes nothing until then, and the next plan rewinds it."""
+    """Rewinds of refused tokens. A row's length is certain only when no step with it is in flight.
+    So a row with refused tokens computes nothing until then, and the next plan rewinds it."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._waiting: list[_Rewind] = []
 
     def begin(self, slot: int, num_kept: int, num_computed: int, last_step: int) -> None:
-        """Of the known tokens of a row the first `num_kept` stay, before others follow and the slot
-        is stopped. It goes on when the result of `last_step` was applied."""
+        """Keep the first `num_kept` known tokens of a row, before others follow, and stop the slot.
+        It goes on when the result of `last_step` was applied."""
         table = self._state.table
         generation, num_known = int(table.generation[slot]), int(table.num_known[slot])
         for rewind in self._waiting:
@@ -54,9 +54,9 @@ class TailRewinds:
         self._waiting.append(_Rewind(slot, generation, num_kept, refused, num_computed, last_step))
 
     def may_stay(self, slot: int, num_kept: int) -> bool:
-        """Whether a row can go back to its first `num_kept` tokens where it is: none after them is
-        in a block that others may have found by name, and no window has left what they need. A
-        recurrent state cannot be taken back."""
+        """Return whether a row can go back to its first `num_kept` tokens in its place: none after
+        them is in a block that others may have found by name, and no window has left what they
+        need. A recurrent state cannot be taken back."""
         state, kv = self._state, self._state.kv
         if kv.states is not None or any(group.window is not None for group in kv.layout.groups):
             return False

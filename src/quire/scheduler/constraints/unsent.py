@@ -64,7 +64,7 @@ class UnsentTokens:
 
     @property
     def has_open_questions(self) -> bool:
-        """Whether verdicts are to come."""
+        """True if verdicts are to come."""
         return self._num_asked > 0 or bool(self._news)
 
     def append(self, sequence: Sequence, token: int) -> None:
@@ -133,7 +133,7 @@ class UnsentTokens:
         sequence.unsent = None
 
     def questions(self) -> list[Question]:
-        """What to ask now. Once."""
+        """Return the questions to ask now, each once."""
         found: list[Question] = []
         for handle, sequence in self._news.items():
             unsent = self._of(sequence)

@@ -83,7 +83,7 @@ class Fair:
         return None
 
     def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """As `CountsTokens`."""
+        """Count tokens, as `CountsTokens` describes."""
         computed = np.bincount(accounts, tokens, len(self._counters))
         self._counters += computed / self._weights
 

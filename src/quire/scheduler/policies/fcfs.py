@@ -9,7 +9,7 @@ __all__ = ["Fcfs"]
 
 
 class Fcfs(KeyedPolicy):
-    """By arrival, ties by the order of `add`."""
+    """Orders by arrival, ties by the order of `add`."""
 
     def key(self, group: SequenceGroup) -> tuple[float, int]:
         return (group.request.arrival_time, group.number)

@@ -22,7 +22,8 @@ class KeyedPolicy(ABC):
 
     @abstractmethod
     def key(self, group: SequenceGroup) -> tuple[float, int]:
-        """Of a new group. Smaller goes first; `group.number` as second part makes it unique."""
+        """Return the key of a new group. Smaller goes first; `group.number` as second part makes it
+        unique."""
 
     def add(self, group: SequenceGroup) -> None:
         if not group.was_admitted:

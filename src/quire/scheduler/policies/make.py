@@ -1,4 +1,4 @@
-"""From the name of a policy to the policy."""
+"""Makes a policy from its name."""
 
 from __future__ import annotations
 

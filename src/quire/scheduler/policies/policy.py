@@ -1,4 +1,4 @@
-"""Which group goes first: the door between the scheduler and its policy."""
+"""Interface between the scheduler and its policy, which says which group goes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.scheduler.sequence import SequenceGroup
 __all__ = ["CountsTokens", "MayStart", "NumUncached", "Policy"]
 
 MayStart = Callable[[SequenceGroup], bool]
-"""Whether a waiting group may be admitted now; others behind it may go if it may not."""
+"""Predicate: a waiting group may be admitted now; others behind it may go if it may not."""
 
 NumUncached = Callable[[SequenceGroup], int]
 """Tokens that a waiting group would have to compute, by a look into the prefix cache."""
@@ -55,7 +55,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """What a policy has besides if its order depends on what has been computed for whom."""
+    """Additional method of a policy whose order depends on what has been computed for whom."""
 
     def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """A step computes `tokens` [N] for groups with these `SequenceGroup.account`s [N]."""

@@ -1,4 +1,4 @@
-"""By the priority that requests name, with ageing."""
+"""Order by the priority that requests name, with ageing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands behind the routes: an engine and its model's text, from the moment they are there."""
+"""Backend of the routes: an engine and its model's text, from the moment they are there."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class Backend:
         return status
 
     def _start_phases(self) -> tuple[StartPhase, ...]:
-        """Those of the core, and where it is done before this front, what is still missing."""
+        """Return the core's phases, or, where the core is done before this front, what is still
+        missing."""
         phases = () if self._client is None else self._client.status.phases
         if phases and not phases[-1].is_done:
             return phases
@@ -131,7 +132,7 @@ _ADVICE = {
     EngineState.DRAINING: "Try again when a server is back at this address",
     EngineState.DEAD: "The server has to be started again; its log says why",
 }
-"""What helps in states that do not end by themselves."""
+"""Advice in states that do not end by themselves."""
 _RETRY_S = {EngineState.STARTING: 5.0, EngineState.DRAINING: 5.0, EngineState.DEAD: 30.0}
 
 

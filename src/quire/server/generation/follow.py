@@ -1,4 +1,4 @@
-"""From the engine's client to a response, in one call per step."""
+"""Passes tokens from the engine's client to a response, in one call per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NeverFull", "Outlet", "follow"]
 
 
 class Outlet(Protocol):
-    """Where what a stream gave is written."""
+    """Destination of a stream's output."""
 
     @property
     def is_full(self) -> bool: ...
@@ -82,7 +82,7 @@ class _Follower:
             self._halted.set()
 
     def _take_news(self) -> bool:
-        """Whether there was any."""
+        """Take the news. Returns whether there were any."""
         has_taken = False
         if self._is_taking or self._error is not None:
             return has_taken  # `take` has ended a sample: the loop that called it goes on with that

@@ -31,7 +31,7 @@ SHORT_CHARS = 2048
 """Tokenizing so much takes about as long as handing it to a thread and back."""
 
 CHARS_PER_MESSAGE = 64
-"""What a template does for an empty message costs about as much as tokenizing so many."""
+"""Characters whose tokenizing costs about as much as a template's work for an empty message."""
 
 SLOW_TEMPLATE_S = 0.02
 """Processor time. What a usual template takes for a short chat is a hundred times less."""
@@ -251,12 +251,12 @@ def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
 
 
 def _num_part_chars(part: str | dict[str, Any]) -> int:
-    """Of a part of text."""
+    """Count the characters of a part of text."""
     return len(part if isinstance(part, str) else part.get("text", part.get("refusal", "")))
 
 
 def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
-    """Of what a template may write beside the messages."""
+    """Count the characters that a template may write beside the messages."""
     documents = body.documents if isinstance(body, ChatRequest) else None
     return sum(map(_num_chars, (documents, body.chat_template_kwargs, body.tools)))
 

@@ -1,4 +1,4 @@
-"""What a front loads of the model itself: tokenizer, template, and defaults of requests."""
+"""The front's part of the model: tokenizer, template, and defaults of requests."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ def model_dialect(
 
 
 def served_names(engine: EngineSettings, server: ServerSettings) -> tuple[tuple[str, ...], str]:
-    """What requests may call the model, and what the operator does."""
+    """Return the names that requests may give for the model, and the operator's name for it."""
     root = engine.model or BUNDLED_NAME
     return server.served_model_name or (root,), root
 
 
 def core_settings(settings: EngineSettings) -> dict[str, SettingValue]:
-    """By name, as the core process takes them."""
+    """Return the settings by name, in the form that the core process takes."""
     return front_settings(with_model(settings))
 
 
 def front_settings(settings: EngineSettings) -> dict[str, SettingValue]:
-    """By name, as front processes take them: the model as the operator named it, since they serve
-    it by that name."""
+    """Return the settings by name, in the form that front processes take: with the operator's name
+    of the model, since they serve it by that name."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
 

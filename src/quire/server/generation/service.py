@@ -41,7 +41,7 @@ TextEnding = Literal["stop", "length", "content_filter"]
 
 
 class SampleDelta(msgspec.Struct, gc=False):
-    """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
+    """Addition of one update to one sample. logprobs: one per token, if asked. finish_reason and
     stop_reason (a stop string or token id) come once, with the last delta. parts: of an answer that
     is parsed, which has no text beside them."""
 
@@ -190,7 +190,7 @@ class Generation:
         self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
 
     def _early_end(self) -> str:
-        """What ended a sample that did not finish by itself."""
+        """Return the reason of a sample that did not finish by itself."""
         return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
 
     def _take_update(self, update: RequestUpdate) -> list[SampleDelta]:

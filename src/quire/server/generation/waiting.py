@@ -115,7 +115,7 @@ class WaitingRoom:
         return self._rate
 
     def set_capacity(self, max_model_len: int, max_num_seqs: int) -> None:
-        """What the engine can hold; the defaults of the bounds follow from it."""
+        """Set the engine's capacity; the defaults of the bounds follow from it."""
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
 
     def observe(self, prompt_tokens_total: int) -> None:
@@ -127,7 +127,7 @@ class WaitingRoom:
         self._last = (now, prompt_tokens_total)
 
     def observe_speed(self, prefill_tokens_per_s: float) -> None:
-        """What the engine measures of itself; 0.0 before it has."""
+        """Set the engine's own measurement of its speed; 0.0 before there is one."""
         self._speed = prefill_tokens_per_s
 
     def queue_s(self, num_ahead: int) -> float:
@@ -171,7 +171,7 @@ class WaitingRoom:
 
     @property
     def retry_after_s(self) -> float:
-        """Until half of what waits should have been served."""
+        """Estimate the seconds until half of the waiting work is served."""
         if self._rate <= 0.0:
             return 1.0
         return min(MAX_RETRY_AFTER_S, max(1.0, 0.5 * self._num_tokens / self._rate))

@@ -1,4 +1,5 @@
-"""What the answers of both APIs share: their heads, whole samples, and the merging of prompts."""
+"""Shared parts of the answers of both APIs: their heads, whole samples, and the merging of
+prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every chunk of an answer repeats. kind: the `object` field; created: Unix seconds."""
+    """Fields that every chunk of an answer repeats. kind: the `object` field; created: Unix
+    seconds."""
 
     id: str
     kind: str
@@ -63,7 +65,7 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """How an API writes one choice of a chunk around its text.
+    """Form in which an API writes one choice of a chunk around its text.
 
     opening: before the text of a sample's first chunk, after its index. before, after: around all
     other texts. opens_empty: the first chunk is sent although it has no text. stop_reason_in_each:
@@ -217,7 +219,7 @@ async def run_all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def wants_usage(body: GenerationRequest, *, always: bool) -> tuple[bool, bool]:
-    """Whether a stream gives its usage at the end, and in every chunk."""
+    """Return whether a stream gives its usage at the end, and in every chunk."""
     options = body.stream_options
     in_each = options is not None and bool(options.continuous_usage_stats)
     at_end = always or (options is not None and bool(options.include_usage))

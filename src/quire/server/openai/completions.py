@@ -150,13 +150,13 @@ class CompletionAnswer:
         )
 
     def _shown(self, delta: SampleDelta) -> SampleDelta:
-        """What of a delta the answer shows."""
+        """Return the part of a delta that the answer shows."""
         if self._has_output:
             return delta
         return SampleDelta(delta.index, "", [], [], delta.finish_reason and "length", None)
 
     def _shown_sample(self, sample: WholeSample) -> WholeSample:
-        """What of a sample the answer shows."""
+        """Return the part of a sample that the answer shows."""
         if self._has_output:
             return sample
         return WholeSample(finish_reason="length")
@@ -235,7 +235,7 @@ class CompletionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """What of a prompt is repeated: its text, and where in it each token begins."""
+    """The repeated part of a prompt: its text, and where in it each token begins."""
 
     generation: Generation
     text: str = ""
@@ -271,8 +271,8 @@ class _ChoiceLogprobs:
         *,
         text_end: int | None = None,
     ) -> CompletionLogprobs:
-        """Those of the next tokens. text_end: the length of the text, if it is known: a stop string
-        may have cut some off. Errors as in `LogprobsWriter.completion`."""
+        """Return the log-probabilities of the next tokens. text_end: the length of the text, if it
+        is known: a stop string may have cut some off. Errors as in `LogprobsWriter.completion`."""
         offsets = self._offsets_of(token_ids)
         entries: list[TokenLogprobs | None] = [*logprobs]
         if self._num_prompt:

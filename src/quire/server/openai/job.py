@@ -1,4 +1,4 @@
-"""What an answer works with: one request, and the parts of the server that serve it."""
+"""Job of an answer: one request, and the parts of the server that serve it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Job", "tenant_salt"]
 
 
 def tenant_salt(tenant: str, cache_salt: str | None) -> str:
-    """Of the cached prefixes of a request: tenants share none, whatever they name."""
+    """Return the salt of a request's cached prefixes: tenants share none, whatever they name."""
     return f"{tenant}\0{cache_salt or ''}" if tenant else cache_salt or ""
 
 
@@ -81,7 +81,7 @@ class Job:
         body: GenerationRequest,
         form: AnswerForm | None = None,
     ) -> AbstractAsyncContextManager[Generation]:
-        """As `GenerationService.open`."""
+        """Open a generation, as `GenerationService.open` does."""
         if params.structured_outputs is not None or form is not None:
             self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
         return self.generations.open(

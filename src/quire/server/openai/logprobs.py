@@ -13,7 +13,7 @@ from quire.server.requests.errors import RefusedError
 __all__ = ["CompletionLogprobs", "LogprobsBudget", "LogprobsWriter"]
 
 FLOOR = -9999.0
-"""What is written for an impossible token: JSON has no minus infinity."""
+"""Log-probability written for an impossible token: JSON has no minus infinity."""
 
 _BYTES_PER_ENTRY = 64
 """About what one token and its log-probability take in JSON."""
@@ -47,8 +47,8 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class LogprobsBudget:
-    """What all log-probabilities of one response may take together, whichever of its prompts and
-    samples they belong to."""
+    """Budget for all log-probabilities of one response, whichever of its prompts and samples they
+    belong to."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

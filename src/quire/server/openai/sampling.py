@@ -1,4 +1,4 @@
-"""From the fields of a request to SamplingParams, within the server's limits."""
+"""Makes SamplingParams from the fields of a request, within the server's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From `response_format`, `structured_outputs` and the older `guided_*` fields to one grammar."""
+"""Makes one grammar from `response_format`, `structured_outputs` and the older `guided_*`
+fields."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def structured_field(body: GenerationRequest) -> str | None:
 
 
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
-    """What the request asks for, None for free text. RefusedError if several fields do, or one is
-    wrong."""
+    """Return the requested grammar, None for free text. RefusedError if several fields ask for one,
+    or one is wrong."""
     given = _given(body)
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""What a request used, as responses say it."""
+"""Usage of a request, in the form of responses."""
 
 from __future__ import annotations
 

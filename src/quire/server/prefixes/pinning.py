@@ -62,7 +62,7 @@ async def pin_prefix(
     if finish is None or finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
         message = "the engine ended the request" if finish is None else finish.message
         raise EngineError(f"The prefix was not pinned: {message}.")
-    # By its key: a request that was replayed to another core has another handle there.
+    # Compare by key: a request that was replayed to another core has another handle there.
     key = prefix_key(token_ids, salt, is_shared=is_shared)
     for pin in (await client.control(ListPins())).pins:
         if pin.key == key:
@@ -84,8 +84,8 @@ class PrefixKeeper:
         self._served = -1
 
     async def start(self) -> None:
-        """Until all are pinned. ConfigError if one cannot be, EngineError if it fails again and
-        again."""
+        """Wait until all are pinned. ConfigError if one cannot be, EngineError if it fails again
+        and again."""
         for tries in range(MAX_TRIES):
             status = await self._ready()
             try:
@@ -125,7 +125,7 @@ class PrefixKeeper:
         return status
 
     async def _pin_all(self, status: EngineStatus) -> None:
-        """Those that the present core does not have."""
+        """Pin the prefixes that the present core does not have."""
         if self._prefixes:
             pins = (await self._client.control(ListPins())).pins
             held = {pin.key for pin in pins}

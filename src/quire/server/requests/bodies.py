@@ -34,7 +34,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chats have in common. docs/server.md describes each field."""
+    """Fields that completions and chats have in common. docs/server.md describes each field."""
 
     model: str | None = None
     n: int | None = None
@@ -103,7 +103,7 @@ class PredictionPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the client expects as the answer, such as the file that is being edited."""
+    """Text that the client expects as the answer, such as the file that is being edited."""
 
     content: str | list[PredictionPart]
     type: Literal["content"] = "content"

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, in the shape that OpenAI clients read:
+"""Error responses, in the shape that OpenAI clients read:
 
 {"error": {"message": …, "type": …, "param": … or null, "code": the HTTP status}}
 """
@@ -96,7 +96,7 @@ class ErrorReply(msgspec.Struct):
 
 
 def error_reply(error: BaseException) -> ErrorReply:
-    """What to tell the client about any exception: the one funnel of all routes and streams.
+    """Return the reply to any exception: the one funnel of all routes and streams.
 
     The words of an exception that quire did not raise on purpose stay in the log.
     """

@@ -17,14 +17,15 @@ def _limit(default: Any, text: str) -> Any:
 
 
 LEAST_QUEUE_S, LEAST_FIRST_TOKEN_S = 60.0, 300.0
-"""What a fast machine needs under load. A large model on a CPU takes longer for one long prompt."""
+"""Lower bounds, which a fast machine needs under load. A large model on a CPU takes longer for one
+long prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Units are in the names. None means that the value follows from the model (see each text)."""
 
-    # What one connection may send.
+    # Bounds on one connection.
     max_header_bytes: int = _limit(32 * 1024, "bytes of the request line and all headers")
     max_headers: int = _limit(100, "headers of one request")
     header_timeout_s: float = _limit(10.0, "seconds until all headers have arrived")
@@ -34,7 +35,7 @@ class Limits:
     max_connections: int = _limit(4096, "open connections")
     keep_alive_timeout_s: float = _limit(30.0, "seconds that an idle connection is kept")
 
-    # What one body may hold.
+    # Bounds on one body.
     max_json_depth: int = _limit(64, "nesting of a request body")
     max_json_nodes: int = _limit(200_000, "values in a request body")
     max_json_key_bytes: int = _limit(256, "bytes of one key in a request body")
@@ -49,7 +50,7 @@ class Limits:
     )
     max_label_chars: int = _limit(128, "characters of cache_salt and request ids")
 
-    # What one request may ask.
+    # Bounds on one request.
     max_n: int = _limit(16, "samples per prompt (at most 128)")
     max_beam_width: int = _limit(8, "beams of one search (best_of, or else n; at most 128)")
     max_sequences: int = _limit(256, "prompts x n of one completion request")
@@ -65,7 +66,7 @@ class Limits:
 
     max_priority: int = _limit(100, "levels of priority above and below 0")
 
-    # What the server takes on at once.
+    # Bounds on the server's load.
     max_queue_requests: int | None = _limit(
         None, "requests that wait for their first step (4 x max_num_seqs, at least 256)"
     )
@@ -148,4 +149,4 @@ def _patience(num_tokens: int, prefill_tokens_per_s: float) -> float:
 
 
 LIMIT_HELP: Mapping[str, str] = {item.name: item.metadata["help"] for item in fields(Limits)}
-"""What each limit bounds, by name."""
+"""Help of each limit, by name."""

@@ -53,7 +53,7 @@ def control_router(services: Services) -> APIRouter:
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> Response:
-        """Whether requests are refused until `/wake_up`."""
+        """Tell whether requests are refused until `/wake_up`."""
         return _answer({"is_sleeping": (await control(Inspect())).sleep_level > 0})
 
     @router.post("/pause")
@@ -68,7 +68,7 @@ def control_router(services: Services) -> APIRouter:
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        """Whether nothing is computed at the moment."""
+        """Tell whether computing is paused at the moment."""
         return _answer({"is_paused": (await control(Inspect())).is_paused})
 
     @router.post("/reset_prefix_cache")

@@ -1,4 +1,4 @@
-"""What /metrics shows: the names that dashboards for vLLM query, and quire's own."""
+"""Contents of /metrics: the names that dashboards for vLLM query, and quire's own."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def openai_router(services: Services) -> APIRouter:
 
 
 def generating_routes(router: APIRouter) -> list[APIRoute]:
-    """Those of `openai_router` that take most of the load."""
+    """Return the routes of `openai_router` that take most of the load."""
     return [
         route
         for route in router.routes

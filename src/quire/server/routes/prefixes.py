@@ -87,7 +87,7 @@ def prefix_router(services: Services) -> APIRouter:
 async def _pin(
     services: Services, ready: Ready, request: Request, body: PinRequest
 ) -> PinnedPrefix:
-    """As any other prompt it takes a place in the waiting room."""
+    """Pin a prefix. Like any other prompt, it takes a place in the waiting room."""
     seconds = math.inf if body.ttl_s is None else body.ttl_s
     if not seconds > 0:
         raise RefusedError(f"ttl_s is {seconds:g}. Give seconds above 0.", param="ttl_s")

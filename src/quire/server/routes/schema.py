@@ -1,4 +1,4 @@
-"""What /openapi.json says beside the bodies of requests: every status of every route with its
+"""Contents of /openapi.json beside the bodies of requests: every status of every route with its
 schema, and the bounds of fields."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """Of every status but 200."""
+    """Body of every status but 200."""
 
     error: ErrorDetail
 
@@ -121,7 +121,7 @@ _ANSWERS: dict[str, type[Any]] = {
     "/admin/prefixes/{prefix_id}": Deleted,
     **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), EngineActivity),
 }
-"""By path, and method where there are several. Others answer with an object of no fixed fields."""
+"""Answers by path, and method where there are several. Others have an object of no fixed fields."""
 
 _MEANINGS = {
     400: "The request cannot be served as it is.",
@@ -149,7 +149,7 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), (400, 503)),
     **dict.fromkeys(("/reset_prefix_cache", "/start_profile", "/stop_profile"), (400, 503)),
 }
-"""Of routes without a body, beside `_OF_EVERY_ROUTE`."""
+"""Statuses of routes without a body, beside `_OF_EVERY_ROUTE`."""
 
 
 def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _up_to(highest: int) -> dict[str, Any]:
 
 
 def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
-    """Of fields by name, as JSON schema has them."""
+    """Return the bounds of fields by name, in the form of JSON schema."""
     label = {"maxLength": limits.max_label_chars}
     return {
         "n": {"minimum": 1, "maximum": limits.max_n},

@@ -33,11 +33,11 @@ _NEVER_LOGGED = (
 )  # fmt: skip
 
 _ENDS = "the server is shutting down"
-"""How what a closed engine client says begins."""
+"""Start of the message of a closed engine client."""
 
 
 class Services:
-    """What the routes work with."""
+    """Shared objects of the routes."""
 
     def __init__(
         self, settings: ServerSettings, backend: Backend, board: FrontBoard | None, front: int
@@ -68,7 +68,7 @@ class Services:
     def job(
         self, ready: Ready, request: Request, body: GenerationRequest, timeline: Timeline
     ) -> Job:
-        """What an answer to this request works with."""
+        """Return the job of an answer to this request."""
         ready.model.check_name(body.model)
         if self.settings.enable_log_requests:
             logger.info("Received request %s: params: %s", timeline.request_id, _parameters(body))
@@ -108,7 +108,7 @@ class Services:
             self._board.write(self._front, self._reading())
 
     def total(self) -> FrontReading:
-        """Of all fronts; of others up to a tick old."""
+        """Return the sum of all fronts' readings; those of others are up to a tick old."""
         own = self._reading()
         return own if self._board is None else self._board.total(own, self._front)
 
@@ -137,6 +137,6 @@ class Services:
 
 
 def _parameters(body: GenerationRequest) -> dict[str, object]:
-    """What was asked, without the prompt and all that may be part of it."""
+    """Return the request's parameters, without the prompt and its possible parts."""
     names = (name for name in body.__struct_fields__ if name not in _NEVER_LOGGED)
     return {name: value for name in names if (value := getattr(body, name)) is not None}

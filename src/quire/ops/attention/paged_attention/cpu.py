@@ -76,7 +76,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
 
 
 def _key_bias(bias: KeyBias | None) -> tuple[int | None, ...]:
-    """As `struct KeyBias` of csrc/attention/bias.h has it."""
+    """Return the members of `struct KeyBias` in csrc/attention/bias.h."""
     if bias is None:
         return (None,) * 4 + (0,) * 3
     tensors = (bias.pairs, bias.values, bias.cos, bias.sin)

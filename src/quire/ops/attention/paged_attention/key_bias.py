@@ -9,12 +9,12 @@ import torch
 __all__ = ["KeyBias", "angle_table"]
 
 POSITIONS = 64
-"""Of a key block (csrc/attention/keys.h): tables are read by whole ones."""
+"""Positions of a key block (csrc/attention/keys.h): tables are read by whole ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyBias:
-    """What attention adds to the keys that it reads, rotated by their positions.
+    """Bias that attention adds to the keys that it reads, rotated by their positions.
 
     pairs: int32 [N], of the dims i and i + R/2 that turn together. values: float32 [K, N, 2], the
     bias of both before the rotation. cos, sin: float32 [R/2, P], `angle_table` of those by which K

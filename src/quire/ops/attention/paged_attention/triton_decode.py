@@ -178,7 +178,8 @@ class DecodeTile:
 
 
 def decode_tile(dim: int, element_size: int) -> DecodeTile:
-    """By the bytes of a head in the cache; two programs' registers fill a multiprocessor of SM 90.
+    """Choose a tile by the bytes of a head in the cache; two programs' registers fill a
+    multiprocessor of SM 90.
 
     Registers and shared memory of a program there, as compiled for head_dim 128 in 16 bits: 228 a
     thread and 70 KiB. AMD's multiprocessors have 64 KiB in all."""

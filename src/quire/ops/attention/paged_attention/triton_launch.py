@@ -31,7 +31,7 @@ class Launch:
     out: torch.Tensor
 
     def cache_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of K and V; the caches themselves where nothing is read."""
+        """Scales of K and V; the caches themselves where nothing is read."""
         if self.k_scale is None or self.v_scale is None:
             return self.k_cache, self.v_cache
         return self.k_scale, self.v_scale

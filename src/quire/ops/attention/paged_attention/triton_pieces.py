@@ -1,4 +1,4 @@
-"""How rows with one query are cut into pieces, and how what these found is merged."""
+"""Pieces into which rows with one query are cut, and the merging of their results."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -34,7 +34,7 @@ class Pieces:
 
     @classmethod
     def of(cls, launch: Launch) -> Pieces:
-        """By the shape of the model and the width of the tables."""
+        """Choose pieces by the shape of the model and the width of the tables."""
         num_heads, (_, block_size, num_kv_heads, _) = launch.q.shape[1], launch.k_cache.shape
         smallest = _split_tokens(num_heads // num_kv_heads)
         most = max(1, _PIECES_OF_A_ROW // num_kv_heads)
@@ -137,8 +137,8 @@ def merge_pieces(
 def new_parts(
     device: torch.device, num_rows: int, num_heads: int, room: int, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What pieces find, in float32: sums of weighted V [R, H, room, dim]; the largest score and the
-    sum of the weights [R, H, room, 2]."""
+    """Allocate the results of pieces, in float32: sums of weighted V [R, H, room, dim]; the largest
+    score and the sum of the weights [R, H, room, 2]."""
     parts = (num_rows, num_heads, room)
     sums = torch.empty((*parts, dim), dtype=torch.float32, device=device)
     return sums, torch.empty((*parts, 2), dtype=torch.float32, device=device)

@@ -254,8 +254,8 @@ class PromptTile:
 
 
 def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
-    """What shared memory holds of such dims, of which a program has 99 KiB on SM 86 and SM 89, and
-    registers of the rest."""
+    """Choose a tile by shared memory for such dims, of which a program has 99 KiB on SM 86 and SM
+    89, and by registers for the rest."""
     if dim * element_size <= 256:
         # With 64 keys in 8 bits, the kernel for SM 80 keeps its accumulators in memory.
         return PromptTile(128, 32 if quantized else 64, 8, 3)

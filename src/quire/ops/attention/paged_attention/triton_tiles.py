@@ -1,5 +1,5 @@
-"""What the kernels for prompts and for single queries share: tokens out of pages, one tile of keys
-into a running softmax (Dao et al. 2022, arXiv:2205.14135, algorithm 1), in powers of two."""
+"""Shared parts of the kernels for prompts and for single queries: tokens out of pages, one tile of
+keys into a running softmax (Dao et al. 2022, arXiv:2205.14135, algorithm 1), in powers of two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""By which scores are scaled for powers of two."""
+"""Factor of scores for powers of two."""
 
 _FEWEST_LANES = 32
 
@@ -51,7 +51,7 @@ def row_of_item(ends, item):
 def token_offsets(
     table_ptr, position, exists, block_stride, token_stride, BLOCK_SIZE: tl.constexpr
 ):
-    """Where the tokens at `position` of one row begin in the pool, in elements."""
+    """Return where the tokens at `position` of one row begin in the pool, in elements."""
     block = tl.load(table_ptr + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
     return block * block_stride + (position % BLOCK_SIZE) * token_stride
 

@@ -44,7 +44,7 @@ def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> No
     count = src.numel()
     if count == 0:
         return
-    # By way of a buffer: a source may be another copy's destination, and programs have no order.
+    # Copy through a buffer: a source may be another copy's destination, and programs have no order.
     buffer = torch.empty(
         (pages.shape[0], count, *pages.shape[2:]), dtype=pages.dtype, device=pages.device
     )

@@ -1,5 +1,5 @@
-"""What stands between the qkv projection and attention, in one pass over its rows: norms of the
-heads of q and k, rotation, K and V into the paged cache.
+"""One pass over the rows between the qkv projection and attention: norms of the heads of q and k,
+rotation, K and V into the paged cache.
 
 `rope_and_write_kv(qkv, num_heads, positions, cos, sin, k_cache, v_cache, slot_mapping,
 k_scale=None, v_scale=None, q_weight=None, k_weight=None, eps=0.0) → None`

@@ -31,7 +31,7 @@ def _normed(x, rstd, q_weight_ptr, k_weight_ptr, dim, head_dim, is_q):
 
 @triton.jit
 def _scales(x, SMALLEST: tl.constexpr):
-    """Of heads x [heads, dims] in int8, by the contract."""
+    """Return the scales of heads x [heads, dims] in int8, by the contract."""
     largest = tl.max(tl.abs(x), axis=1)
     num_broken = tl.sum(tl.where(tl.abs(x) < float("inf"), 0, 1), axis=1)
     scale = tl.div_rn(largest, tl.zeros_like(largest) + 127.0)

@@ -1,4 +1,4 @@
-"""What `linear_int4` accepts, and how it keeps scales."""
+"""Contract of `linear_int4`: its inputs, and how it keeps scales."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ __all__ = ["linear_int4"]
 
 _COLUMNS = 64
 _PROGRAMS = 256
-"""That read a weight; told from the matrix alone, since the order of a sum must not depend on the
-GPU's size or on the rows."""
+"""Number of programs that read a weight; derived from the matrix alone, since the order of a sum
+must not depend on the GPU's size or on the rows."""
 
 _MAX_SPLIT_ROWS = 256
 _MIN_PAIRS = 2
-"""Of groups in a piece."""
+"""Smallest number of group pairs in a piece."""
 
 
 @triton.jit

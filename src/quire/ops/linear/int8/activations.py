@@ -7,7 +7,7 @@ import torch
 __all__ = ["LARGEST", "SMALLEST", "largest_magnitudes", "quantize_rows", "scales_of_rows"]
 
 LARGEST = 127
-"""Of the integers; -128 is not used, so that the range is symmetric."""
+"""Largest of the integers; -128 is not used, so that the range is symmetric."""
 
 SMALLEST = 1e-30
 """A row whose largest magnitude is below this counts as zeros: 127 / it would overflow."""

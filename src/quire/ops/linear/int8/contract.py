@@ -1,4 +1,4 @@
-"""What `linear_int8` accepts."""
+"""Contract of `linear_int8`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integer linear layers of csrc/linear/int.h have in common on the side of Python."""
+"""Shared Python side of the integer linear layers of csrc/linear/int.h."""
 
 from __future__ import annotations
 

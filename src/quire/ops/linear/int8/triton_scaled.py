@@ -1,5 +1,5 @@
-"""What integer products in Triton have in common: rows of activations in 8 bits, and what follows
-when the sums are there."""
+"""Shared parts of integer products in Triton: rows of activations in 8 bits, and the steps after
+the sums."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false

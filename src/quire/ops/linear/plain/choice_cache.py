@@ -1,4 +1,4 @@
-"""Which product won which measurement, kept on disk."""
+"""Results of measurements of products, kept on disk."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["ChoiceCache", "Choices"]
 _log = logging.getLogger("quire.ops.linear.plain")
 
 Choices = Mapping[int, Tiles | None]
-"""By number of rows (1, 2, 4, … `MAX_FEW_ROWS`): the cut of the product in Triton; None: the
-vendor's product."""
+"""Winners by number of rows (1, 2, 4, … `MAX_FEW_ROWS`): the cut of the product in Triton; None:
+the vendor's product."""
 
 
 class ChoiceCache:
@@ -36,7 +36,7 @@ class ChoiceCache:
         self._known = self._read()
 
     def get(self, name: str) -> Choices | None:
-        """What was measured for the matrix `name`, or None."""
+        """Return the measured choices for the matrix `name`, or None."""
         return self._known.get(name)
 
     def put(self, name: str, choices: Choices) -> None:

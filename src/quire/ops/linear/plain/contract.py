@@ -1,5 +1,4 @@
-"""What `linear` accepts, and what it returns: a matrix that was packed once and multiplies many
-times."""
+"""Contract of `linear`: a matrix that was packed once and multiplies many times."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ Timer = Callable[[Sequence[Callable[[], object]]], float]
 """Seconds that the calls take, one after the other."""
 
 SMALLEST_BYTES = 2**20
-"""Of a matrix that is worth a measurement: a smaller one is read in less time than a launch."""
+"""Smallest matrix that is worth a measurement: a smaller one is read in less time than a launch."""
 
 BEYOND_CACHE = 2**27
 """Bytes of copies of the weight that take turns, so that none is read from the L2 cache, where a
 step over a whole model would not find it either (50 MiB on an H200)."""
 
 MARGIN = 0.97
-"""Of the vendor's time, below which ours is chosen: less than this is noise."""
+"""Share of the vendor's time below which ours is chosen: a smaller difference is noise."""
 
 
 class ProductChooser:
@@ -52,8 +52,8 @@ class ProductChooser:
         self._processors = processors
 
     def choose(self, matrix: VendorMatrix) -> Choices:
-        """By number of rows. All None for matrices that are too small to be measured, and for those
-        of float32, whose products tensor cores do not compute."""
+        """Choose products by number of rows. All are None for matrices that are too small to be
+        measured, and for those of float32, whose products tensor cores do not compute."""
         weight = matrix.weight
         if weight.nbytes < SMALLEST_BYTES or weight.dtype == torch.float32:
             return dict.fromkeys(_numbers_of_rows())

@@ -10,7 +10,7 @@ from quire.ops.pointwise.activation.reference import activation_and_mul
 __all__ = ["PlainMatrix", "gated", "widened_product"]
 
 WIDENED_ROWS = 4096
-"""Of the weight that are float32 at a time, so that a large table never is as a whole."""
+"""Rows of the weight that are float32 at a time, so that a large table never is as a whole."""
 
 
 class PlainMatrix:

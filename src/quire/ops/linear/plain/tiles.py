@@ -1,4 +1,4 @@
-"""How the product in Triton is cut: tiles of the result, and pieces of the sum (split-K)."""
+"""Cuts of the product in Triton: tiles of the result, and pieces of the sum (split-K)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FEW_ROWS = 64
 of 16 bits stay below what a GPU does in the time of reading it (about 180 per byte on an H200)."""
 
 MIN_TILE_ROWS = 16
-"""Of the smallest tile that tensor cores multiply."""
+"""Rows of the smallest tile that tensor cores multiply."""
 
 _SHAPES = ((32, 128, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4))
 """Columns, depth, warps and stages of tiles for few rows; three stages of 10 to 24 KiB are on their

@@ -56,7 +56,7 @@ class InvariantMatrix:
 def product(
     matrix: VendorMatrix, x: torch.Tensor, out_dtype: torch.dtype | None, tiles: Tiles
 ) -> torch.Tensor:
-    """Of x [..., I] in the dtype of the matrix, by Triton."""
+    """Compute the product of x [..., I] in the dtype of the matrix, by Triton."""
     rows = x.reshape(-1, x.shape[-1])
     y = multiply(rows, matrix.weight, matrix.bias, out_dtype or x.dtype, tiles)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], len(matrix.weight))

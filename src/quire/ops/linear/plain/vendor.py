@@ -45,8 +45,8 @@ class VendorMatrix:
 
 
 def product_into_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Of 16-bit operands, by a product that stores its float32 sums as they are. Torch has it for
-    CUDA alone, since 2.8: https://docs.pytorch.org/docs/2.13/generated/torch.mm.html."""
+    """Multiply 16-bit operands, storing the float32 sums unrounded. Torch has this product for CUDA
+    alone, since 2.8: https://docs.pytorch.org/docs/2.13/generated/torch.mm.html."""
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 

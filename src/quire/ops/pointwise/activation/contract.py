@@ -1,4 +1,4 @@
-"""Which activations there are, and their names in checkpoints."""
+"""Activations, and their names in checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of rows with any number of tokens computes with, gathered out of the persistent rows.
+"""Inputs of a step of rows with any number of tokens, gathered out of the persistent rows.
 
 `step_inputs(slots, query_start_loc, num_computed, row_tokens, row_blocks, block_size, token_ids,
 positions, seq_lens, slot_mapping, block_table) → None`

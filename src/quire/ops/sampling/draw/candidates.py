@@ -1,4 +1,4 @@
-"""Which tokens a row may draw: top-k, then top-p, then min-p, without sorting the vocabulary.
+"""Tokens that a row may draw: top-k, then top-p, then min-p, without sorting the vocabulary.
 
 With logits l, m = max(l) and z = (l - m) / temperature, the law of a row is exp(z) over its sum.
 Tokens are ranked as in `ranking.py`. Top-k keeps the first k. Top-p keeps a token while those

@@ -45,7 +45,7 @@ def _draw(
 
 
 def _draw_one(row: LogitArray, keep: tuple[float, int, float, float], stream: torch.Tensor) -> int:
-    """From one row [V]. keep: temperature, top_k, top_p, min_p. stream: seed, sample index and
+    """Draw from one row [V]. keep: temperature, top_k, top_p, min_p. stream: seed, sample index and
     position, [3, 1]."""
     greedy = int(row.argmax())  # NaN counts as the largest
     if not np.isfinite(row[greedy]):

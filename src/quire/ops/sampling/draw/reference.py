@@ -59,7 +59,7 @@ def draw(
 def _allowed(
     z: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Which tokens [R, V], in their order by rank, the filters leave. The others [R, 1]."""
+    """Return which tokens [R, V], in their order by rank, the filters leave. The others [R, 1]."""
     rank = torch.arange(z.shape[1], device=z.device)
     within_k = (rank < top_k) | (top_k <= 0)
     weights = torch.where(within_k, z.exp(), 0.0)

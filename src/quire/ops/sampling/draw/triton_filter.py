@@ -34,7 +34,7 @@ _NO_RANK = tl.constexpr(2**62)
 
 @triton.jit
 def _cuts(largest, temperature, top_k, top_p, vocab_size):
-    """Whether top-k or top-p may leave out tokens of a row that can be drawn from."""
+    """Return whether top-k or top-p may leave out tokens of a row that can be drawn from."""
     ok = (largest < _INFINITY) & (largest > -_INFINITY) & (temperature > 0.0)
     return ok & (((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0))
 

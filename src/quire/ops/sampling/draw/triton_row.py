@@ -1,4 +1,4 @@
-"""What the drawing kernels share: a row's parameters, noise, ranks, and buckets of z."""
+"""Shared parts of the drawing kernels: a row's parameters, noise, ranks, and buckets of z."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -23,8 +23,9 @@ __all__ = [
 ]
 
 BUCKETS = 256
-"""Of z, best first: 8 to a unit; the last one has all that is more than 31 below the largest. Noise
-lies between -3.2 and 22.9, so no token of the last one wins against the largest."""
+"""Number of buckets of z, best first: 8 to a unit; the last one has all that is more than 31 below
+the largest. Noise lies between -3.2 and 22.9, so no token of the last one wins against the
+largest."""
 
 _PER_UNIT = tl.constexpr(8.0)
 _LAST = tl.constexpr(BUCKETS - 1)
@@ -32,7 +33,7 @@ _FIXED = tl.constexpr(2.0**42)
 """Masses are sums of exp(z) in units of 2**-42, exact in any order; 2**20 tokens fit in 63 bits."""
 
 _ID_BITS = tl.constexpr(20)
-"""Of a token id, in a rank."""
+"""Bits of a token id in a rank."""
 
 _MOST_TOKENS = 1 << 20
 _INFINITY = tl.constexpr(float("inf"))

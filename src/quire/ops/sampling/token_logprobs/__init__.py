@@ -1,4 +1,4 @@
-"""How likely tokens are by the model itself, and which are the most likely.
+"""Log-probabilities of tokens by the model itself, and the most likely tokens.
 
 `token_logprobs(logits, rows, token_ids, k) → (logprobs, ranks, top_ids, top_logprobs)`
 

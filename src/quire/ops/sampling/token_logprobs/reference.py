@@ -1,4 +1,4 @@
-"""By the definition, in float64, whole rows sorted."""
+"""Log-probabilities by the definition, in float64, whole rows sorted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+"""docs/how-to.md lists every place that names the example of each section, and the toys work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.scheduler import KeyedPolicy
+from quire.scheduler.sequence import SequenceGroup
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
+SUFFIXES = (".py", ".cpp", ".h")
+EXAMPLES = {
+    "Add a sampling parameter": r"\brepetition_penalty\b",
+    "Add a route": r'"/tokenizer_info"',
+    "Add a model family": r"MptForCausalLM|MPTModel|read_mpt|MPTTraits",
+    "Add an operation": r"\bappend_tokens\b",
+    "Add a policy": r"(?i)\bsrtf\b",
+}
+"""Headings, and how the code names the example of each."""
+
+
+def listed(heading: str) -> set[str]:
+    """Paths in the first column of the table of a section."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {path for cell in cells for path in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_section_is_checked():
+    assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == list(EXAMPLES)
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_places_exist(heading: str):
+    places = listed(heading)
+    assert len(places) >= 4
+    assert not [place for place in places if not (ROOT / place).is_file()]
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_every_place_in_the_source_is_listed(heading: str):
+    """Turns red when a new file has to be touched too, or one need not be any more."""
+    pattern = re.compile(EXAMPLES[heading])
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in SUFFIXES]
+    naming = {
+        place
+        for place, path in ((str(path.relative_to(ROOT)), path) for path in files)
+        if pattern.search(place) or pattern.search(path.read_text(encoding="utf-8"))
+    }
+    in_source = {place for place in listed(heading) if place.startswith("src/")}
+    assert in_source == naming
+
+
+class LongAnswersFirst(KeyedPolicy):
+    """A toy made by the last how-to."""
+
+    def key(self, group: SequenceGroup) -> tuple[float, int]:
+        return (-(group.request.params.max_tokens or 0), group.number)
+
+
+def test_a_toy_policy_needs_a_key_alone():
+    lengths = [4, 12]
+    settings = {"scheduling_policy": f"{__name__}:LongAnswersFirst", "max_num_seqs": 1}
+    with LLM(quiet=True, **settings) as llm:
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+        outputs = llm.generate(["import "] * 2, params, use_tqdm=False)
+    ends = [output.metrics.last_token_ts for output in outputs if output.metrics is not None]
+    assert ends[1] < ends[0]
+
+
+def test_a_name_that_no_registry_has_is_refused():
+    with pytest.raises(ConfigError, match="scheduling_policy"):
+        EngineSettings(scheduling_policy="newest")
