@@ -86,7 +86,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _warn_of_unknown_variables(parser: CommandParser) -> None:
-    """Of the environment, for a misspelt one would silently leave a default."""
+    """Warn of unknown variables: a misspelt one would silently leave a default."""
     from quire.cli.variables import warn_of_unknown_variables
 
     def all_parsers() -> Iterator[CommandParser]:

@@ -1,4 +1,4 @@
-"""What the loader asks of every layer that has weights."""
+"""Interface of the loader to layers with weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank takes of a checkpoint tensor: `share` of dimension `dim`."""
+    """Part of a checkpoint tensor that a rank takes: `share` of dimension `dim`."""
 
     dim: int
     share: Share
@@ -34,7 +34,7 @@ class Cut:
         return (*shape[: self.dim], self.share.total, *shape[self.dim + 1 :])
 
     def index_on_disk(self, index: int) -> int:
-        """Where in the whole dimension the part's `index` stands."""
+        """Return the index in the whole dimension of the part's `index`."""
         return [i for each in self.share.ranges for i in each][index]
 
     def of(self, tensor: Sliceable) -> torch.Tensor:
@@ -44,6 +44,7 @@ class Cut:
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
+NO_ORDERS: Mapping[str, torch.Tensor] = MappingProxyType({})
 _UNCUT: Mapping[str, Cut] = MappingProxyType({})
 
 
@@ -59,11 +60,11 @@ class LayerWeights(Protocol):
         ...
 
     def cut(self, part: str) -> Cut | None:
-        """What of the tensor on disk is loaded; None for all of it."""
+        """Return the cut of the tensor on disk that is loaded; None for all of it."""
 
     def stored_shape(self, part: str) -> tuple[int, ...]:
-        """Of a part that comes as a quantized matrix: [outputs, inputs], whatever a plain one's
-        order is."""
+        """Return the shape of a part that comes as a quantized matrix: [outputs, inputs], whatever
+        a plain one's order is."""
         ...
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
@@ -136,13 +137,13 @@ class MatrixForm(Protocol[Matrix]):
 
     @property
     def keeps_stored(self) -> bool:
-        """As in `WeightFormat`."""
+        """True if matrices stay as stored, as in `WeightFormat`."""
         ...
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> Matrix:
-        """As in `WeightFormat`."""
+        """Pack a matrix, as in `WeightFormat`."""
         ...
 
     def keep(
@@ -153,7 +154,7 @@ class MatrixForm(Protocol[Matrix]):
         *,
         gate: str | None = None,
     ) -> Matrix:
-        """As in `WeightFormat`."""
+        """Keep a stored matrix, as in `WeightFormat`."""
         ...
 
 
@@ -165,7 +166,8 @@ class PackedWeights(Generic[Matrix]):
     weight_format: in which the layer keeps its matrix. inputs: those of this rank. parts: outputs
     of this rank by name, in their order; "" is the name of an only one. transposed: plain parts are
     [I, O] on disk. gate: of the first of two parts, as in `quire.ops.linear.plain`. num_outputs: if
-    more than the rank has; the others are zero.
+    more than the rank has; the others are zero. orders: by part, which of the rank's outputs on
+    disk each one is, int64 [outputs]; of others their own.
     """
 
     def __init__(
@@ -180,7 +182,9 @@ class PackedWeights(Generic[Matrix]):
         transposed: bool = False,
         gate: str | None = None,
         num_outputs: int | None = None,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> None:
+        self._orders = orders
         self.weight_format = weight_format
         self._inputs, self._parts = inputs, dict(parts)
         self._num_own = sum(share.count for share in parts.values())
@@ -220,7 +224,7 @@ class PackedWeights(Generic[Matrix]):
         return cut if cut is None or not self.is_transposed else Cut(1 - cut.dim, cut.share)
 
     def _cut_of_rows(self, owner: str) -> Cut | None:
-        """Of a weight [outputs, inputs]; ranks share one of the two."""
+        """Return the cut of a weight [outputs, inputs]; ranks share one of the two."""
         if not self._inputs.is_whole:
             return Cut(1, self._inputs)
         outputs = self._parts[owner]
@@ -231,21 +235,26 @@ class PackedWeights(Generic[Matrix]):
         if self._coming is None:
             raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
         owner, _, kind = part.rpartition(".")
-        if kind == "bias":
-            self._bias_of(owner).copy_(tensor)
-        else:
-            self._rows_of(owner).copy_(tensor.t() if self.is_transposed else tensor)
+        tensor = tensor.t() if self.is_transposed and kind != "bias" else tensor
+        if (order := self._orders.get(owner)) is not None:
+            tensor = tensor[order]
+        (self._bias_of(owner) if kind == "bias" else self._rows_of(owner)).copy_(tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
-        """As `load`: kept as it is, or widened, as the format says, or if ranks share it."""
+        """Load a quantized part: kept unchanged, or widened if the format says so or ranks share
+        it."""
         owner = part.rpartition(".")[0]
         shares = (self._inputs, *self._parts.values())
-        if self.weight_format.keeps_stored and all(share.is_whole for share in shares):
+        order = self._orders.get(owner)
+        is_whole = order is None and all(share.is_whole for share in shares)
+        if self.weight_format.keeps_stored and is_whole:
             self._open.stored[owner] = stored.to(self._device)
             return
-        rows = self._rows_of(owner)
-        if (cut := self._cut_of_rows(owner)) is not None:
-            rows.copy_(cut.of(_widened(stored)))
+        rows, cut = self._rows_of(owner), self._cut_of_rows(owner)
+        if cut is not None or order is not None:
+            numbers = _widened(stored)
+            numbers = numbers if cut is None else cut.of(numbers)
+            rows.copy_(numbers if order is None else numbers[order])
             return
         for first, numbers in stored.slices():
             rows[first : first + len(numbers)] = numbers
@@ -270,7 +279,7 @@ class PackedWeights(Generic[Matrix]):
         return self._coming
 
     def _rows_of(self, owner: str) -> torch.Tensor:
-        """Where the plain weight of a part goes: [outputs, I]."""
+        """Return the rows for the plain weight of a part: [outputs, I]."""
         coming = self._open
         if coming.weight is None:
             coming.weight = self._empty(self._height, self._inputs.count)
@@ -295,7 +304,7 @@ class PackedWeights(Generic[Matrix]):
 
 @dataclass(slots=True)
 class _Coming:
-    """What has come of a layer: parts as they are stored, plain ones in one matrix, the bias."""
+    """Arrived parts of a layer: stored parts, plain ones in one matrix, the bias."""
 
     stored: dict[str, StoredMatrix]
     weight: torch.Tensor | None

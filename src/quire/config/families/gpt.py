@@ -109,5 +109,5 @@ def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
 
 
 def _narrow_matrices(hidden: int, embed_size: int) -> tuple[MatrixShape, ...]:
-    """From narrow embeddings into the layers and back."""
+    """Return the matrices from narrow embeddings into the layers and back."""
     return MatrixShape(hidden, embed_size), MatrixShape(embed_size, hidden)

@@ -30,6 +30,18 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PHI3_BLOCK = {**_BLOCK, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GLM4_BLOCK = {
+    **_BLOCK,
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_OLMO2_BLOCK = {
+    **_BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GEMMA_BLOCK = {
     **_BLOCK,
     "post_attention_norm": "post_attention_layernorm",
@@ -37,13 +49,13 @@ _GEMMA_BLOCK = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-BUFFERS = ("rope_freqs.weight",)
+BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFArchitecture:
-    """How files of one architecture differ from Hugging Face folders.
+    """Differences between files of one architecture and Hugging Face folders.
 
     name: of the architecture in config.json. block: names of a block's tensors. pairs_heads: rows
     of q and k are in the order of the rotated pairs. adds_one: norms hold the 1 that is added to
@@ -62,6 +74,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "llama": GGUFArchitecture("LlamaForCausalLM", "llama", _BLOCK, pairs_heads=True),
         "qwen2": GGUFArchitecture("Qwen2ForCausalLM", "qwen2", _BLOCK),
         "qwen3": GGUFArchitecture("Qwen3ForCausalLM", "qwen3", _BLOCK),
+        "phi3": GGUFArchitecture("Phi3ForCausalLM", "phi3", _PHI3_BLOCK),
+        "olmo2": GGUFArchitecture("Olmo2ForCausalLM", "olmo2", _OLMO2_BLOCK),
+        "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", _GLM4_BLOCK),
+        "granite": GGUFArchitecture("GraniteForCausalLM", "granite", _BLOCK, pairs_heads=True),
+        "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", "smollm3", _BLOCK, pairs_heads=True),
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
     }
 )
@@ -70,7 +87,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
-    """How the rows of a tensor on disk become those of its Hugging Face counterpart.
+    """Mapping of a tensor's rows on disk to those of its Hugging Face counterpart.
 
     entry: where and what it is. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.
