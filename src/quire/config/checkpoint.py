@@ -25,7 +25,7 @@ NOT_WEIGHTS = ("adapter_", "optimizer", "scheduler", "trainer_state")
 """Beginnings of names that trainers give to files of other things, which lie beside a model's."""
 
 _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
-"""What the names of a text model begin with that is one part among others."""
+"""Beginning of the names of a text model that is one part among others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _text_part(
     folder: Path, tensors: dict[str, TensorInfo]
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
-    """Of a model of several parts, the tensors of its text model, by the names that they have in
-    one of text alone, and a sentence about the others."""
+    """Return the tensors of the text model of a model of several parts, by the names that they have
+    in one of text alone, and a sentence about the others."""
     if not any(_TEXT_PART.match(name) for name in tensors):
         return tensors, ()
     found: dict[str, TensorInfo] = {}

@@ -71,9 +71,8 @@ class Shard:
         return Share(total, (range(self.rank * count, (self.rank + 1) * count),))
 
     def in_units(self, total: int, unit: int, noun: str) -> Share:
-        """As even a part of `total` things as there is that begins and ends at multiples of
-        `unit`: earlier ranks may have one unit more. Raises ConfigError if a rank would have
-        none."""
+        """Return the most even part of `total` things that begins and ends at multiples of `unit`:
+        earlier ranks may have one unit more. Raises ConfigError if a rank would have none."""
         num_units = -(-total // unit)
         if num_units < self.size:
             raise self._uneven(total, noun)

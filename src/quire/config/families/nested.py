@@ -56,7 +56,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma3_text": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072},
     }
 )
-"""What transformers' config classes have where a file is silent, by model_type."""
+"""Defaults of transformers' config classes, which count where a file is silent, by model_type."""
 
 _SHARED = (
     "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings",

@@ -63,12 +63,12 @@ class _Axis(NamedTuple):
         return tensor[(slice(None),) * dim + (index,)]
 
     def words(self, tensor: torch.Tensor, dim: int, bits: int) -> torch.Tensor:
-        """Of numbers in words of 32 bits, some of which may lie in two words."""
+        """Take numbers in words of 32 bits, some of which may lie in two words."""
         bits_together = math.lcm(WORD, bits)
         return self.of(tensor, dim, bits_together // bits, bits_together // WORD)
 
     def groups(self, tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-        """Of one index per group of `size` things; -1, or a single index: of all."""
+        """Take one index per group of `size` things; -1, or a single index: of all."""
         return tensor if size == -1 or tensor.shape[dim] == 1 else self.of(tensor, dim, size)
 
 
