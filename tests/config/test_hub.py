@@ -37,6 +37,20 @@ def test_path_that_does_not_exist(name: str) -> None:
         resolve_model_folder(name)
 
 
+@pytest.mark.parametrize("name", ["./m.gguf", "models/m.gguf", "/no/such/m.GGUF", "m.gguf"])
+def test_gguf_file_that_does_not_exist(name: str) -> None:
+    """Catches a mistyped file looked up on the hub, or called a folder."""
+    with pytest.raises(ConfigError, match=r"no such file; give the path of a GGUF file"):
+        resolve_model_folder(name)
+
+
+def test_gguf_file_with_another_ending(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(ConfigError, match=r"is a GGUF file; rename it so that it ends in \.gguf"):
+        resolve_model_folder(str(file))
+
+
 def test_folder_without_config(tmp_path: Path) -> None:
     """Catches a wrong folder that is only noticed when reading fails."""
     with pytest.raises(ConfigError, match=r"has no config\.json"):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.config.gguf import is_gguf
+from quire.config.gguf import GGUF_MAGIC, is_gguf
 from quire.errors import ConfigError
 
 __all__ = ["local_folder", "resolve_model_folder"]
@@ -60,6 +60,14 @@ def _pick_gguf(folder: Path, repository: str, tag: str) -> Path:
     raise ConfigError(f"{repository}:{tag}: several files fit ({names}); name one of them whole")
 
 
+def _starts_like_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
+
+
 def local_folder(model: str) -> Path | None:
     """The folder or GGUF file of `model` if there is one here, None if it is a Hugging Face id.
 
@@ -80,10 +88,14 @@ def local_folder(model: str) -> Path | None:
     if is_gguf(path):
         return path
     if path.is_file():
+        if _starts_like_gguf(path):
+            raise ConfigError(f"{path}: is a GGUF file; rename it so that it ends in .gguf")
         raise ConfigError(
             f"{path}: is a file, and no *.gguf one; give the folder that holds config.json"
         )
     tagged = GGUF_TAG.fullmatch(model)
+    if tagged is None and path.suffix.lower() == ".gguf":
+        raise ConfigError(f"{model}: no such file; give the path of a GGUF file that exists")
     repository = tagged["repository"] if tagged else model
     if not HUB_ID.fullmatch(repository) or model.startswith((".", os.sep, "~")):
         raise ConfigError(

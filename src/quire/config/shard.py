@@ -70,6 +70,17 @@ class Shard:
         count = total // self.size
         return Share(total, (range(self.rank * count, (self.rank + 1) * count),))
 
+    def in_units(self, total: int, unit: int, noun: str) -> Share:
+        """Return the most even part of `total` things that begins and ends at multiples of `unit`:
+        earlier ranks may have one unit more. Raises ConfigError if a rank would have none."""
+        num_units = -(-total // unit)
+        if num_units < self.size:
+            raise self._uneven(total, noun)
+        each, more = divmod(num_units, self.size)
+        first = self.rank * each + min(self.rank, more)
+        past = first + each + (self.rank < more)
+        return Share(total, (range(first * unit, min(past * unit, total)),))
+
     def kv_heads(self, total: int) -> Share:
         """An equal part of the kv heads; with fewer heads than ranks, the one head that the query
         heads of this rank read, which other ranks have too. Raises ConfigError if the heads cannot

@@ -20,9 +20,16 @@ from typing import Any
 from quire.config.gguf.tensor_types import GGML_TYPES, UNSUPPORTED_TYPES, GGMLType
 from quire.errors import ConfigError
 
-__all__ = ["GGUFEntry", "GGUFHeader", "is_gguf", "read_gguf_header", "read_gguf_parts"]
+__all__ = [
+    "GGUF_MAGIC",
+    "GGUFEntry",
+    "GGUFHeader",
+    "is_gguf",
+    "read_gguf_header",
+    "read_gguf_parts",
+]
 
-MAGIC = b"GGUF"
+GGUF_MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -219,7 +226,7 @@ def read_gguf_header(file: Path) -> GGUFHeader:
     twice, or a type that cannot be read here.
     """
     with _mapped(file) as cursor:
-        if cursor.left < 4 or cursor.take(4) != MAGIC:
+        if cursor.left < 4 or cursor.take(4) != GGUF_MAGIC:
             raise ConfigError(f"{file}: is no GGUF file: it does not start with 'GGUF'")
         version = cursor.number("I")
         if version not in VERSIONS:

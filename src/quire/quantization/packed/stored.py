@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +29,7 @@ from quire.quantization.packed.compressed_tensors import (
     packed_integers,
     plain_integers,
 )
+from quire.quantization.packed.cuts import CUTS, Part, UncutError
 from quire.quantization.packed.float8 import float8
 from quire.quantization.packed.gptq import gptq
 from quire.quantization.packed.integers import Integers
@@ -83,6 +85,31 @@ class StoredMatrix:
         """The same with tensors of its own on `device`."""
         own = {kind: tensor.to(device, copy=True) for kind, tensor in self._tensors.items()}
         return StoredMatrix(self.layout, own)
+
+    def cut(self, outputs: range, inputs: range) -> StoredMatrix:
+        """These outputs and inputs, of the same numbers. Raises ConfigError where the format
+        cannot be cut."""
+        layout = self.layout
+        part = Part(outputs, inputs, self.shape)
+        try:
+            tensors = CUTS[type(layout.scheme)](layout.scheme, self._tensors, part)
+        except UncutError as error:
+            raise ConfigError(
+                f"{layout.module} in the format {layout.scheme.name} cannot be cut for ranks at "
+                f"{error}. Use another number of ranks, or quantization= to make other bits."
+            ) from error
+        own = {kind: tensor.contiguous() for kind, tensor in tensors.items()}
+        stored = {
+            kind: replace(
+                layout.tensors[kind],
+                shape=tuple(tensor.shape),
+                end=layout.tensors[kind].start + tensor.nbytes,
+            )
+            for kind, tensor in own.items()
+        }
+        kernel = layout.scheme.kernel(len(inputs))
+        sizes = {"outputs": len(outputs), "inputs": len(inputs)}
+        return StoredMatrix(replace(layout, **sizes, tensors=stored, kernel=kernel), own)
 
     def integers(self) -> Integers:
         """The whole matrix, of a format that is integers."""

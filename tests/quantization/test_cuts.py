@@ -1,0 +1,123 @@
+"""Parts of quantized matrices hold the numbers of the whole, wherever a format can be cut."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from quire.config import read_checkpoint
+from quire.config.gguf import GGML_TYPES
+from quire.config.shard import Shard
+from quire.errors import ConfigError
+from quire.quantization import StoredMatrix
+from quire.quantization.gguf.tensor_types import dequantize
+from quire.quantization.packed import keep
+from quire.quantization.packed.cuts import Part, UncutError, cut_blocks
+from tests.gguf_writer import PACKERS, TYPE_IDS
+from tests.models.harness import new_ops
+from tests.packed_writer import FORMATS, Format, all_but_head, stored_matrix, write_pair
+
+MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+SIZE = 128
+OUTPUT_CUT = 96
+"""Where words of 3 bits end, and blocks of 48 numbers that go on from row to row."""
+INPUT_UNITS = {
+    "awq-gemm-g16": 16,
+    "awq-gemv-g64": 64,
+    "compressed-fp8-blocks": 128,
+    "compressed-w4a8": 64,
+    "compressed-w8a16-groups": 64,
+    "fp4": 128,
+    "fp8-powers": 128,
+    "gptq-2-v2": 64,
+    "gptq-4-v2": 64,
+    "gptq-8-v2-uneven": 128,
+    "nf4": 64,
+    "nf4-nested": 128,
+}
+"""Inputs at whose multiples a matrix can be cut, where these are not 32: groups, blocks, words."""
+
+
+@pytest.fixture(scope="module", params=FORMATS, ids=lambda chosen: chosen.name)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[StoredMatrix]]:
+    chosen: Format = request.param
+    folder, _, _ = write_pair(
+        tmp_path_factory.mktemp("cuts"), chosen.settings, all_but_head(chosen.write)
+    )
+    tensors = read_checkpoint(folder).tensors
+    layouts = [tensors[f"{module}.weight"].packed for module in MODULES]
+    return chosen.name, [stored_matrix(layout) for layout in layouts if layout is not None]
+
+
+def test_parts_have_the_numbers_of_the_whole(case: tuple[str, list[StoredMatrix]]) -> None:
+    """Uneven shares of outputs and inputs, alone and together. Catches scales, zero points and
+    indices of groups that belong to other inputs, and a kernel that makes other weights of them."""
+    name, matrices = case
+    unit = INPUT_UNITS.get(name, 32)
+    for stored in matrices:
+        whole = stored.numbers()
+        for outputs in (range(OUTPUT_CUT), range(OUTPUT_CUT, SIZE), range(SIZE)):
+            for inputs in (range(unit), range(unit, SIZE), range(SIZE)):
+                if not inputs:
+                    continue
+                wanted = whole[outputs.start : outputs.stop, inputs.start : inputs.stop]
+                part = stored.cut(outputs, inputs)
+                assert part.shape == (len(outputs), len(inputs))
+                assert torch.equal(part.numbers(), wanted)
+                part.check()
+                matrix = keep(new_ops("reference"), (part,), None, torch.float32).matrix
+                assert torch.equal(matrix.rows(torch.arange(len(outputs))), wanted)
+        again = stored.cut(range(SIZE), range(SIZE - unit, SIZE)).cut(
+            range(OUTPUT_CUT, SIZE), range(unit)
+        )
+        assert torch.equal(again.numbers(), whole[OUTPUT_CUT:, SIZE - unit :])
+
+
+def test_a_cut_within_a_group_says_where_one_can_be(
+    case: tuple[str, list[StoredMatrix]],
+) -> None:
+    name, (stored, _) = case
+    unit = INPUT_UNITS.get(name, 32)
+    try:
+        part = stored.cut(range(SIZE), range(unit // 2))
+    except ConfigError as error:
+        assert str(error).startswith(f"{MODULES[0]} in the format")
+        assert "multiples of" in str(error) or "from one output to the next" in str(error)
+    else:  # one scale for all inputs
+        assert torch.equal(part.numbers(), stored.numbers()[:, : unit // 2])
+        assert name not in INPUT_UNITS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPE_IDS if kind in PACKERS])
+def test_blocks_of_gguf(kind: str) -> None:
+    """K-quants are cut between blocks of 256 inputs and refuse other places."""
+    random = Random(4)
+    type_of = {each.name: each for each in GGML_TYPES.values()}[kind]
+    inputs, size = 512, type_of.block_size
+    rows = [[PACKERS[kind](random, 0.5) for _ in range(inputs // size)] for _ in range(6)]
+    data = [b"".join(block for block, _ in row) for row in rows]
+    numbers = torch.tensor([[x for _, values in row for x in values] for row in rows])
+    blocks = torch.tensor([list(row) for row in data], dtype=torch.uint8)
+    for outputs, taken in ((range(2, 5), range(size, 512)), (range(6), range(256))):
+        part = cut_blocks(blocks, size, Part(outputs, taken, (6, inputs)))
+        wanted = numbers[outputs.start : outputs.stop, taken.start : taken.stop]
+        assert torch.equal(dequantize(kind, part.contiguous()), wanted.float())
+    with pytest.raises(UncutError, match=f"it can be at multiples of {size}"):
+        cut_blocks(blocks, size, Part(range(6), range(size // 2), (6, inputs)))
+
+
+def test_shares_in_units_are_as_even_as_can_be() -> None:
+    """576 inputs in blocks of 256 have three, the last of which is short."""
+    for total, unit, size in ((576, 256, 2), (576, 64, 4), (100, 1, 7), (96, 32, 3)):
+        shares = [Shard(rank, size).in_units(total, unit, "inputs") for rank in range(size)]
+        ranges = [share.ranges[0] for share in shares]
+        assert [i for each in ranges for i in each] == list(range(total))
+        assert all(each.start % unit == 0 for each in ranges)
+        lengths = [-(-len(each) // unit) for each in ranges]
+        assert max(lengths) - min(lengths) <= 1
+    with pytest.raises(ConfigError, match="576 inputs cannot be shared by 4 ranks"):
+        Shard(0, 4).in_units(576, 256, "inputs")
