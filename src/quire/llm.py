@@ -225,7 +225,7 @@ class LLM:
     def _admit_pooled(
         self, prompt: Prompt, params: PoolingParams, scheduling: SchedulingParams
     ) -> PoolingRequestOutput:
-        """As `_admit`."""
+        """Add a prompt that pools; errors as in `_admit`."""
         rendered = self._render_prompt(prompt)
         try:
             if isinstance(rendered, RequestError):
@@ -535,7 +535,8 @@ class LLM:
     # --- readings -------------------------------------------------------------------------------
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends, over the defaults of the class."""
+        """Return the sampling values that the model's generation_config.json recommends, over the
+        defaults of the class."""
         return SamplingParams.from_optional(self._engine.default_sampling)
 
     def get_tokenizer(self) -> TokenizerFace | None:

@@ -187,7 +187,7 @@ class LLMEngine:
 
     @property
     def next_handle(self) -> int:
-        """That of the next request."""
+        """The handle of the next request."""
         return self._next_handle
 
     def take_handles(self, count: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
+from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
@@ -20,6 +21,7 @@ from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.recovery import ALWAYS_SWAP
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
+from quire.speculation import DraftMethods
 
 
 class FakeEngine:
@@ -44,6 +46,7 @@ class FakeEngine:
         breaks: bool = False,
         num_host_blocks: int = 0,
         grammars: Grammars | None = None,
+        speculative_config: str | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -72,6 +75,8 @@ class FakeEngine:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             recovery_costs=ALWAYS_SWAP if num_host_blocks else None,
+            methods=DraftMethods(parse_speculation(speculative_config)),
+            vocab_size=vocab_size,
         )
         self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
         self.executor = executor = FakeExecutor(
@@ -107,6 +112,7 @@ class FakeEngine:
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
         pooling: Pooling | None = None,
+        prediction: Sequence[int] = (),
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -129,6 +135,7 @@ class FakeEngine:
             grammar=grammar,
             beams=beams,
             pooling=pooling,
+            prediction_token_ids=np.array(prediction, np.int32),
         )
         self.core.add(request)
         self._next_handle += n

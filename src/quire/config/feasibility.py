@@ -30,7 +30,7 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
 
 
 class HoldsTokens(Protocol):
-    """What a sequence takes of a KV pool."""
+    """Blocks that a sequence takes of a KV pool."""
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """See `KVLayout.most_blocks`."""
@@ -119,7 +119,7 @@ class Feasibility:
         return total
 
     def _max_total_of_pooled(self, request: EngineRequest) -> int:
-        """As if one token followed the prompt, which is never computed."""
+        """Count one token after the prompt, which is never computed."""
         _check_pooled(request)
         num_prompt = len(request.prompt_token_ids)
         if num_prompt == 0:

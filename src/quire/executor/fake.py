@@ -65,7 +65,7 @@ class _Drop:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a forward of some rows gave. hidden: what the model sees at the last token of each row
+    """Outcome of a forward of some rows. hidden: what the model sees at the last token of each row
     that samples, and at its drafts. pooled: likewise at the positions of each piece."""
 
     hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -151,7 +151,7 @@ class FakeExecutor:
         return self._report()
 
     def control(self, op: ControlOp) -> Report:
-        """What is dropped is filled with garbage, and all rows are gone."""
+        """Carry out an operation. Dropped memory is filled with garbage, and all rows are gone."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
@@ -422,7 +422,7 @@ class FakeExecutor:
         return states
 
     def _inputs(self, slot: int, start: int, end: int) -> Words:
-        """What the model computes these tokens of a row from."""
+        """Return the inputs from which the model computes these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
         for span in self._rows.media.get(slot, ()):
             first, last = max(span.position, start), min(span.end, end)
@@ -495,7 +495,7 @@ class FakeExecutor:
     def _find_candidates(
         self, hidden: dict[int, list[int]], masks: dict[int, list[MaskArray | None]]
     ) -> dict[int, tuple[TokenCandidates, ...]]:
-        """Of rows that give some; they keep their drafts."""
+        """Return those of rows that give some; they keep their drafts."""
         slots = np.array(sorted(hidden), np.int64)
         keep_in_turns(self._rows, slots, lambda index, _: np.ones(len(index), np.bool_))
         return {

@@ -106,7 +106,7 @@ class Attention:
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
 
     def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:
-        """Those that are left to do when the norms of whole rows are done."""
+        """Do the norms of whole rows; return those of heads, which are left to do."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, SharedRMSNorm) and isinstance(k_norm, SharedRMSNorm)):
             assert not isinstance(q_norm, SharedRMSNorm)

@@ -350,5 +350,5 @@ class LayerFactory:
 
 
 def _parts(shares: Mapping[str, Share], *, fused: bool) -> Mapping[str, Share]:
-    """Of a merged projection; only one, without a name, if they are one tensor on disk."""
+    """Name the parts of a merged projection: one without a name if they are one tensor on disk."""
     return {"": Share.joined(list(shares.values()))} if fused else shares

@@ -125,6 +125,6 @@ class ResidualAdd:
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of a norm that changes nothing: the sum twice."""
+        """Return the sum twice, as a norm that changes nothing would."""
         total = self(x, residual)
         return total, total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.config.families.llama import read_llama_like
-from quire.config.families.shared import FULL, SLIDING, read_layer_types
+from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import CohereTraits, LlamaTraits, ModelSpec
 
@@ -21,13 +21,13 @@ _COHERE = {
 def read_cohere(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.reject("use_qk_norm", True, "quire has no layer norms on heads")
     raw = raw.with_defaults({**_COHERE, "rope_theta": 5e5})
-    return _read(raw, dtype, (FULL,) * raw.read_size("num_hidden_layers"))
+    return _read(raw, dtype, (FULL,) * read_num_layers(raw))
 
 
 def read_cohere2(raw: RawConfig, dtype: str) -> ModelSpec:
     """Three layers in four slide, if the file is silent; the others see no positions."""
     raw = raw.with_defaults({**_COHERE, "sliding_window": 4096})
-    num_layers = raw.read_size("num_hidden_layers")
+    num_layers = read_num_layers(raw)
     pattern = raw.read_size("sliding_window_pattern", default=4)
     by_pattern = tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
     layer_types = read_layer_types(raw, num_layers, by_pattern)

@@ -11,6 +11,7 @@ from quire.config.families.shared import (
     SLIDING,
     read_heads,
     read_layer_types,
+    read_num_layers,
     read_windows,
 )
 from quire.config.hf import RawConfig
@@ -49,29 +50,29 @@ _GLM = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
-"""What these families mean where the file is silent."""
+"""Defaults of these families, for files that are silent."""
 
 
 def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", "bias", default=False)
     mlp_bias = raw.read(bool, "mlp_bias", default=False)
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
-    return read_llama_like(raw, dtype, traits, (FULL,) * raw.read_size("num_hidden_layers"))
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
 
 def read_mistral(raw: RawConfig, dtype: str) -> ModelSpec:
-    layer_types = _mistral_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _mistral_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(), layer_types)
 
 
 def read_qwen2(raw: RawConfig, dtype: str) -> ModelSpec:
-    layer_types = _qwen_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _qwen_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(qkv_bias=True), layer_types)
 
 
 def read_qwen3(raw: RawConfig, dtype: str) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", default=False)
-    layer_types = _qwen_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _qwen_layer_types(raw, read_num_layers(raw))
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="head")
     return read_llama_like(raw, dtype, traits, layer_types)
 
@@ -84,18 +85,18 @@ def read_phi3(raw: RawConfig, dtype: str) -> ModelSpec:
         kind = None if section is None else section.read_optional(str, "rope_type", "type")
         if section is not None and kind in ("su", "yarn"):
             raw = raw.overridden({key: {**section.as_dict(), "rope_type": "longrope"}})
-    layer_types = _mistral_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _mistral_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(fused_qkv=True, fused_gate=True), layer_types)
 
 
 def read_olmo2(raw: RawConfig, dtype: str) -> ModelSpec:
-    return _read_olmo(raw, dtype, (FULL,) * raw.read_size("num_hidden_layers"))
+    return _read_olmo(raw, dtype, (FULL,) * read_num_layers(raw))
 
 
 def read_olmo3(raw: RawConfig, dtype: str) -> ModelSpec:
     """Three layers in four slide; the scaling of positions is that of full layers alone."""
     raw = raw.with_defaults({"sliding_window": 4096})
-    num_layers = raw.read_size("num_hidden_layers")
+    num_layers = read_num_layers(raw)
     by_pattern = tuple(SLIDING if (layer + 1) % 4 else FULL for layer in range(num_layers))
     layer_types = read_layer_types(raw, num_layers, by_pattern)
     raw = raw.with_defaults({"rope_theta": 5e5})
@@ -129,7 +130,7 @@ def _read_glm(raw: RawConfig, dtype: str, *, norms: Literal["before", "both"]) -
     raw = raw.with_defaults(_GLM)
     bias = raw.read(bool, "attention_bias")
     traits = LlamaTraits(qkv_bias=bias, fused_gate=True, pairs_neighbours=True, norms=norms)
-    return read_llama_like(raw, dtype, traits, (FULL,) * raw.read_size("num_hidden_layers"))
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
 
 def read_granite(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -147,13 +148,13 @@ def read_granite(raw: RawConfig, dtype: str) -> ModelSpec:
         residual_factor=raw.read(float, "residual_multiplier", default=1.0),
         logit_factor=1.0 / divisor,
     )
-    return read_llama_like(raw, dtype, traits, (FULL,) * raw.read_size("num_hidden_layers"))
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
 
 def read_smollm3(raw: RawConfig, dtype: str) -> ModelSpec:
     """Some layers, every fourth if the file is silent, see no positions; these slide if any do."""
     raw = raw.with_defaults(_SMOLLM3)
-    num_layers = raw.read_size("num_hidden_layers")
+    num_layers = read_num_layers(raw)
     interval = raw.read_size("no_rope_layer_interval", default=4)
     has_rope = raw.read_list(int, "no_rope_layers")
     if has_rope is None:

@@ -75,7 +75,7 @@ class UpdateStream(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether every sample has finished, and all of it has been taken."""
+        """True if every sample has finished, and all of it has been taken."""
         ...
 
     def abort(self, sample_index: int | None = None) -> None:
@@ -94,7 +94,7 @@ class UpdateStream(Protocol):
 
 
 class AsyncEngineClient(Protocol):
-    """What a server may ask of an engine, wherever that runs. For one event loop."""
+    """A server's view of an engine, wherever that runs. For one event loop."""
 
     def reserve_handles(self, count: int) -> int:
         """The first of `count` consecutive handles that no request had before: a request takes

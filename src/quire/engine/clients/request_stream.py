@@ -53,7 +53,7 @@ class RequestStream:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every sample has ended, or the request was refused; not whether that is read."""
+        """True if every sample has ended, or the request was refused; not whether that is read."""
         return self._num_unfinished == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Which clients a core serves, and what each of them has in it."""
+"""The clients that a core serves, and their requests in it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClientTable:
 
 
 def split_by_client(output: EngineOutput) -> dict[int, EngineOutput]:
-    """What of an output belongs to which client; those without news have no entry."""
+    """Split an output by client; clients without news have no entry."""
     owners = output.handles // HANDLES_PER_CLIENT
     ids = set(np.unique(owners).tolist())
     for handles in (
