@@ -75,6 +75,7 @@ _BASES = {
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,
+    "gpt_neox": {**_LLAMA, "num_key_value_heads": 4},
 }
 
 
@@ -239,6 +240,12 @@ CASES = (
             "activation_function": "relu",
             "n_layer": 4,
         },
+    ),
+    Case("gpt-neox", "gpt_neox", {"rotary_pct": 0.5}),
+    Case(
+        "gpt-neox-in-turn",
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
     ),
     Case("mpt", "mpt"),
     Case(

@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
         "Glm4ForCausalLM": "quire.models.llama:LlamaModel",
         "GlmForCausalLM": "quire.models.llama:LlamaModel",
+        "GPTNeoXForCausalLM": "quire.models.gpt_neox:GPTNeoXModel",
         "GraniteForCausalLM": "quire.models.llama:LlamaModel",
         "LlamaForCausalLM": "quire.models.llama:LlamaModel",
         "LLaMAForCausalLM": "quire.models.llama:LlamaModel",

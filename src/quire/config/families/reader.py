@@ -15,7 +15,7 @@ from typing import Any
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.gemma import read_gemma2, read_gemma3
-from quire.config.families.gpt import read_gpt2, read_opt
+from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
     read_glm,
     read_glm4,
@@ -164,6 +164,7 @@ _READERS: dict[str, SpecReader] = {
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "GPT2LMHeadModel": read_gpt2,
+    "GPTNeoXForCausalLM": read_gpt_neox,
     "Glm4ForCausalLM": read_glm4,
     "GlmForCausalLM": read_glm,
     "GraniteForCausalLM": read_granite,
@@ -186,6 +187,7 @@ _ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
