@@ -449,6 +449,21 @@ def test_glm4_takes_its_defaults(tmp_path: Path) -> None:
     )
 
 
+def test_exaone4_turns_sliding_layers_alone(tmp_path: Path) -> None:
+    """As LGAI-EXAONE/EXAONE-4.0-32B and -1.2B write it. Catches a model without windows that sees
+    no positions."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    given = {"sliding_window": 100, "sliding_window_pattern": "LLLG", "layer_types": kinds}
+    spec = spec_of(tmp_path, architectures=["Exaone4ForCausalLM"], **given)
+    assert spec.windows == (100, 100, 100, None)
+    assert [rope is None for rope in spec.ropes] == [False, False, False, True]
+    full = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    spec = spec_of(tmp_path, architectures=["Exaone4ForCausalLM"], **full)
+    assert spec.windows == (None,) * 4
+    assert None not in spec.ropes
+    assert spec.traits == LlamaTraits(qk_norm="head", norms="after")
+
+
 def test_gpt_neox_reads_old_names_of_rope(tmp_path: Path) -> None:
     """As EleutherAI/pythia-160m writes it. Catches heads that are rotated whole, and sizes of a
     gated MLP."""

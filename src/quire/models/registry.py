@@ -22,6 +22,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
+        "Exaone4ForCausalLM": "quire.models.llama:LlamaModel",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
         "Glm4ForCausalLM": "quire.models.llama:LlamaModel",
         "GlmForCausalLM": "quire.models.llama:LlamaModel",
