@@ -15,15 +15,16 @@ __all__ = ["config_of", "dtype_of", "end_token_ids"]
 
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_MAX_DIVISORS = 1 << 16
 _PARTLY_ROTATED = ("phi3", "glm4")
 """Architectures whose heads may be rotated in part."""
+
 _GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-_MAX_DIVISORS = 1 << 16
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 """Layers of the one size whose factor on q·k comes from hidden size over heads."""
@@ -63,7 +64,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
     }
     _refuse_more_blocks_than_tensors(header, values["num_hidden_layers"])
     _refuse_value_length(header, name)
-    _refuse_rotated_parts(header, name)
+    if name not in _PARTLY_ROTATED:
+        _refuse_rotated_parts(header, name)
     window = _value(header, f"{name}.attention.sliding_window")
     raw = RawConfig(values, str(header.file))
     scaling = _scaling(header, name, raw)
@@ -126,6 +128,30 @@ def _refuse_value_length(header: GGUFHeader, name: str) -> None:
         )
 
 
+def _refuse_more_blocks_than_tensors(header: GGUFHeader, num_blocks: Any) -> None:
+    """A number of a few bytes must not describe a model that fills any memory."""
+    if isinstance(num_blocks, int) and num_blocks > len(header.tensors):
+        raise ConfigError(
+            f"{header.file}: states {num_blocks} blocks and has {len(header.tensors)} tensors; "
+            "fetch the file again"
+        )
+
+
+def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
+    rotated = header.integer(f"{name}.rope.dimension_count")
+    head_dim = _value(header, f"{name}.attention.key_length")
+    if head_dim is None:
+        heads = _value(header, f"{name}.attention.head_count")
+        hidden = _value(header, f"{name}.embedding_length")
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            head_dim = hidden // heads
+    if rotated is not None and isinstance(head_dim, int) and rotated != head_dim:
+        raise ConfigError(
+            f"{header.file}: {name}.rope.dimension_count={rotated} rotates a part of heads of "
+            f"{head_dim}, which quire does not serve; take the model's Hugging Face folder"
+        )
+
+
 def _of_family(
     header: GGUFHeader, name: str, values: dict[str, Any], window: Any
 ) -> dict[str, Any]:
@@ -148,32 +174,6 @@ def _of_family(
             return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window}
         case _:
             return {}
-
-
-def _refuse_more_blocks_than_tensors(header: GGUFHeader, num_blocks: Any) -> None:
-    """A number of a few bytes must not describe a model that fills any memory."""
-    if isinstance(num_blocks, int) and num_blocks > len(header.tensors):
-        raise ConfigError(
-            f"{header.file}: states {num_blocks} blocks and has {len(header.tensors)} tensors; "
-            "fetch the file again"
-        )
-
-
-def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
-    if name in _PARTLY_ROTATED:
-        return
-    rotated = header.integer(f"{name}.rope.dimension_count")
-    head_dim = _value(header, f"{name}.attention.key_length")
-    if head_dim is None:
-        heads = _value(header, f"{name}.attention.head_count")
-        hidden = _value(header, f"{name}.embedding_length")
-        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-            head_dim = hidden // heads
-    if rotated is not None and isinstance(head_dim, int) and rotated != head_dim:
-        raise ConfigError(
-            f"{header.file}: {name}.rope.dimension_count={rotated} rotates a part of heads of "
-            f"{head_dim}, which quire does not serve; take the model's Hugging Face folder"
-        )
 
 
 def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:
