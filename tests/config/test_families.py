@@ -10,8 +10,10 @@ import pytest
 
 from quire.config import ModelSpec, read_model_spec
 from quire.config.model_spec import (
+    CohereTraits,
     DynamicNTKScaling,
     Gemma2Traits,
+    GPTNeoXTraits,
     LinearScaling,
     Llama3Scaling,
     LlamaTraits,
@@ -445,3 +447,48 @@ def test_glm4_takes_its_defaults(tmp_path: Path) -> None:
     assert spec.traits == LlamaTraits(
         qkv_bias=True, fused_gate=True, pairs_neighbours=True, norms="both"
     )
+
+
+def test_exaone4_turns_sliding_layers_alone(tmp_path: Path) -> None:
+    """As LGAI-EXAONE/EXAONE-4.0-32B and -1.2B write it. Catches a model without windows that sees
+    no positions."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    given = {"sliding_window": 100, "sliding_window_pattern": "LLLG", "layer_types": kinds}
+    spec = spec_of(tmp_path, architectures=["Exaone4ForCausalLM"], **given)
+    assert spec.windows == (100, 100, 100, None)
+    assert [rope is None for rope in spec.ropes] == [False, False, False, True]
+    full = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    spec = spec_of(tmp_path, architectures=["Exaone4ForCausalLM"], **full)
+    assert spec.windows == (None,) * 4
+    assert None not in spec.ropes
+    assert spec.traits == LlamaTraits(qk_norm="head", norms="after")
+
+
+def test_gpt_neox_reads_old_names_of_rope(tmp_path: Path) -> None:
+    """As EleutherAI/pythia-160m writes it. Catches heads that are rotated whole, and sizes of a
+    gated MLP."""
+    spec = spec_of(
+        tmp_path,
+        architectures=["GPTNeoXForCausalLM"],
+        num_key_value_heads=...,
+        rms_norm_eps=...,
+        rotary_pct=0.5,
+        rotary_emb_base=5000,
+        use_parallel_residual=False,
+    )
+    assert spec.traits == GPTNeoXTraits(attention_bias=True, is_parallel=False)
+    assert spec.ropes[0] == RopeSpec(4, 5000.0)
+    assert (spec.activation, spec.norm_eps, spec.num_kv_heads) == ("gelu", 1e-5, 8)
+    assert [m.outputs for m in spec.matrices] == [192, 64, 128, 64, 100]
+
+
+def test_cohere2_slides_and_sees_no_positions_in_turn(tmp_path: Path) -> None:
+    """Catches theta of Cohere in its successor, and an R+ whose norms on heads are passed over."""
+    given = {"layer_norm_eps": 1e-5, "sliding_window": 100}
+    spec = spec_of(tmp_path, architectures=["Cohere2ForCausalLM"], **given)
+    assert spec.windows == (100, 100, 100, None)
+    assert spec.ropes == (RopeSpec(8, 1e4),) * 3 + (None,)
+    assert (spec.tie_word_embeddings, spec.traits) == (True, CohereTraits(False, 0.0625))
+    assert spec_of(tmp_path, architectures=["CohereForCausalLM"]).ropes[0] == RopeSpec(8, 5e5)
+    with pytest.raises(ConfigError, match="use_qk_norm=True is not supported"):
+        spec_of(tmp_path, architectures=["CohereForCausalLM"], use_qk_norm=True)

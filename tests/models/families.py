@@ -68,6 +68,7 @@ _BASES = {
     "glm4": {**_LLAMA, "head_dim": 16},
     "cohere": _LLAMA,
     "cohere2": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
+    "exaone4": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
     "granite": _LLAMA,
     "smollm3": {**_LLAMA, "num_hidden_layers": 4},
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
@@ -75,6 +76,7 @@ _BASES = {
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,
+    "gpt_neox": {**_LLAMA, "num_key_value_heads": 4},
 }
 
 
@@ -240,6 +242,12 @@ CASES = (
             "n_layer": 4,
         },
     ),
+    Case("gpt-neox", "gpt_neox", {"rotary_pct": 0.5}),
+    Case(
+        "gpt-neox-in-turn",
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
+    ),
     Case("mpt", "mpt"),
     Case(
         "mpt-6-heads",
@@ -309,6 +317,12 @@ CASES = (
     ),
     Case("cohere", "cohere", {"logit_scale": 2.0}),
     Case("cohere2", "cohere2", {"logit_scale": 2.0, "attention_bias": True}),
+    Case("exaone4", "exaone4"),
+    Case(
+        "exaone4-full",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 4, "head_dim": 16},
+    ),
     Case("smollm3", "smollm3"),
     Case(
         "smollm3-window",

@@ -14,6 +14,7 @@ __all__ = [
     "CohereTraits",
     "DynamicNTKScaling",
     "GPT2Traits",
+    "GPTNeoXTraits",
     "Gemma2Traits",
     "Gemma3Traits",
     "GenerationDefaults",
@@ -156,6 +157,14 @@ class GPT2Traits:
     """GPT-2: the factor on q·k, per layer."""
 
     attention_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GPTNeoXTraits:
+    """GPT-NeoX: biases around attention, and whether the MLP stands beside it."""
+
+    attention_bias: bool
+    is_parallel: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,12 @@ class Attention:
             for part, count in (("q", self._num_heads), ("k", self._num_kv_heads))
         }
 
+    def order_of_heads(self) -> torch.Tensor:
+        """Return which row on disk, where q, k and v of each head lie side by side, is each row
+        here: int64 [3·H·D] of this rank."""
+        rows = torch.arange(3 * self._num_heads * self._head_dim)
+        return rows.view(self._num_heads, 3, self._head_dim).swapaxes(0, 1).flatten()
+
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:

@@ -168,6 +168,21 @@ class LayerFactory:
             orders=attention.orders_of_pairs() if pairs_neighbours else {},
         )
 
+    def headwise_qkv_linear(
+        self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
+    ) -> MergedLinear:
+        """The same as one tensor on disk that has q, k and v of one head after the other; as many
+        kv heads as query heads."""
+        return MergedLinear(
+            self._qkv_format(in_features, attention, norm),
+            in_features,
+            {"": attention.heads.query.times(3 * attention.heads.dim)},
+            self._dtype,
+            self._device,
+            bias=bias,
+            orders={"": attention.order_of_heads()},
+        )
+
     def fused_qkv_linear(
         self,
         in_features: int,

@@ -1,17 +1,29 @@
-"""The GPT lineage, with learned positions: GPT-2 and OPT."""
+"""The GPT lineage: GPT-2 and OPT, with learned positions, and GPT-NeoX."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import (
     ACTIVATIONS,
+    FULL,
     plain_block_matrices,
     read_heads,
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import GPT2Traits, MatrixShape, ModelSpec, OPTTraits, ParameterCounts
+from quire.config.model_spec import (
+    GPT2Traits,
+    GPTNeoXTraits,
+    LlamaTraits,
+    MatrixShape,
+    ModelSpec,
+    OPTTraits,
+    ParameterCounts,
+)
 
-__all__ = ["read_gpt2", "read_opt"]
+__all__ = ["read_gpt2", "read_gpt_neox", "read_opt"]
 
 
 def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -111,3 +123,28 @@ def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
 def _narrow_matrices(hidden: int, embed_size: int) -> tuple[MatrixShape, ...]:
     """Return the matrices from narrow embeddings into the layers and back."""
     return MatrixShape(hidden, embed_size), MatrixShape(embed_size, hidden)
+
+
+def read_gpt_neox(raw: RawConfig, dtype: str) -> ModelSpec:
+    """GPT-NeoX and Pythia; older files name the settings of rope otherwise."""
+    raw = raw.with_defaults(
+        {
+            "intermediate_size": 24576,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": raw.read(float, "rotary_pct", default=0.25),
+            "rope_theta": raw.read(float, "rotary_emb_base", default=1e4),
+        }
+    )
+    num_layers, bias = read_num_layers(raw), raw.read(bool, "attention_bias", default=True)
+    spec = read_llama_like(raw, dtype, LlamaTraits(), (FULL,) * num_layers)
+    size, inner = spec.hidden_size, spec.intermediate_size
+    layer = 4 * size * size + bias * 4 * size + 2 * size * inner + inner + 5 * size
+    matrices = plain_block_matrices(size, inner, num_layers)
+    return replace(
+        spec,
+        norm_eps=raw.read(float, "layer_norm_eps"),
+        traits=GPTNeoXTraits(bias, raw.read(bool, "use_parallel_residual", default=True)),
+        parameters=replace(spec.parameters, layer=layer, head=spec.parameters.head + size),
+        matrices=(*matrices, MatrixShape(spec.vocab_size, size, is_head=True)),
+    )

@@ -20,6 +20,7 @@ from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [
+    "read_exaone4",
     "read_glm",
     "read_glm4",
     "read_granite",
@@ -114,6 +115,22 @@ def _read_olmo(raw: RawConfig, dtype: str, layer_types: tuple[str, ...]) -> Mode
     bias = raw.read(bool, "attention_bias", default=False)
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="row", norms="after")
     return read_llama_like(raw, dtype, traits, layer_types)
+
+
+def read_exaone4(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Full layers see no positions beside sliding ones: three in four if the file is silent."""
+    raw = raw.with_defaults({**_OLMO, "sliding_window": 4096})
+    num_layers, slides = read_num_layers(raw), raw.has("sliding_window")
+    default = (FULL,) * num_layers
+    if slides and not raw.has("layer_types"):
+        pattern = raw.read_size("sliding_window_pattern", default=4)
+        default = tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
+    layer_types = read_layer_types(raw, num_layers, default)
+    traits = LlamaTraits(qk_norm="head", norms="after")
+    spec = read_llama_like(raw, dtype, traits, layer_types)
+    ropes = zip(spec.ropes, layer_types, strict=True)
+    turned = tuple(rope if kind == SLIDING or not slides else None for rope, kind in ropes)
+    return replace(spec, ropes=turned)
 
 
 def read_glm(raw: RawConfig, dtype: str) -> ModelSpec:

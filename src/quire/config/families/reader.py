@@ -15,8 +15,9 @@ from typing import Any
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.gemma import read_gemma2, read_gemma3
-from quire.config.families.gpt import read_gpt2, read_opt
+from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
+    read_exaone4,
     read_glm,
     read_glm4,
     read_granite,
@@ -163,7 +164,9 @@ _READERS: dict[str, SpecReader] = {
     "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
+    "Exaone4ForCausalLM": read_exaone4,
     "GPT2LMHeadModel": read_gpt2,
+    "GPTNeoXForCausalLM": read_gpt_neox,
     "Glm4ForCausalLM": read_glm4,
     "GlmForCausalLM": read_glm,
     "GraniteForCausalLM": read_granite,
@@ -185,7 +188,9 @@ _ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
