@@ -246,6 +246,28 @@ def test_the_beginning_of_a_stop_string_before_a_call_is_text(
     assert len(found["calls"]) == 1
 
 
+def test_a_stop_string_that_is_a_token_ends_an_answer(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
+    for included in (False, True):
+        body: dict[str, Any] = {"stop": ["<|user|>"], "include_stop_str_in_output": included}
+        choice = post(http, **body, seed=script.tell("Hm." + "<|user|>"))
+        assert choice["stop_reason"] == "<|user|>"
+        assert choice["message"]["content"] == ("Hm.<|user|>" if included else "Hm.")
+        choice = post(http, **body, seed=script.tell(form.call + "<|user|>"))
+        assert choice["finish_reason"] == "tool_calls"
+
+
+def test_beams_end_in_calls_that_can_be_parsed(http: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "n": 2}
+    beams = {"use_beam_search": True, "max_tokens": 90, "parallel_tool_calls": False}
+    reply = http.post(CHAT, json={**body, **beams})
+    assert reply.status_code == 200, reply.text
+    for choice in map(as_joined, reply.json()["choices"]):
+        if choice["finish_reason"] == "tool_calls":
+            check_calls(choice["calls"])
+
+
 def test_samples_have_calls_of_their_own(http: httpx.Client, script: Script, form: Form) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "seed": script.tell(form.call + END)}
     choices = http.post(CHAT, json=body).json()["choices"]
