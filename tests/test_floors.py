@@ -13,10 +13,10 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "quire"
 
 COMMON = ("errors", "foreign", "telemetry", "protocol", "platform", "config")
-PLAN = ("kv_cache", "grammar", "scheduler")
+PLAN = ("kv_cache", "grammar", "speculation", "scheduler")
 DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
-    "speculation", "kv_transfer", "runner", "worker", "executor",
+    "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
 FRONT = (
     "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",

@@ -219,7 +219,7 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("-tp", "2"),
         ("--enable-lora",),
-        ("--speculative-config", "{}"),
+        ("--speculative-model", "small"),
         ("--tool-call-parser", "hermes"),
         ("--guided-decoding-backend", "xgrammar"),
     ],

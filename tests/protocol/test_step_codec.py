@@ -30,6 +30,9 @@ from tests.profiles import examples
 INTS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(
     lambda items: np.array(items, np.int32)
 )
+FLOATS = st.lists(st.floats(-9, 9, width=32), max_size=3).map(
+    lambda items: np.array(items, np.float32)
+)
 SMALL = st.integers(0, 1000)
 LOGPROBS = st.builds(
     TokenLogprobs,
@@ -59,6 +62,7 @@ ENTER = st.builds(
     stop_token_ids=st.frozensets(SMALL, max_size=2),
     num_candidates=SMALL,
     checkpoint=st.none() | SMALL,
+    pooling=st.none() | st.sampled_from(["last", "cls", "mean"]),
 )
 PLANS = st.builds(
     StepPlan,
@@ -93,6 +97,7 @@ RESULTS = st.builds(
         st.builds(PromptLogprobs, SMALL, st.lists(LOGPROBS, max_size=2).map(tuple)),
         max_size=2,
     ),
+    vectors=st.dictionaries(SMALL, FLOATS, max_size=2),
     failed=st.lists(st.builds(RowFailure, SMALL, st.text(), st.booleans()), max_size=2).map(tuple),
     seconds=st.floats(0, 10),
     counts=st.none() | INTS,

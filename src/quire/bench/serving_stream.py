@@ -102,8 +102,8 @@ class AnswerReader:
 
 
 def _has_output(choice: _Choice) -> bool:
-    """Whether the chunk carries tokens. The first chunk of a chat, which only names the role, may
-    be sent before anything is computed."""
+    """Return whether the chunk carries tokens. The first chunk of a chat, which only names the
+    role, may be sent before anything is computed."""
     if choice.finish_reason is not None or choice.text is not None:
         return True
     return choice.delta is not None and bool(choice.delta.content)

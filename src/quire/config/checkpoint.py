@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from the headers of its files alone: no tensor is read."""
+"""Contents of a checkpoint, from the headers of its files alone: no tensor is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorInfo(StoredTensor):
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
-        """What of it is in files."""
+        """Return the tensors that are in files."""
         return (self,) if self.packed is None else tuple(self.packed.tensors.values())
 
 
@@ -107,7 +107,7 @@ def _packed_info(name: str, layout: PackedLayout) -> TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What weight files state, as in `Checkpoint`."""
+    """Contents of the headers of weight files, as in `Checkpoint`."""
 
     files: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
@@ -115,7 +115,7 @@ class _Headers:
 
 
 def _read_headers(folder: Path) -> _Headers:
-    """Those of the files that make up the model."""
+    """Read the headers of the files that make up the model."""
     index, whole = folder / INDEX_NAME, folder / WHOLE_NAME
     if not index.is_file():
         return _read_files(folder, *_files_without_index(folder))
@@ -131,7 +131,7 @@ def _read_headers(folder: Path) -> _Headers:
         found = _read_whole(folder, "the one file has all tensors that it names")
     except ConfigError as error:
         return replace(indexed, left_out=(str(error),))
-    # Of two whole copies transformers reads the one file.
+    # transformers reads the one file if there are two whole copies.
     return found if indexed.tensors.keys() <= found.tensors.keys() else indexed
 
 
@@ -143,7 +143,7 @@ def _read_whole(folder: Path, why: str) -> _Headers:
 
 
 def _read_indexed(index: Path) -> _Headers:
-    """What an index names. ConfigError if something of it is missing."""
+    """Read the files and tensors that an index names. ConfigError if something is missing."""
     files, weight_map = _follow_index(index)
     found = _read_files(index.parent, files, (), weight_map)
     absent = [name for name in weight_map if name not in found.tensors]

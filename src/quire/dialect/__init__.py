@@ -1,4 +1,4 @@
-"""How a model writes thinking and tool calls: as a grammar, and read back as it comes."""
+"""The way a model writes thinking and tool calls: as a grammar, and read back as it comes."""
 
 from quire.dialect.detect import find_dialect
 from quire.dialect.grammar import answer_grammar

@@ -29,7 +29,7 @@ _READS_AS = {
     "array": r"\s*\[(?s:.*)",
     "object": r"\s*\{(?s:.*)",
 }
-"""What would be read as a value of another type, so it is no text where both may stand."""
+"""Texts that would be read as values of another type, so they are no text where both may stand."""
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:

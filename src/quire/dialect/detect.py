@@ -1,4 +1,4 @@
-"""Which dialect a model has: from its chat template and its tokenizer."""
+"""Finds the dialect of a model from its chat template and its tokenizer."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class _Probe:
             return None
 
     def _reads(self, dialect: Dialect, rendered: _Rendered) -> bool:
-        """Whether the calls are read as they were sent, and of a bare one nothing else."""
+        """Tell whether the calls are read as they were sent, and of a bare one nothing else."""
         text = rendered.answer if dialect.is_bare else rendered.turn
         if text is None:
             return False

@@ -196,11 +196,11 @@ _NAMED = (
 )  # fmt: skip
 
 DIALECTS: Mapping[str, Dialect] = {each.name: each for each in _NAMED}
-"""By the names of vLLM's `--tool-call-parser`, as far as it has them."""
+"""Dialects by the names of vLLM's `--tool-call-parser`, as far as it has them."""
 
 VARIANTS: Mapping[str, tuple[Dialect, ...]] = {
     "glm45": (GLM45, GLM47),
     "mistral": (MISTRAL, MISTRAL_V11, MISTRAL_V13),
     "pythonic": (PYTHONIC, LFM2, LLAMA4),
 }
-"""Of names that stand for several forms, the usual one first."""
+"""Forms of names that stand for several, the usual one first."""

@@ -1,4 +1,4 @@
-"""Which answers a model may give: text, thinking and calls, as one grammar."""
+"""The answers that a model may give: text, thinking and calls, as one grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the token ids of an answer to its parts, as they come."""
+"""Turns the token ids of an answer into its parts, as they come."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AnswerParser:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun."""
+        """True once a call has begun."""
         return self._reader.num_calls > 0
 
     def take(self, token_ids: Sequence[int]) -> list[Part]:
@@ -71,7 +71,7 @@ class AnswerParser:
         return self._given()
 
     def finish(self) -> list[Part]:
-        """What was held back. Call it once, at the end."""
+        """Return what was held back. Call it once, at the end."""
         rest = self._detokenizer.finish()
         if not self._reader.is_in_calls:  # else part of a character is part of nothing
             self._grow(rest)
@@ -173,7 +173,7 @@ class _AnswerReader:
         yield from self._spaces()
 
     def _begins(self, literal: str) -> Reading:
-        """Whether the rest begins with a literal behind white space. What ends before does not."""
+        """Tell whether the rest begins with a literal behind white space."""
         self.text.keep()
         yield from self._spaces()
         try:

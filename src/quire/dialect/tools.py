@@ -48,8 +48,8 @@ class Tool:
 
     @property
     def schema(self) -> Schema:
-        """Of the object of arguments. Where the tool's says nothing of others than it lists, there
-        are none: a function takes no others."""
+        """Schema of the object of arguments. Where the tool's says nothing of others than it
+        lists, there are none: a function takes no others."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
@@ -120,7 +120,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
 
 
 def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
-    """Those that the answer may call. RequestError as in `check_tools`."""
+    """Return those that the answer may call. RequestError as in `check_tools`."""
     check_tools(tools, choice)
     if choice == "none":
         return ()
@@ -130,7 +130,7 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
 
 
 def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:
-    """What a system prompt says to a model whose template knows no tools."""
+    """Return what a system prompt says to a model whose template knows no tools."""
     chosen = chosen_tools(tools, choice)
     if not chosen:
         return ""

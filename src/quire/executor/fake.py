@@ -12,7 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
+    FloatArray,
     IntArray,
     LateInput,
     MaskArray,
@@ -38,6 +39,7 @@ from quire.protocol.step import (
 )
 from quire.runner.drafts import counts_of, draw_in_turns
 from quire.runner.halves import in_halves, in_order_of_writing
+from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
@@ -104,10 +106,23 @@ class _Drop:
 
 
 @dataclass(slots=True)
+class _Seen:
+    """Outcome of a forward of some rows. hidden: what the model sees at the last token of each row
+    that samples, and at its drafts. pooled: likewise at the positions of each piece."""
+
+    hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    pooled: list[tuple[PoolPiece, list[int]]] = field(
+        default_factory=list[tuple[PoolPiece, list[int]]]
+    )
+    failures: list[RowFailure] = field(default_factory=list[RowFailure])
+
+
+@dataclass(slots=True)
 class _Computed:
-    """A step before it samples. hidden: see `_forward`. sources: see `_fork`."""
+    """A step before it samples. hidden, pooled: see `_Seen`. sources: see `_fork`."""
 
     hidden: dict[int, list[int]]
+    pooled: list[tuple[PoolPiece, list[int]]]
     failures: list[RowFailure]
     sources: dict[int, int]
     awaits_late: bool
@@ -160,6 +175,7 @@ class FakeExecutor:
         )
         self._streams: dict[int, EnterRow] = {}
         self._sample_index: dict[int, int] = {}
+        self._pools = VectorPools()
         self._rng = np.random.default_rng(0)
         self._states = _States(self._rows, num_checkpoints, np.random.default_rng(1))
         largest = max(self._tokens_per_block)
@@ -177,7 +193,7 @@ class FakeExecutor:
         return self._report()
 
     def control(self, op: ControlOp) -> Report:
-        """What is dropped is filled with garbage, and all rows are gone."""
+        """Carry out an operation. Dropped memory is filled with garbage, and all rows are gone."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
@@ -273,12 +289,12 @@ class FakeExecutor:
             self._streams[int(dst)] = self._streams[int(src)]
             self._states.fork(int(src), int(dst))
         rows = in_order_of_writing(self._rows.scheduled(), plan)
-        hidden, failures = self._forward(rows, self._breaks(plan.step_id))
+        seen = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
         self._states.save(plan)
-        sources = self._fork(plan, hidden, failures)
+        sources = self._fork(plan, seen.hidden, seen.failures)
         awaits_late = any(self._streams[slot].waits_for_masks for slot in sources)
-        return _Computed(hidden, failures, sources, awaits_late)
+        return _Computed(seen.hidden, seen.pooled, seen.failures, sources, awaits_late)
 
     def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
         hidden, failures, sources = computed.hidden, computed.failures, computed.sources
@@ -291,6 +307,7 @@ class FakeExecutor:
             for slot in asked
         }
         drawn = self._sample(hidden, sources, masks)
+        vectors = self._pool(computed.pooled)
         done, lost = self._end_tickets(plan)
         return StepResult(
             plan.step_id,
@@ -301,7 +318,16 @@ class FakeExecutor:
             counts=counts_of(drawn),
             done=done,
             failed_tickets=lost,
+            vectors=vectors,
         )
+
+    def _pool(self, pooled: list[tuple[PoolPiece, list[int]]]) -> dict[int, FloatArray]:
+        vectors: dict[int, FloatArray] = {}
+        for piece, hidden in pooled:
+            vector = self._pools.take(piece, self._model.states(hidden))
+            if vector is not None:
+                vectors[piece.slot] = vector
+        return vectors
 
     def _take_masks(self, plan: StepPlan, computed: _Computed) -> dict[int, list[MaskArray | None]]:
         """Masks of rows that wait for some, by slot; rows that get none sample no more."""
@@ -354,30 +380,27 @@ class FakeExecutor:
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]
 
-    def _forward(
-        self, rows: ScheduledRows, breaks: bool
-    ) -> tuple[dict[int, list[int]], list[RowFailure]]:
-        """What the model sees at the last token of each row that samples, and at its drafts."""
+    def _forward(self, rows: ScheduledRows, breaks: bool) -> _Seen:
         everything = slice(0, len(rows.slots))
 
-        def compute(part: slice) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        def compute(part: slice) -> _Seen:
             computed = self._compute(rows.select(part))
             if breaks and part == everything and len(rows.slots):
                 raise EngineError("the step broke after its rows were computed")
             return computed
 
-        def alone(index: int, _: Exception) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        def alone(index: int, _: Exception) -> _Seen:
             return self._compute(rows.select(slice(index, index + 1)))
 
-        hidden: dict[int, list[int]] = {}
-        failures: list[RowFailure] = []
-        for seen, failed in in_halves(everything, compute, alone):
-            hidden.update(seen)
-            failures += failed
-        failures.sort(key=lambda failure: failure.slot)
-        return hidden, failures
+        whole = _Seen()
+        for part in in_halves(everything, compute, alone):
+            whole.hidden.update(part.hidden)
+            whole.pooled += part.pooled
+            whole.failures += part.failures
+        whole.failures.sort(key=lambda failure: failure.slot)
+        return whole
 
-    def _compute(self, rows: ScheduledRows) -> tuple[dict[int, list[int]], list[RowFailure]]:
+    def _compute(self, rows: ScheduledRows) -> _Seen:
         spans = [
             (int(slot), int(start), int(start + count))
             for slot, start, count in zip(
@@ -402,35 +425,50 @@ class FakeExecutor:
                 break
             failures += [self._fail(*span) for span in new]
         failed = {failure.slot for failure in failures}
-        hidden = {
-            slot: [
+
+        def see(slot: int, end: int, positions: range) -> list[int]:
+            after = states.get(slot, [])
+            return [
                 self._model.see(
-                    self._model.read(self._contents(1, slot, end), position), states.get(slot, 0)
+                    self._model.read(self._contents(1, slot, end), position),
+                    after[position - end] if after else 0,
                 )
-                for position in range(end - 1 - drafts, end)
+                for position in positions
             ]
+
+        hidden = {
+            slot: see(slot, end, range(end - 1 - drafts, end))
             for (slot, _, end), samples, drafts in zip(
                 spans, rows.samples, rows.num_drafts.tolist(), strict=True
             )
             if samples and slot not in failed
         }
-        return hidden, failures
+        pieces = wanted_tokens(self._rows, rows)[2]
+        pooled = [
+            (piece, see(piece.slot, piece.end, piece.positions))
+            for piece in pieces
+            if piece.slot not in failed
+        ]
+        return _Seen(hidden, pooled, failures)
 
-    def _advance(self, rows: ScheduledRows, spans: list[tuple[int, int, int]]) -> dict[int, int]:
-        """Recurrent states after the tokens of these rows, by slot; written, but not committed."""
+    def _advance(
+        self, rows: ScheduledRows, spans: list[tuple[int, int, int]]
+    ) -> dict[int, list[int]]:
+        """Recurrent states after each of the tokens of these rows, by slot; the last one is
+        written, but not committed."""
         if not self._model.has_state:
             return {}
         if rows.num_drafts.any():
             raise EngineError("the plan has drafts, but no state can be taken back to before them")
-        states: dict[int, int] = {}
+        states: dict[int, list[int]] = {}
         for slot, start, end in spans:
             inputs = self._inputs(slot, start, end).tolist()
-            states[slot] = self._model.advance(self._states.read(slot), inputs)[-1]
-            self._states.write(slot, states[slot])
+            states[slot] = self._model.advance(self._states.read(slot), inputs)
+            self._states.write(slot, states[slot][-1])
         return states
 
     def _inputs(self, slot: int, start: int, end: int) -> Words:
-        """What the model computes these tokens of a row from."""
+        """Return the inputs from which the model computes these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
         for span in self._rows.media.get(slot, ()):
             first, last = max(span.position, start), min(span.end, end)

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import QuireError, RequestError
+from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ForkRow",
     "LateInput",
     "MaskArray",
+    "FloatArray",
     "NOTHING_DRAWN",
     "IntArray",
     "MediaSpan",
@@ -111,6 +113,8 @@ class EnterRow:
     adapter: index of the adapter that layers apply to the row's tokens.
     media: parts of the prompt that are embeddings, in order.
     waits_for_masks: in every step in which the row samples it waits for `LateInput`.
+    pooling: None if the row draws tokens; else it gives one vector with the step that computes its
+        last token, and nothing more. All but "last" enter with `num_computed_tokens` 0.
     """
 
     slot: int
@@ -127,6 +131,7 @@ class EnterRow:
     adapter: int = 0
     media: tuple[MediaSpan, ...] = ()
     waits_for_masks: bool = False
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +385,7 @@ class StepResult:
     logprobs: by slot, one per token, for rows that asked.
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
+    vectors: by slot, of the rows that pool and have computed their last token: float32 [E].
     failed: rows that produced nothing valid; their requests fail, nobody else's.
     done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
     seconds: that the step computed, 0.0 if nobody measured it.
@@ -396,6 +402,7 @@ class StepResult:
     counts: IntArray | None = None
     done: tuple[int, ...] = ()
     failed_tickets: tuple[TicketFailure, ...] = ()
+    vectors: Mapping[int, FloatArray] = field(default_factory=_nothing)
 
     @property
     def drawn(self) -> RowTokens:

@@ -54,7 +54,10 @@ class RequestIntake:
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
         is_checked = (
-            self._check is not None and request.beams is None and self._check.watches(request)
+            self._check is not None
+            and request.beams is None
+            and request.pooling is None
+            and self._check.watches(request)
         )
         if is_checked and request.grammar is not None:
             raise RequestError(

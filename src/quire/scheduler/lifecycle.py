@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -20,8 +20,12 @@ class Lifecycle:
     preempted_total: groups that lost their blocks before they ended.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(
+        self, state: SchedulerState, on_end: Callable[[Sequence], None] = lambda _: None
+    ) -> None:
+        """on_end: told of each sequence that ends while it still has its tokens."""
         self._state = state
+        self._on_end = on_end
         self.preempted_total = 0
 
     def queue(self, group: SequenceGroup) -> None:
@@ -237,6 +241,7 @@ class Lifecycle:
 
     def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
         """End one sequence and take back what it holds, but for a prefix that it pins."""
+        self._on_end(sequence)
         finish = self._state.pins.keep(sequence, finish)
         self.drop(sequence)
         self._close(sequence.group, finish)

@@ -150,4 +150,5 @@ class PlanBuilder:
             checkpoint=checkpoint,
             media=tuple(each.span for each in request.media),
             waits_for_masks=sequence.group.grammar is not None,
+            pooling=request.pooling,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import IntArray, RowTokens, StepResult, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.tails import TailRewinds, TokenCheck, Verdict
 from quire.scheduler.drafts import ChosenDrafts
@@ -60,7 +60,9 @@ class ResultIntake:
         lifecycle: Lifecycle,
         beams: BeamIntake,
         check: TokenCheck | None,
+        on_verified: Callable[[Slots, Slots, Slots], None],
     ) -> None:
+        """on_verified: told of slots [R], how many drafts each had, and how many were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -69,6 +71,7 @@ class ResultIntake:
         self._lifecycle = lifecycle
         self._beams = beams
         self._check = check
+        self._on_verified = on_verified
         self._rewinds = TailRewinds(state)
         self._in_flight: deque[InFlight] = deque()
 
@@ -117,7 +120,16 @@ class ResultIntake:
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
                 self._beams.take(self._table.at(slot), candidates)
+        for slot, vector in result.vectors.items():
+            self._take_vector(step, slot, vector)
         self._rewinds.settle(step.step_id)
+
+    def _take_vector(self, step: InFlight, slot: int, vector: FloatArray) -> None:
+        """End a sequence that pools, whether or not it was preempted meanwhile."""
+        sequence = step.sequences[slot]
+        if sequence is not None and sequence in sequence.group.sequences:
+            self._outputs.vector(sequence.handle, vector)
+            self._lifecycle.finish(sequence, SequenceFinish(sequence.handle, FinishReason.STOP))
 
     def _take_tokens(
         self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]
@@ -140,6 +152,7 @@ class ResultIntake:
         """Take back what the plan side counted of drafts that were not accepted."""
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
+        self._on_verified(slots, drafted, drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for step in self._in_flight:

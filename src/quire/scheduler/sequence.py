@@ -10,6 +10,7 @@ from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, TokenCandidates
 from quire.scheduler.beams.search import BeamSearch
+from quire.speculation import Acceptance, Drafter
 
 __all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup"]
 
@@ -29,7 +30,8 @@ class Sequence:
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
     flight will still bring to a sequence that was preempted after they were planned. swapped: its
     K/V in host memory, if that is where they wait, or from where they are being copied. matcher: of
-    the group's grammar, once it was asked for masks.
+    the group's grammar, once it was asked for masks. drafter, acceptance: of drafts, once it was
+    asked for some.
     """
 
     group: SequenceGroup
@@ -40,6 +42,8 @@ class Sequence:
     num_pending: int = 0
     swapped: SavedTables | None = None
     matcher: Matcher | None = None
+    drafter: Drafter | None = None
+    acceptance: Acceptance | None = None
 
     @property
     def handle(self) -> int:
@@ -96,6 +100,11 @@ class SequenceGroup:
     @property
     def has_slots(self) -> bool:
         return any(sequence.slot >= 0 for sequence in self.sequences)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the data side draws its next tokens."""
+        return self.beams is None and self.request.pooling is None
 
     @property
     def is_coming_in(self) -> bool:

@@ -24,10 +24,10 @@ class SequenceTable:
     flight both are upper bounds, and num_drafted says by how much they may be too large. The values
     of the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side
     was told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
-    the plan side chooses it. num_held_back: known tokens that must not be computed yet: the last
-    one while the prompt is open, since the row would then draw; all while a rewind is due.
-    is_checked: whether a check may refuse tokens in flight. generation: rises when a slot changes
-    hands, so that late results find no stranger.
+    the plan side chooses it or none follows. num_held_back: known tokens that must not be computed
+    yet: the last one while the prompt is open, since the row would then draw; all while a rewind is
+    due. is_checked: whether a check may refuse tokens in flight. generation: rises when a slot
+    changes hands, so that late results find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, *, has_windows: bool = False) -> None:
@@ -78,7 +78,7 @@ class SequenceTable:
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
-        self.draws[slot] = group.beams is None
+        self.draws[slot] = group.draws
         self.num_held_back[slot] = group.request.is_open
         self.is_checked[slot] = group.is_checked
         self._has_checked |= group.is_checked

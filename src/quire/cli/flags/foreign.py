@@ -53,7 +53,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
     ),
     "logits_processors": ForeignName("a server takes none; LLM in Python does"),
 }
-"""What `quire serve` alone says of them, or says otherwise."""
+"""Flags whose explanation differs for `quire serve`, or exists only there."""
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),
@@ -62,7 +62,6 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
-    "speculative_config": ("-sc",),
 }
 
 

@@ -32,7 +32,7 @@ SpecReader = Callable[[RawConfig, str], ModelSpec]
 
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 USUAL_DTYPE = "bfloat16"
-"""Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
+"""Dtype of models that state none and have no weights here, as `load_format="dummy"` allows."""
 
 
 def read_model_spec(
@@ -88,7 +88,8 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
 
 
 def _architecture(raw: RawConfig) -> str:
-    """As stated, or that of the model's type: trainers and converters leave the first out."""
+    """Return the stated architecture, or that of the model's type: trainers and converters omit the
+    first."""
     stated = raw.read_list(str, "architectures")
     if stated:
         return stated[0]
@@ -154,5 +155,5 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""By model_type: the one that generates text."""
+"""Text-generating architecture of each model_type."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

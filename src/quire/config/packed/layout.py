@@ -1,4 +1,5 @@
-"""Which tensors of a folder are one quantized matrix, and how it is kept in memory."""
+"""Layouts of quantized matrices: which tensors of a folder form one, and how it is kept in
+memory."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class PackedLayout:
 
     @property
     def num_bytes(self) -> int:
-        """What the matrix takes in memory."""
+        """Bytes of the matrix in memory."""
         if self.kernel is not None:
             return matrix_bytes(self.kernel, self.outputs, self.inputs, 0)
         return sum(tensor.num_bytes for tensor in self.tensors.values())
@@ -73,7 +74,8 @@ def layouts_of(
 
 
 def describe_layouts(layouts: Sequence[PackedLayout]) -> str:
-    """By what they compute: "14 matrices by linear_int4, 2 widened as they are used"."""
+    """Describe layouts by their kernels: "14 matrices by linear_int4, 2 widened as they are
+    used"."""
     kernels = Counter(
         "widened as they are used"
         if layout.kernel is None

@@ -10,7 +10,7 @@ import base64
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -110,6 +110,20 @@ class PromptRenderer:
             return await self._pool.run(work)
         return self._timed(work)
 
+    async def render_prediction(
+        self, renderer: Renderer, prompt: RenderedPrompt, text: str, max_model_len: int
+    ) -> RenderedPrompt:
+        """The prompt, with the answer that its client expects. No more of it than could be one."""
+        self._check_chars(len(text), max_model_len, "prediction")
+        if renderer.tokenizer is None:
+            raise RefusedError(
+                "prediction is a text, but this server has no tokenizer. Leave it out.",
+                param="prediction",
+            )
+        work = functools.partial(renderer.tokenizer.encode, text, add_special_tokens=False)
+        token_ids = await self._run(work, len(text))
+        return replace(prompt, prediction=tuple(token_ids[:max_model_len]))
+
     async def run(self, work: Callable[[], Result], size: int) -> Result:
         """Any other work on text; `size` in characters or tokens."""
         return await self._run(work, size)
@@ -202,7 +216,8 @@ class PromptRenderer:
         highest = self._limits.prompt_chars(max_model_len)
         if num_chars > highest:
             raise RefusedError(
-                f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+                f"This model's maximum context length is {max_model_len} tokens. The "
+                f"{'prediction' if param == 'prediction' else 'prompt'} has "
                 f"{num_chars} characters, which is more than is worth tokenizing "
                 f"(max_prompt_chars, {highest}). Shorten it.",
                 param=param,

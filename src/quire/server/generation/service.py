@@ -15,6 +15,7 @@ from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, Updat
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -51,7 +52,10 @@ class SampleDelta(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class _Sample:
+    """prediction: where the output stands in it, if the client has predicted one."""
+
     renderer: OutputRenderer
+    prediction: PredictionReader | None = None
     ending: str | None = None
 
 
@@ -90,7 +94,10 @@ class Generation:
         self._metrics = metrics
         self._beams = beams
         self._samples = [
-            _Sample(front.renderer.output_of(prompt.known_token_ids, params, front.eos_token_ids))
+            _Sample(
+                front.renderer.output_of(prompt.known_token_ids, params, front.eos_token_ids),
+                PredictionReader(prompt.prediction) if prompt.prediction else None,
+            )
             for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
@@ -103,6 +110,15 @@ class Generation:
             "The request waited {:g} s for the engine (max_queue_s). Try again later.",
             since_s=begun_s,
         )
+
+    @property
+    def num_predicted(self) -> tuple[int, int] | None:
+        """Tokens of the prediction that have appeared in the outputs, and others; None without
+        one."""
+        readers = [each.prediction for each in self._samples if each.prediction is not None]
+        if not readers:
+            return None
+        return sum(r.num_accepted for r in readers), sum(r.num_rejected for r in readers)
 
     async def settle(self) -> None:
         """Wait until it is known whether the engine can hold to the request's grammar, so that a
@@ -144,6 +160,9 @@ class Generation:
         self._place.leave()
         timeline = self._timeline
         timeline.num_generation_tokens += self.num_tokens
+        if (predicted := self.num_predicted) is not None:
+            timeline.num_accepted_prediction_tokens = predicted[0]
+            timeline.num_rejected_prediction_tokens = predicted[1]
         for sample in self._samples:
             timeline.finish_reason = sample.ending or self._early_end()
             self._metrics.count_finish(timeline.finish_reason)
@@ -176,6 +195,8 @@ class Generation:
         finish = news.finish
         text, num_kept, ending = sample.renderer.take(news.token_ids, finish)
         self.num_tokens += num_kept
+        if sample.prediction is not None:
+            sample.prediction.read(news.token_ids[:num_kept])
         delta = SampleDelta(news.index, text, news.token_ids, news.logprobs)
         if ending is None:
             return delta

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
@@ -131,14 +131,16 @@ class ChatAnswer:
         return head.last_event(usage, timeline) + DONE
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
-        job = self.job
-        render = partial(
-            job.prompts.render_chat,
-            job.ready.model.front.renderer,
-            self.body,
-            job.ready.capacity.max_model_len,
-        )
-        return job.open(render, self.params, self.body)
+        return self.job.open(self._render, self.params, self.body)
+
+    async def _render(self) -> RenderedPrompt:
+        prompts, ready, body = self.job.prompts, self.job.ready, self.body
+        renderer, max_model_len = ready.model.front.renderer, ready.capacity.max_model_len
+        prompt = await prompts.render_chat(renderer, body, max_model_len)
+        if body.prediction is None:
+            return prompt
+        text = body.prediction.text
+        return await prompts.render_prediction(renderer, prompt, text, max_model_len)
 
     def _head(self, kind: str) -> AnswerHead:
         return self.job.head("chatcmpl-", kind)

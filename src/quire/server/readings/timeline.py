@@ -1,4 +1,4 @@
-"""What happened to a request, and when."""
+"""Timeline of a request."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Timeline:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
     num_chunks: int = 0
@@ -78,6 +80,8 @@ class Timeline:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_generation_tokens=self.num_generation_tokens,
+            num_accepted_prediction_tokens=self.num_accepted_prediction_tokens,
+            num_rejected_prediction_tokens=self.num_rejected_prediction_tokens,
             finish_reason=self.finish_reason,
             error=self.error,
             num_chunks=self.num_chunks,
@@ -99,7 +103,7 @@ class TimelineLog:
         self._kept.append(timeline)
 
     def latest(self, tenant: str) -> Iterator[Timeline]:
-        """Those of one tenant, newest first."""
+        """Yield the timelines of one tenant, newest first."""
         return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
 
     def find(self, request_id: str, tenant: str) -> Timeline | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ __all__ = [
     "DetokenizeRequest",
     "GenerationRequest",
     "PinRequest",
+    "Prediction",
     "StreamOptions",
     "TokenizeRequest",
 ]
@@ -93,6 +94,27 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     logprobs: int | None = None
 
 
+class PredictionPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A piece of a predicted text."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the client expects as the answer, such as the file that is being edited."""
+
+    content: str | list[PredictionPart]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        """All of it in one piece."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -106,6 +128,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

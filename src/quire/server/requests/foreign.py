@@ -41,7 +41,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (_MEDIA, ({},)),
     "modalities": (_MEDIA, (["text"],)),
     "parallel_tool_calls": (_TOOLS, (True, False)),
-    "prediction": ("predicted outputs are not offered", _NONE),
+    "prediction": ("predicted outputs are offered for chats", _NONE),
     "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),
     "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
     "return_prompt_text": ("send echo to completions", (False,)),
