@@ -1,0 +1,136 @@
+"""The subschemas of a JSON Schema, and the keywords that no grammar can hold to."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+__all__ = [
+    "LISTS",
+    "Node",
+    "all_unsupported",
+    "find_unsupported",
+    "subschemas",
+    "without_unsupported",
+]
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
+_ONE = (
+    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_REFUSED = (
+    "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains",
+    "propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems",
+    "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_COUNTS = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+)
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+
+Node = tuple[str, dict[str, Any]]
+"""A subschema and its path from the root, `$`."""
+
+
+def find_unsupported(schema: object) -> str | None:
+    """The path of the first keyword that no grammar can hold to, with what it says; None if there
+    is none."""
+    return next((place for place, _, _ in _unsupported(schema)), None)
+
+
+def all_unsupported(schema: object) -> list[str]:
+    """The paths of all keywords that no grammar can hold to."""
+    return without_unsupported(copy.deepcopy(schema))
+
+
+def without_unsupported(schema: object) -> list[str]:
+    """Remove all that no grammar can hold to from a schema of one's own. Returns the paths."""
+    found = list(_unsupported(schema))
+    for _, holder, name in found:
+        del holder[name]
+    malformed: list[str] = []
+    for path, node in subschemas("$", schema):
+        wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
+        malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
+        for keyword in _COUNTS & node.keys():
+            node[keyword] = int(node[keyword])  # the library takes no 1.0
+    return [*(place for place, _, _ in found), *malformed]
+
+
+def _is_well_formed(keyword: str, value: object) -> bool:
+    """Tell whether a keyword has a value of the kind that it takes."""
+    match keyword:
+        case "type":
+            names = cast("list[object]", value) if isinstance(value, list) else [value]
+            return bool(names) and all(name in _TYPES for name in names)
+        case "enum" | "anyOf" | "oneOf" | "allOf":
+            return isinstance(value, list) and bool(cast("list[object]", value))
+        case "required":
+            return isinstance(value, list)
+        case "pattern" | "$ref":
+            return isinstance(value, str)
+        case "properties" | "patternProperties" | "$defs" | "definitions":
+            return isinstance(value, dict)
+        case "additionalProperties":
+            return isinstance(value, dict | bool)
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "multipleOf":
+            return isinstance(value, int | float) and value > 0
+        case _ if keyword in _COUNTS:
+            return isinstance(value, int | float) and value >= 0 and value == int(value)
+        case _:
+            return True
+
+
+def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The path of each such keyword, what holds it, and its name there."""
+    for path, node in subschemas("$", schema):
+        for keyword in _REFUSED:
+            if keyword in node:
+                yield f"{path}.{keyword}", node, keyword
+        pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
+        if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
+            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
+        if isinstance(form, str) and form not in _FORMATS:
+            yield f"{path}.format ({form[:80]!r})", node, "format"
+        if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
+            yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
+        named = node.get("patternProperties")
+        if isinstance(named, dict):
+            names = cast("dict[str, Any]", named)
+            for key in [key for key in names if _LOOKS_AROUND.search(key)]:
+                place = f"{path}.patternProperties ({key[:80]!r} looks around or back)"
+                yield place, names, key
+
+
+def subschemas(path: str, schema: object) -> Iterator[Node]:
+    """Every subschema, outer ones first."""
+    waiting: list[tuple[str, object]] = [(path, schema)]
+    while waiting:
+        path, schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        node = cast("dict[str, Any]", schema)
+        yield path, node
+        inner: list[tuple[str, object]] = []
+        for keyword in _MAPS:
+            found = node.get(keyword)
+            if isinstance(found, dict):
+                named = cast("dict[str, object]", found)
+                inner += [(f"{path}.{keyword}.{name}", each) for name, each in named.items()]
+        for keyword in LISTS:
+            found = node.get(keyword)
+            if isinstance(found, list):
+                items = cast("list[object]", found)
+                inner += [(f"{path}.{keyword}[{i}]", each) for i, each in enumerate(items)]
+        inner += [(f"{path}.{keyword}", node[keyword]) for keyword in _ONE if keyword in node]
+        waiting += reversed(inner)
