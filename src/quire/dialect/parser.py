@@ -7,9 +7,10 @@ import string
 from collections.abc import Sequence
 
 from quire.dialect.arguments import read_arguments, read_json_string, read_json_value
+from quire.dialect.channels import ChannelReader
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.reading import CutError, GrowingText, Reading, Waiting
-from quire.dialect.spec import Dialect, IdStyle, Thinking
+from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
 from quire.dialect.tools import NAME_CHARACTERS, Tool
 from quire.rendering.detokenize import DetokenizerSource, IncrementalDetokenizer
 
@@ -43,7 +44,11 @@ class AnswerParser:
             tokenizer, skip_special_tokens=skip_special_tokens, prompt_token_ids=prompt_token_ids
         )
         self._parts: list[Part] = []
-        self._reader = _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+        self._reader = (
+            ChannelReader(dialect, tools, thinking, self._parts)
+            if dialect.style is ArgumentStyle.CHANNELS
+            else _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+        )
         self._routine: Waiting | None = self._reader.answer()
         self._num_reasoning_tokens = 0
         self._advance()

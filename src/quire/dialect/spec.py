@@ -187,6 +187,11 @@ class Dialect:
         texts = dict.fromkeys((*self.markers, *(self.thinking or ()), *self.stops))
         return replace(self, tokens=Markers.of(texts, tokenizer))
 
+    @property
+    def has_all_tokens(self) -> bool:
+        """True if all of `markers` and `stops` are tokens."""
+        return self.tokens.ids.keys() >= {*self.markers, *self.stops}
+
     def coded(self) -> Dialect:
         """The dialect with one character for each marker that is a token (`Markers.coded`)."""
         coded = self.tokens.coded
