@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from quire.dialect.schema_types import Schema, node, resolved, types_of
 from quire.errors import RequestError
+from quire.protocol.json_schema import without_unsupported
 
 __all__ = [
     "NAME_CHARACTERS",
@@ -31,7 +34,7 @@ _OTHERS = frozenset(
 """Keywords of a schema that lists not all of its properties."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tool:
     """A function. parameters: JSON Schema of its arguments, an object. is_strict: what the grammar
     cannot hold of it is refused, else it is left out."""
@@ -56,11 +59,16 @@ class Tool:
         kind = self.parameters.get("type", "object") if self.is_strict else "object"
         return {**self.parameters, **closed, "type": kind}
 
-    @property
+    @cached_property
     def root(self) -> Schema:
-        """`schema`, or what it refers to as a whole."""
+        """`schema`, or what it refers to as a whole; if it is lenient, without what no grammar
+        can hold."""
         target = resolved(self.schema.get("$ref"), self.schema)
-        return {**self.schema, **node(target)}
+        found = {**self.schema, **node(target)}
+        if not self.is_strict:
+            found = copy.deepcopy(found)
+            without_unsupported(found)
+        return found
 
     @property
     def others(self) -> object:
