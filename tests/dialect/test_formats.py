@@ -18,13 +18,14 @@ from quire.dialect import (
     answer_grammar,
 )
 from quire.dialect.families import DIALECTS
+from quire.dialect.spec import ArgumentStyle
 from quire.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import WRITERS, encoded, plain
 from tests.profiles import examples
 
-NAMES = sorted(DIALECTS)
+NAMES = sorted(name for name, each in DIALECTS.items() if each.style is not ArgumentStyle.CHANNELS)
 KINDS = [(name, kind) for name in NAMES for kind in ("special", "added", "text")]
 """Markers as special tokens, as tokens that are text, and as text alone."""
 WEATHER = ("get_weather", {"city": "Oslo", "days": 3, "exact": True, "area": [1.5, 2]})

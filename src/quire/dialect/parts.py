@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which it comes."""
+"""The parts of an answer, in the order in which they come."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class CutError(Exception):
 
 
 class GrowingText:
-    """What came and was not read. Routines yield until there is enough of it, and raise CutError
-    if it ends before."""
+    """Text that came and was not read. Routines yield until there is enough of it, and raise
+    CutError if it ends before."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -78,8 +78,8 @@ class GrowingText:
             self.take(1)
 
     def is_at(self, literal: str) -> Reading:
-        """Whether the text goes on with a literal, whatever the white space in both. It is read if
-        so, and stays otherwise."""
+        """Tell whether the text goes on with a literal, whatever the white space in both. It is
+        read if so, and stays otherwise."""
         place = 0
         for expected in literal:
             if expected.isspace():
@@ -97,7 +97,7 @@ class GrowingText:
         return True
 
     def is_exactly_at(self, literal: str) -> Reading:
-        """As `is_at`, where white space counts."""
+        """Do the same as `is_at`, where white space counts."""
         while len(self._text) < len(literal) and literal.startswith(self._text):
             yield from self.more()
         if not self._text.startswith(literal):

@@ -28,9 +28,6 @@ MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
 """Of grammars' texts; compiled ones take some times as much."""
 
-_TOLD = ("Unimplemented keys", "Unknown format")
-"""The library's warnings on keywords that are told by their paths."""
-
 _log = logging.getLogger("quire.grammar")
 
 LoadVocabulary = Callable[[], tuple[Vocabulary, Encode]]
@@ -128,7 +125,7 @@ class GuidanceGrammars:
             self._warned.popitem(last=False)
         if schemas:
             is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
-            found += [] if is_error else (w for w in words if not w.startswith(_TOLD))
+            found += [] if is_error else words
         if found:
             _log.warning("a schema has what is not held to: %s", "; ".join(found)[:500])
 
