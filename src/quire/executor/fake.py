@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
-from quire.executor.fake_model import INITIAL_STATE, FakeModel, Words
+from quire.executor.fake_model import FakeModel, Words
+from quire.executor.fake_states import FakeStates
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
@@ -37,55 +38,12 @@ from quire.protocol.step import (
     TokenCandidates,
     TokenLogprobs,
 )
-from quire.runner.drafts import counts_of, draw_in_turns
+from quire.runner.drafts import counts_of, draw_in_turns, keep_in_turns
 from quire.runner.halves import in_halves, in_order_of_writing
 from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
-
-
-class _States:
-    """Recurrent states of rows, in the places that the rows name, and checkpoints of them."""
-
-    def __init__(self, rows: RowTable, num_checkpoints: int, rng: np.random.Generator) -> None:
-        self._rows = rows
-        self._rng = rng
-        self._states = self._noise(2 * len(rows.num_tokens))
-        self._checkpoints = self._noise(num_checkpoints)
-
-    def _noise(self, count: int) -> Words:
-        return self._rng.integers(0, 2**63, count).astype(np.uint64)
-
-    def lose_all(self) -> None:
-        self._states = self._noise(len(self._states))
-        self._checkpoints = self._noise(len(self._checkpoints))
-
-    def enter(self, row: EnterRow) -> None:
-        place = self._rows.read_state[row.slot]
-        if row.checkpoint is None:
-            self._states[place] = INITIAL_STATE
-        else:
-            self._states[place] = self._checkpoints[row.checkpoint]
-
-    def fork(self, src: int, dst: int) -> None:
-        read = self._rows.read_state
-        self._states[read[dst]] = self._states[read[src]]
-
-    def read(self, slot: int) -> int:
-        return int(self._states[self._rows.read_state[slot]])
-
-    def write(self, slot: int, state: int) -> None:
-        self._states[self._rows.write_state[slot]] = state
-
-    def write_noise(self, slot: int) -> None:
-        self.write(slot, int(self._noise(1)[0]))
-
-    def save(self, plan: StepPlan) -> None:
-        """Keep what the plan asks for of committed states."""
-        self._checkpoints[plan.save_checkpoint] = self._states[
-            self._rows.read_state[plan.save_slot]
-        ]
 
 
 @dataclass(slots=True)
@@ -177,7 +135,7 @@ class FakeExecutor:
         self._sample_index: dict[int, int] = {}
         self._pools = VectorPools()
         self._rng = np.random.default_rng(0)
-        self._states = _States(self._rows, num_checkpoints, np.random.default_rng(1))
+        self._states = FakeStates(self._rows, num_checkpoints, np.random.default_rng(1))
         largest = max(self._tokens_per_block)
         self._cache = self._rng.integers(0, 2**63, (2, num_blocks, largest)).astype(np.uint64)
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
@@ -300,12 +258,8 @@ class FakeExecutor:
         hidden, failures, sources = computed.hidden, computed.failures, computed.sources
         masks = self._take_masks(plan, computed)
         asked = [slot for slot in sources if self._streams[slot].num_candidates]
-        candidates = {
-            slot: self._candidates_of(
-                slot, hidden[sources.pop(slot)][0], masks.get(slot, [None])[0]
-            )
-            for slot in asked
-        }
+        seen = {slot: hidden[sources.pop(slot)] for slot in asked}
+        candidates = self._find_candidates(seen, masks)
         drawn = self._sample(hidden, sources, masks)
         vectors = self._pool(computed.pooled)
         done, lost = self._end_tickets(plan)
@@ -537,6 +491,20 @@ class FakeExecutor:
             return np.array(tokens, np.int32)
 
         return draw_in_turns(self._rows, slots, draw)
+
+    def _find_candidates(
+        self, hidden: dict[int, list[int]], masks: dict[int, list[MaskArray | None]]
+    ) -> dict[int, tuple[TokenCandidates, ...]]:
+        """Of rows that give some; they keep their drafts."""
+        slots = np.array(sorted(hidden), np.int64)
+        keep_in_turns(self._rows, slots, lambda index, _: np.ones(len(index), np.bool_))
+        return {
+            slot: tuple(
+                self._candidates_of(slot, word, masks[slot][turn] if slot in masks else None)
+                for turn, word in enumerate(words)
+            )
+            for slot, words in hidden.items()
+        }
 
     def _candidates_of(self, slot: int, hidden: int, mask: MaskArray | None) -> TokenCandidates:
         row, scores = self._streams[slot], self._model.scores(hidden)

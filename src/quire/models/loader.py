@@ -115,7 +115,7 @@ def check_replacements(
         targets = model.weight_map.targets(model)
         shapes = {name: target.shape for name, target in targets.items()}
     else:
-        shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
+        shapes = {info.name: info.shape for info in read_checkpoint(folder).tensors.values()}
     for name, tensor in replaced.items():
         if name not in shapes:
             raise ConfigError(

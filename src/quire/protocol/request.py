@@ -37,6 +37,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
     ERROR = "error"
     DEADLINE = "deadline"
+    CONTENT_FILTER = "content_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ class WholeSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors and
-    missed deadlines; `whole` if its tokens were not given as they came. is_request_fault: of an
-    error, that the request asked for what cannot be."""
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors,
+    missed deadlines and ends by a hook; `whole` if its tokens were not given as they came.
+    is_request_fault: of an error, that the request asked for what cannot be."""
 
     handle: int
     reason: FinishReason

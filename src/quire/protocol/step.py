@@ -163,8 +163,11 @@ class StepPlan:
     Drafts are guesses at the tokens that follow the row's last one. The step computes them after
     the standing tokens and verifies them: it draws the token of each position in turn, and goes on
     while the draw equals the draft. A row with D drafts gets 1 to 1 + D tokens, the same ones as
-    without drafts, and what it computed of the other drafts is dropped. The counts of the plan side
-    are upper bounds until it has the result; the row knows its own, and no plan names a position.
+    without drafts, and what it computed of the other drafts is dropped. A row that gives candidates
+    verifies nothing: it gives those for its next token and for the token after each of its drafts,
+    and has the drafts as its tokens then, until a plan rewinds those that were not chosen. The
+    counts of the plan side are upper bounds until it has the result; the row knows its own, and no
+    plan names a position.
 
     A row of a recurrent model has a state beside its blocks: that after its computed tokens. A row
     that enters loads one before the step computes, a fork copies that of its source, and a step
@@ -381,7 +384,9 @@ class StepResult:
     slots: int32 [N], the rows that sampled, forked ones included. token_ids: int32 [sum of counts],
         what they drew, row after row. counts: int32 [N], how many tokens each of them got; None is
         one for each.
-    candidates: by slot, of the rows that give candidates instead of drawing.
+    candidates: by slot, of the rows that give candidates instead of drawing: for the next token,
+        and for the token after each draft. Where there are fewer, the row could not compute the
+        drafts after them and has not got these.
     logprobs: by slot, one per token, for rows that asked.
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
@@ -394,7 +399,7 @@ class StepResult:
     step_id: int
     slots: IntArray
     token_ids: IntArray
-    candidates: Mapping[int, TokenCandidates] = field(default_factory=_nothing)
+    candidates: Mapping[int, tuple[TokenCandidates, ...]] = field(default_factory=_nothing)
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=_nothing)
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=_nothing)
     failed: tuple[RowFailure, ...] = ()

@@ -231,6 +231,7 @@ class Runner:
         self._rows.failed[[failure.slot for failure in given.failed]] = True
         if self._state is not None:
             self._state.note_drawn(given.drawn)
+            self._state.note_drawn(given.kept)
         drawn = self._count_drawn([piece.slots for piece in given.pieces])
         logprobs = [piece.logprobs for piece in given.pieces]
         tensors = [piece.token_ids for piece in given.pieces]

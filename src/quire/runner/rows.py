@@ -296,6 +296,10 @@ class RowTable:
         """Which rows [N] that have drafts left drew what the next one says; before `append`."""
         return self.token_ids[slots, self.num_tokens[slots]] == token_ids
 
+    def keep_draft(self, slots: Slots) -> None:
+        """The next tokens of rows `slots` [N] are their next drafts."""
+        self.num_tokens[slots] += 1
+
     def append(self, slots: Slots, token_ids: IntArray) -> None:
         """The next tokens of rows `slots` [N] are `token_ids` [N]."""
         self.token_ids[slots, self.num_tokens[slots]] = token_ids

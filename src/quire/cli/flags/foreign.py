@@ -43,8 +43,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
         "the engine has a process of its own, which costs one message a step", None
     ),
     "disable_fastapi_docs": ForeignName("/docs needs the API key like every route", None),
-    "enable_auto_tool_choice": ForeignName("answers are not parsed for tool calls yet"),
-    "tool_call_parser": ForeignName("answers are not parsed for tool calls yet"),
+    "enable_auto_tool_choice": ForeignName("tools are always offered to the model", None),
     "default_chat_template_kwargs": ForeignName(
         "requests name chat_template_kwargs themselves so far"
     ),

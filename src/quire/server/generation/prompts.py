@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from quire.dialect import Dialect
+from quire.dialect.conversation import described, with_call_ids
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
@@ -94,14 +96,22 @@ class PromptRenderer:
             raise RefusedError(str(error), param="prompt_embeds") from error
 
     async def render_chat(
-        self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
+        self,
+        renderer: Renderer,
+        body: ChatRequest | TokenizeRequest,
+        max_model_len: int,
+        dialect: Dialect | None = None,
+        tools_text: str = "",
     ) -> RenderedPrompt:
-        """Messages, through the model's chat template or, if trusted, the request's own."""
+        """Messages, through the model's chat template or, if trusted, the request's own. dialect:
+        the model's. tools_text: describes the tools, for a template that has no place for them."""
         messages = self._checked_messages(body.messages)
+        if dialect is not None:
+            messages = with_call_ids(messages, dialect.ids)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
-        work = functools.partial(self._render_chat, renderer, body, messages, most)
+        work = functools.partial(self._render_chat, renderer, body, messages, most, tools_text)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
@@ -149,6 +159,7 @@ class PromptRenderer:
         body: ChatRequest | TokenizeRequest,
         messages: list[dict[str, Any]],
         max_prompt_chars: int,
+        tools_text: str,
     ) -> RenderedPrompt:
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
@@ -156,12 +167,12 @@ class PromptRenderer:
         if isinstance(body, ChatRequest):
             documents = body.documents
             if body.reasoning_effort is not None:
-                variables.setdefault("reasoning_effort", body.reasoning_effort)
+                variables = {**_effort_variables(body.reasoning_effort), **variables}
             if body.chat_template is not None:
                 template = renderer.request_template(body.chat_template)
         asked = body.add_generation_prompt
-        return renderer.render_chat(
-            messages,
+        render = functools.partial(
+            renderer.render_chat,
             documents=documents,
             add_generation_prompt=not continues if asked is None else asked,
             continue_final_message=continues,
@@ -170,6 +181,12 @@ class PromptRenderer:
             add_special_tokens=bool(body.add_special_tokens),
             max_prompt_chars=max_prompt_chars,
         )
+        if not tools_text:
+            return render(messages, body.tools)
+        try:
+            return render(described(messages, tools_text), body.tools)
+        except RequestError:  # some templates refuse a system message
+            return render(described(messages, tools_text, in_system=False), body.tools)
 
     def _check_template(self, source: str) -> None:
         if not self._trust_templates:
@@ -245,7 +262,13 @@ def _num_part_chars(part: str | dict[str, Any]) -> int:
 def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
     """Of what a template may write beside the messages."""
     documents = body.documents if isinstance(body, ChatRequest) else None
-    return _num_chars(documents) + _num_chars(body.chat_template_kwargs)
+    return sum(map(_num_chars, (documents, body.chat_template_kwargs, body.tools)))
+
+
+def _effort_variables(effort: str) -> dict[str, Any]:
+    """Return the variables of a reasoning effort: templates read the word, or a switch."""
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _num_chars(value: object) -> int:

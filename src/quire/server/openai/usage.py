@@ -17,15 +17,17 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _CompletionDetails(msgspec.Struct):
-    """Tokens of predictions that have appeared in the outputs, and those that have not."""
+    """reasoning_tokens: of answers that are parsed. Others: tokens of predictions that have
+    appeared in the outputs, and those that have not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
     """Tokens of all prompts (each counted once) and of all samples. Details of completions come
-    with predictions."""
+    with predictions and with answers that are parsed."""
 
     prompt_tokens: int
     total_tokens: int
@@ -43,8 +45,12 @@ def usage_of(generations: Iterable[Generation], *, with_output: bool = True) -> 
         cached_tokens += generation.num_cached_tokens
         if with_output:
             completion_tokens += generation.num_tokens
-        if (predicted := generation.num_predicted) is not None:
-            details = _CompletionDetails(*predicted)
+        # a chat, which alone has these, is one generation
+        num_reasoning, predicted = generation.num_reasoning_tokens, generation.num_predicted
+        if num_reasoning is not None or predicted is not None:
+            details = _CompletionDetails(
+                UNSET if num_reasoning is None else num_reasoning, *(predicted or ())
+            )
     return Usage(
         prompt_tokens,
         prompt_tokens + completion_tokens,

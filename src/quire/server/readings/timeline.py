@@ -23,6 +23,7 @@ class Timeline:
     gave how many tokens. In a request of several prompts: of the first that got there, and of all
     together.
     tenant: whose request it was, as `Gate` names the caller's key; not shown.
+    dropped_keywords: paths in its schemas that its answers are not held to; shown if there are any.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Timeline:
     num_rejected_prediction_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    dropped_keywords: list[str] = field(default_factory=list[str])
     num_chunks: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))
     chunk_sizes: array[int] = field(default_factory=lambda: array("L"))
@@ -90,6 +92,8 @@ class Timeline:
                 for when, num in zip(self.chunk_times, self.chunk_sizes, strict=True)
             ],
         )
+        if self.dropped_keywords:
+            found["dropped_keywords"] = self.dropped_keywords
         return found
 
 
