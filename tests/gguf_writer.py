@@ -225,6 +225,7 @@ _NAMES = {
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm":
     "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 }  # fmt: skip
 _GEMMA_NAMES = {
     **_NAMES,
@@ -234,8 +235,24 @@ _GEMMA_NAMES = {
 }
 
 
+_OLMO_NAMES = {
+    **_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GLM_NAMES = {
+    **_NAMES,
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+_PAIRED = ("llama", "granite", "smollm3")
+"""Architectures whose files have rows of q and k in the order of the rotated pairs."""
+
+
 def gguf_name(name: str, architecture: str) -> str:
-    names = _GEMMA_NAMES if architecture == "gemma3" else _NAMES
+    names = {"gemma3": _GEMMA_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES}.get(
+        architecture, _NAMES
+    )
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
@@ -249,7 +266,7 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
     found: dict[str, Tensor] = {}
     for name, values in load_file(folder / "model.safetensors").items():
         part, rows = name.split(".")[-2], values
-        if architecture == "llama" and part in heads:
+        if architecture in _PAIRED and part in heads:
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             rows = split.swapaxes(1, 2).reshape(values.shape)
         if architecture == "gemma3" and part.endswith("norm"):
@@ -277,4 +294,20 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     }
     if a == "gemma3":
         values["gemma3.attention.sliding_window"] = config.sliding_window
+    if a == "granite":
+        values |= {
+            f"{a}.attention.scale": float(config.attention_multiplier),
+            f"{a}.embedding_scale": float(config.embedding_multiplier),
+            f"{a}.residual_scale": float(config.residual_multiplier),
+            f"{a}.logit_scale": float(config.logits_scaling),
+        }
+    if a in ("phi3", "olmo2") and getattr(config, "sliding_window", None):
+        values[f"{a}.attention.sliding_window"] = config.sliding_window
+    if a in ("phi3", "glm4"):
+        head_dim = values[f"{a}.attention.key_length"]
+        partial = config.rope_parameters["partial_rotary_factor"]
+        values[f"{a}.rope.dimension_count"] = int(head_dim * partial)
+    if a == "phi3":
+        original = config.original_max_position_embeddings
+        values[f"{a}.rope.scaling.original_context_length"] = original
     return values

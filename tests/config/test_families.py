@@ -360,3 +360,88 @@ def test_a_dtype_that_the_user_overrides_need_not_be_known(stated: str, tmp_path
         spec_of(tmp_path, dtype=stated)
     settings = EngineSettings(model=str(tmp_path), dtype="float32")
     assert find_model(settings).spec.num_layers
+
+
+def test_phi3_calls_every_scaling_longrope(tmp_path: Path) -> None:
+    """As microsoft/Phi-3-mini-128k-instruct writes it, with the trained length beside the section.
+    Catches YaRN in its place, and the sets of factors of another length."""
+    scaling = {"type": "yarn", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    spec = spec_of(
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        rms_norm_eps=...,
+        rope_scaling=scaling,
+        max_position_embeddings=4000,
+        original_max_position_embeddings=500,
+        sliding_window=100,
+    )
+    assert spec.traits == LlamaTraits(fused_qkv=True, fused_gate=True)
+    assert (spec.norm_eps, spec.windows) == (1e-5, (100,) * 4)
+    (rope,) = set(spec.ropes)
+    assert rope is not None
+    assert isinstance(rope.scaling, LongRopeScaling)
+    assert (rope.scaling.original_max_positions, rope.scaling.long_factor) == (500, (2.0,) * 4)
+
+
+def test_olmo3_scales_full_layers_alone(tmp_path: Path) -> None:
+    """As allenai/Olmo-3-7B writes it. Catches a scaling on sliding layers, and another theta."""
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1000}
+    spec = spec_of(
+        tmp_path,
+        architectures=["Olmo3ForCausalLM"],
+        rope_scaling=scaling,
+        max_position_embeddings=8000,
+        sliding_window=100,
+    )
+    assert spec.windows == (100, 100, 100, None)
+    sliding, full = spec.ropes[0], spec.ropes[3]
+    assert sliding == RopeSpec(8, 5e5)
+    assert full is not None
+    assert isinstance(full.scaling, YarnScaling)
+    assert full.theta == 5e5
+    assert spec.traits == LlamaTraits(qk_norm="row", norms="after")
+
+
+def test_granite_states_its_factors(tmp_path: Path) -> None:
+    """Catches a factor under another's key, and logits that are multiplied."""
+    spec = spec_of(
+        tmp_path,
+        architectures=["GraniteForCausalLM"],
+        embedding_multiplier=12,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+        logits_scaling=8,
+    )
+    assert spec.traits == LlamaTraits(
+        attention_scale=0.015625, embedding_factor=12.0, residual_factor=0.22, logit_factor=0.125
+    )
+    with pytest.raises(ConfigError, match="logits_scaling is 0"):
+        spec_of(tmp_path, architectures=["GraniteForCausalLM"], logits_scaling=0)
+
+
+def test_smollm3_has_layers_without_positions(tmp_path: Path) -> None:
+    """Catches a context that is taken for a hard limit, since some layer has no rope, and windows
+    that count although they are switched off."""
+    spec = spec_of(tmp_path, architectures=["SmolLM3ForCausalLM"], sliding_window=9)
+    assert [rope is None for rope in spec.ropes] == [False, False, False, True]
+    assert not spec.has_learned_positions
+    assert spec.tie_word_embeddings
+    assert spec.windows == (None,) * 4
+    given = {"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": True, "sliding_window": 9}
+    spec = spec_of(tmp_path, architectures=["SmolLM3ForCausalLM"], **given)
+    assert [rope is None for rope in spec.ropes] == [True, False, False, False]
+    assert spec.windows == (9, None, None, None)
+    with pytest.raises(ConfigError, match="no_rope_layers has 1 entries for 4 layers"):
+        spec_of(tmp_path, architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1])
+
+
+def test_glm4_takes_its_defaults(tmp_path: Path) -> None:
+    """Catches heads that are rotated whole where the file is silent."""
+    silent = dict.fromkeys(("rms_norm_eps", "num_key_value_heads", "eos_token_id"), ...)
+    spec = spec_of(tmp_path, architectures=["Glm4ForCausalLM"], **silent)
+    assert (spec.head_dim, spec.num_kv_heads, spec.norm_eps) == (128, 2, 1.5625e-07)
+    assert spec.ropes[0] == RopeSpec(64, 10000.0)
+    assert spec.eos_token_ids == (151329, 151336, 151338)
+    assert spec.traits == LlamaTraits(
+        qkv_bias=True, fused_gate=True, pairs_neighbours=True, norms="both"
+    )

@@ -21,12 +21,15 @@ LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "as_strided", 
 """Functions of torch that make or describe a tensor and compute nothing."""
 
 
+_ROW_NORMS = {"_to_copy", "pow", "sum", "div", "add", "rsqrt", "mul_", "mul", "copy_"}
 BY_TORCH = {
+    **dict.fromkeys(("olmo2", "olmo2-bias", "olmo3", "olmo3-yarn"), _ROW_NORMS),
+    **{key: {"mul_"} for key in ("granite", "cohere", "cohere2")},
     "gemma2-uncapped": {"mul_"},
     "gemma3": {"mul_"},
     "gemma3-linear": {"mul_", "div_", "tanh_"},
 }
-"""Gemma's factor on embeddings; its steps are not recorded on CPUs."""
+"""Factors, and norms over the row of all heads; such steps are not recorded on CPUs."""
 
 
 class Computing(TorchDispatchMode):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.gguf_writer import (
     Tensor,
+    float_tensor,
     gguf_metadata,
     gguf_name,
     gguf_tensors,
@@ -26,22 +27,62 @@ CASES = (
     Case("qwen2", "qwen2"),
     Case("qwen3-tied", "qwen3", {"tie_word_embeddings": True}),
     Case("gemma3", "gemma3_text", {"query_pre_attn_scalar": 16}),
+    Case("phi3", "phi3", {"sliding_window": 9, "num_key_value_heads": 1}),
+    Case(
+        "phi3-longrope",
+        "phi3",
+        {
+            "original_max_position_embeddings": 40,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 4.0],
+                "attention_factor": 1.25,
+            },
+        },
+    ),
+    Case("glm4", "glm4"),
+    Case("olmo2", "olmo2"),
+    Case("olmo3", "olmo3"),
+    Case(
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.75,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 4.0,
+        },
+    ),
+    Case("smollm3", "smollm3"),
 )
 
 
+def _architecture(case: Case) -> str:
+    """OLMo 3 files are of OLMo 2, with a window."""
+    return {"olmo3": "olmo2"}.get(case.model_type, case.model_type.removesuffix("_text"))
+
+
 def _settings(case: Case, config: Any) -> dict[str, Any]:
-    architecture = case.model_type.removesuffix("_text")
+    architecture = _architecture(case)
     settings = gguf_metadata(architecture, config)
     ropes = config.rope_parameters
     full = ropes.get("full_attention", ropes)
+    if "attention_factor" in full:
+        settings[f"{architecture}.rope.scaling.attn_factor"] = float(full["attention_factor"])
     return settings | {f"{architecture}.rope.freq_base": float(full["rope_theta"])}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     config = write_checkpoint(case, tmp_path).config
-    architecture = case.model_type.removesuffix("_text")
+    architecture = _architecture(case)
     tensors = gguf_tensors(tmp_path, architecture, config)
+    for kind in ("short", "long"):
+        if (divisors := config.rope_parameters.get(f"{kind}_factor")) is not None:
+            tensors[f"rope_factors_{kind}.weight"] = float_tensor(torch.tensor(divisors))
     file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
     sequences = random_sequences()
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)

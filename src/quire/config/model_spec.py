@@ -11,6 +11,7 @@ from typing import Literal
 
 __all__ = [
     "DTYPE_BYTES",
+    "CohereTraits",
     "DynamicNTKScaling",
     "GPT2Traits",
     "Gemma2Traits",
@@ -107,12 +108,36 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LlamaTraits:
-    """Llama, Mistral, Qwen2, Qwen3: which projections have a bias, and norms on q and k heads."""
+    """Llama and the families of its shape.
+
+    qkv_bias, o_bias, mlp_bias: which projections have a bias. qk_norm: of q and k, by "head" or
+    over the whole "row" of all heads. fused_qkv, fused_gate: q, k and v are one tensor on disk, and
+    so are gate and up. pairs_neighbours: rows of q and k are on disk in the order of the pairs that
+    rope rotates. norms: where those of a sublayer stand, before it, after it or both.
+    attention_scale: the factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor,
+    logit_factor: on embeddings, on what a sublayer adds, and on logits.
+    """
 
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["head", "row"] | None = None
+    fused_qkv: bool = False
+    fused_gate: bool = False
+    pairs_neighbours: bool = False
+    norms: Literal["before", "after", "both"] = "before"
+    attention_scale: float | None = None
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logit_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CohereTraits:
+    """Command R: biases around attention, and the factor on logits."""
+
+    bias: bool
+    logit_factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +239,9 @@ class ModelSpec:
 
     dtype: "bfloat16", "float16" or "float32"; `dataclasses.replace` it to compute in another.
     max_context: longest context in tokens that the checkpoint claims, rope scaling included.
-    windows, ropes: per layer; the window counts the query itself, None is full attention; no
-    rope and no ALiBi slopes mean that positions are learned, and then `max_context` cannot be
-    exceeded.
+    windows, ropes: per layer; the window counts the query itself, None is full attention; a layer
+    without rope sees no positions. No rope at all and no ALiBi slopes mean that positions are
+    learned, and then `max_context` cannot be exceeded.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
@@ -270,4 +295,4 @@ class ModelSpec:
         """True if positions come from a table, so that `max_context` is a hard limit."""
         if "alibi_slopes" in self.score_options:
             return False
-        return any(rope is None for rope in self.ropes)
+        return all(rope is None for rope in self.ropes)

@@ -8,6 +8,7 @@ from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.layers.scaling import Scale
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.layers.weights import LayerWeights, WeightedLayer
@@ -27,6 +28,7 @@ __all__ = [
     "RMSNorm",
     "ResidualAdd",
     "RotaryEmbedding",
+    "Scale",
     "TiedEmbedding",
     "TokenColumn",
     "TokenColumns",

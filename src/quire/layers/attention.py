@@ -9,7 +9,7 @@ import torch
 from quire.attention import AttentionBackend, StepInputs
 from quire.config.shard import Share
 from quire.layers.cache_bias import CacheBiases
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.ops import OpSet
 
@@ -41,7 +41,8 @@ class Attention:
 
     layer: model layer index, which picks the plane and the group of the KV pool. scale: on q·k.
     biases: what else is done to q·k, and what the cache lacks.
-    q_norm, k_norm: norms over a head (Qwen3), or None. rotary: None with learned positions.
+    q_norm, k_norm: norms over a head (Qwen3) or the row of all heads (OLMo 2), or None. rotary:
+    None if positions are learned, or the layer sees none.
     """
 
     def __init__(
@@ -53,23 +54,35 @@ class Attention:
         scale: float,
         rotary: RotaryEmbedding | None,
         biases: CacheBiases,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: RMSNorm | SharedRMSNorm | None = None,
+        k_norm: RMSNorm | SharedRMSNorm | None = None,
     ) -> None:
         self._rope_and_write_kv = ops.rope_and_write_kv
         self._backend = backend
         self._layer = layer
         self.heads = heads
-        self._num_heads, _, self._head_dim = heads.own
+        self._num_heads, self._num_kv_heads, self._head_dim = heads.own
         self._scale, self.biases = scale, biases
         self._rotary = rotary
         self.q_norm, self.k_norm = q_norm, k_norm
+
+    def orders_of_pairs(self) -> dict[str, torch.Tensor]:
+        """Of q and k: which of this rank's rows on disk, where pairs that are rotated lie side by
+        side, is each row here, where the first of all pairs precede the second."""
+        rotated = 0 if self._rotary is None else 2 * self._rotary.cos.shape[1]
+        rows = torch.arange(self._head_dim)
+        in_head = torch.cat((rows[:rotated:2], rows[1:rotated:2], rows[rotated:]))
+        return {
+            part: (torch.arange(count)[:, None] * self._head_dim + in_head).flatten()
+            for part, count in (("q", self._num_heads), ("k", self._num_kv_heads))
+        }
 
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """qkv [T, (H + 2K)·D], changed in place; positions [T] or [3, T] → [T, H·D]."""
         cos = sin = None
+        q_norm, k_norm = self._norms_of_heads(qkv)
         if self._rotary is not None:
             positions, cos, sin = self._rotary.at(positions)
         cache = step.kv.layers[self._layer]
@@ -85,9 +98,22 @@ class Attention:
             group.slot_mapping,
             cache.k_scale,
             cache.v_scale,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
-            0.0 if self.q_norm is None else self.q_norm.eps,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
         )
         q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
+
+    def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:
+        """Those that are left to do when the norms of whole rows are done."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if not (isinstance(q_norm, SharedRMSNorm) and isinstance(k_norm, SharedRMSNorm)):
+            assert not isinstance(q_norm, SharedRMSNorm)
+            assert not isinstance(k_norm, SharedRMSNorm)
+            return q_norm, k_norm
+        end_of_q = self._num_heads * self._head_dim
+        end_of_k = end_of_q + self._num_kv_heads * self._head_dim
+        q_norm(qkv[:, :end_of_q])
+        k_norm(qkv[:, end_of_q:end_of_k])
+        return None, None

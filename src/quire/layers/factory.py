@@ -28,7 +28,7 @@ from quire.layers.embedding import (
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
 from quire.layers.mlp import MLP, GatedMLP
-from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
+from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
 from quire.layers.token_columns import TokenColumns
@@ -123,15 +123,22 @@ class LayerFactory:
         )
 
     def merged_column(
-        self, in_features: int, parts: Mapping[str, int], *, bias: bool, gate: str | None = None
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        gate: str | None = None,
+        fused: bool = False,
     ) -> MergedLinear:
-        """Each rank has an equal part of the outputs of each part."""
+        """Each rank has an equal part of the outputs of each part. fused: the parts are one tensor
+        on disk."""
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
         return MergedLinear(
             self._formats.choose(shape),
             in_features,
-            shares,
+            _parts(shares, fused=fused),
             self._dtype,
             self._device,
             bias=bias,
@@ -139,17 +146,26 @@ class LayerFactory:
         )
 
     def qkv_linear(
-        self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm, *, bias: bool
+        self,
+        in_features: int,
+        attention: Attention,
+        norm: RMSNorm | LayerNorm | None,
+        *,
+        bias: bool,
+        fused: bool = False,
+        pairs_neighbours: bool = False,
     ) -> MergedLinear:
-        """Parts "q", "k", "v", for `attention`; norm: of the input. Each rank has the outputs of
-        its heads."""
+        """Parts "q", "k", "v", for `attention`; norm: of the input, None if it has none. Each rank
+        has the outputs of its heads. fused: the parts are one tensor on disk. pairs_neighbours:
+        rotated rows of a head of q and k are there in the order of their pairs."""
         return MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            attention.heads.projections,
+            _parts(attention.heads.projections, fused=fused),
             self._dtype,
             self._device,
             bias=bias,
+            orders=attention.orders_of_pairs() if pairs_neighbours else {},
         )
 
     def fused_qkv_linear(
@@ -184,11 +200,13 @@ class LayerFactory:
         )
 
     def _qkv_format(
-        self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm
+        self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None
     ) -> WeightFormat:
         outputs = sum(share.total for share in attention.heads.projections.values())
         chosen = self._formats.choose(MatrixShape(outputs, in_features))
-        return WithoutBiases(chosen, attention.biases, norm) if self._quantized_cache else chosen
+        if not self._quantized_cache or norm is None:
+            return chosen
+        return WithoutBiases(chosen, attention.biases, norm)
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
         """A table that each rank has, such as that of positions."""
@@ -228,8 +246,9 @@ class LayerFactory:
     def residual_add(self) -> ResidualAdd:
         return ResidualAdd(self._ops)
 
-    def scale(self, factor: float) -> Scale:
-        return Scale(factor, self._dtype)
+    def scale(self, factor: float, *, is_rounded: bool = True) -> Scale:
+        """is_rounded: the factor is one of the model's dtype."""
+        return Scale(factor, self._dtype if is_rounded else None)
 
     def soft_cap(self, cap: float) -> SoftCap:
         return SoftCap(cap)
@@ -249,11 +268,13 @@ class LayerFactory:
         rope: RopeSpec | None = None,
         qk_norm_eps: float | None = None,
         qk_norm_offset: float = 0.0,
+        qk_norm_over_row: bool = False,
         scores: ScoreOptions = PLAIN_SCORES,
     ) -> Attention:
         """heads: number of query heads of the model, of kv heads, and head_dim. scale: default
         head_dim^-1/2. qk_norm_eps: set if q and k heads have norms; qk_norm_offset: by how much
-        their weights are larger than on disk."""
+        their weights are larger than on disk; qk_norm_over_row: they are over the row of all
+        heads."""
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
         backend = self._backends[layer]
@@ -266,14 +287,14 @@ class LayerFactory:
             keys_normed=qk_norm_eps is not None or (rotary is not None and rotary.has_axes),
             added=backend.adds_biases,
         )
-        norms = (
-            ()
-            if qk_norm_eps is None
-            else (
-                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset),
-                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset),
+        norms: tuple[RMSNorm | SharedRMSNorm, ...] = ()
+        if qk_norm_eps is not None and qk_norm_over_row:
+            rows = (shared.projections["q"], shared.projections["k"])
+            norms = tuple(self._shared_rms_norm(row, qk_norm_eps) for row in rows)
+        elif qk_norm_eps is not None:
+            norms = tuple(
+                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset) for _ in range(2)
             )
-        )
         return Attention(
             self._ops,
             backend,
@@ -289,10 +310,17 @@ class LayerFactory:
         return WantedTokens(self._ops, self._columns, is_last=is_last)
 
     def gated_mlp(
-        self, size: int, inner_size: int, activation: str, *, bias: bool = False
+        self,
+        size: int,
+        inner_size: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        fused: bool = False,
     ) -> GatedMLP:
+        """fused: gate and up are one tensor on disk."""
         parts = {"gate": inner_size, "up": inner_size}
-        gate_up = self.merged_column(size, parts, bias=bias, gate=activation)
+        gate_up = self.merged_column(size, parts, bias=bias, gate=activation, fused=fused)
         return GatedMLP(gate_up, self.row(inner_size, size, bias=bias))
 
     def mlp(
@@ -308,6 +336,9 @@ class LayerFactory:
         down = self.row(inner_size, size, bias=bias, transposed=transposed)
         return MLP(self._ops, up, down, activation)
 
+    def _shared_rms_norm(self, share: Share, eps: float) -> SharedRMSNorm:
+        return SharedRMSNorm(share, eps, self._dtype, self._device, self._collectives)
+
     def _query_heads(self, total: int) -> Share:
         return self._shard.equal(total, "query heads")
 
@@ -316,3 +347,8 @@ class LayerFactory:
         if rope not in self._rotaries:
             self._rotaries[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
         return self._rotaries[rope]
+
+
+def _parts(shares: Mapping[str, Share], *, fused: bool) -> Mapping[str, Share]:
+    """Of a merged projection; only one, without a name, if they are one tensor on disk."""
+    return {"": Share.joined(list(shares.values()))} if fused else shares

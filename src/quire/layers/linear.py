@@ -8,7 +8,7 @@ import torch
 
 from quire.config.shard import Share
 from quire.distributed import Collectives
-from quire.layers.weights import PackedWeights
+from quire.layers.weights import NO_ORDERS, PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.partial import PlainPartial
 from quire.quantization import CutFormat, CuttableFormat, WeightFormat, WidensStored
@@ -54,7 +54,7 @@ class MergedLinear:
     """Projections of one input, their outputs side by side; x [T, I] → [T, sum of the parts].
 
     parts: outputs of this rank by name, in the order of the output. gate: an activation of the
-    first of two parts of one size, times the second; [T, its size].
+    first of two parts of one size, times the second; [T, its size]. orders: as of `PackedWeights`.
     """
 
     def __init__(
@@ -67,9 +67,17 @@ class MergedLinear:
         *,
         bias: bool,
         gate: str | None = None,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> None:
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
-            weight_format, Share.whole(in_features), parts, dtype, device, bias=bias, gate=gate
+            weight_format,
+            Share.whole(in_features),
+            parts,
+            dtype,
+            device,
+            bias=bias,
+            gate=gate,
+            orders=orders,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

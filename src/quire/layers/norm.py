@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from quire.layers.weights import DenseWeights
+from quire.config.shard import Share
+from quire.distributed import Collectives
+from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["LayerNorm", "RMSNorm", "ResidualAdd"]
+__all__ = ["LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
 
 
 class RMSNorm:
@@ -42,6 +44,32 @@ class RMSNorm:
         if residual is None:
             return self(x), x
         return self._add_norm(x, residual, self.weight, self.eps)
+
+
+class SharedRMSNorm:
+    """Root mean square norm over a dimension of which each rank has a share, [..., N] → [..., N],
+    in place."""
+
+    def __init__(
+        self,
+        share: Share,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        collectives: Collectives,
+    ) -> None:
+        self._eps = eps
+        self._all_reduce = collectives.all_reduce
+        self._num_summed = share.count * collectives.size  # ranks may have equal parts
+        self.weight = torch.empty((share.count,), dtype=dtype, device=device)
+        cuts = {} if share.is_whole else {"weight": Cut(0, share)}
+        self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        squares = self._all_reduce(wide.square().sum(-1, keepdim=True))
+        wide *= torch.rsqrt(squares / self._num_summed + self._eps)
+        return x.copy_(wide * self.weight.float())
 
 
 class LayerNorm:
@@ -93,3 +121,10 @@ class ResidualAdd:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         return x if residual is None else self._add(x, residual)
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of a norm that changes nothing: the sum twice."""
+        total = self(x, residual)
+        return total, total

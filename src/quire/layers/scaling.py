@@ -1,4 +1,4 @@
-"""Gemma's factor on embeddings and cap of logits."""
+"""Factors on embeddings, sublayers and logits, and Gemma's cap of logits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Scale", "SoftCap"]
 
 
 class Scale:
-    """x · factor, in place; the factor is rounded to `dtype` first, as the weights expect."""
+    """x · factor, in place. dtype: to which the factor is rounded first, as the weights expect."""
 
-    def __init__(self, factor: float, dtype: torch.dtype) -> None:
-        self._factor = float(torch.tensor(factor, dtype=dtype))
+    def __init__(self, factor: float, dtype: torch.dtype | None) -> None:
+        self._factor = factor if dtype is None else float(torch.tensor(factor, dtype=dtype))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(self._factor)

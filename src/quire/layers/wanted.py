@@ -26,8 +26,13 @@ class WantedTokens:
         self, attended: torch.Tensor, residual: torch.Tensor, step: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """attended [T, A] and the residual stream [T, E]; of the last block [N, A] and [N, E]."""
+        attended, residual = self.of(step, attended, residual)
+        return attended, residual
+
+    def of(self, step: StepInputs, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Any states [T, …] of which a block has use behind attention; of the last block [N, …]."""
         wanted = step.wanted_tokens
         if wanted is None or not self._is_last:
-            return attended, residual
+            return states
         self._columns.select(wanted)
-        return self._take(wanted, attended), self._take(wanted, residual)
+        return tuple(self._take(wanted, state) for state in states)

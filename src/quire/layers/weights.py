@@ -44,6 +44,7 @@ class Cut:
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
+NO_ORDERS: Mapping[str, torch.Tensor] = MappingProxyType({})
 _UNCUT: Mapping[str, Cut] = MappingProxyType({})
 
 
@@ -165,7 +166,8 @@ class PackedWeights(Generic[Matrix]):
     weight_format: in which the layer keeps its matrix. inputs: those of this rank. parts: outputs
     of this rank by name, in their order; "" is the name of an only one. transposed: plain parts are
     [I, O] on disk. gate: of the first of two parts, as in `quire.ops.linear.plain`. num_outputs: if
-    more than the rank has; the others are zero.
+    more than the rank has; the others are zero. orders: by part, which of the rank's outputs on
+    disk each one is, int64 [outputs]; of others their own.
     """
 
     def __init__(
@@ -180,7 +182,9 @@ class PackedWeights(Generic[Matrix]):
         transposed: bool = False,
         gate: str | None = None,
         num_outputs: int | None = None,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> None:
+        self._orders = orders
         self.weight_format = weight_format
         self._inputs, self._parts = inputs, dict(parts)
         self._num_own = sum(share.count for share in parts.values())
@@ -231,22 +235,26 @@ class PackedWeights(Generic[Matrix]):
         if self._coming is None:
             raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
         owner, _, kind = part.rpartition(".")
-        if kind == "bias":
-            self._bias_of(owner).copy_(tensor)
-        else:
-            self._rows_of(owner).copy_(tensor.t() if self.is_transposed else tensor)
+        tensor = tensor.t() if self.is_transposed and kind != "bias" else tensor
+        if (order := self._orders.get(owner)) is not None:
+            tensor = tensor[order]
+        (self._bias_of(owner) if kind == "bias" else self._rows_of(owner)).copy_(tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
         """Load a quantized part: kept unchanged, or widened if the format says so or ranks share
         it."""
         owner = part.rpartition(".")[0]
         shares = (self._inputs, *self._parts.values())
-        if self.weight_format.keeps_stored and all(share.is_whole for share in shares):
+        order = self._orders.get(owner)
+        is_whole = order is None and all(share.is_whole for share in shares)
+        if self.weight_format.keeps_stored and is_whole:
             self._open.stored[owner] = stored.to(self._device)
             return
-        rows = self._rows_of(owner)
-        if (cut := self._cut_of_rows(owner)) is not None:
-            rows.copy_(cut.of(_widened(stored)))
+        rows, cut = self._rows_of(owner), self._cut_of_rows(owner)
+        if cut is not None or order is not None:
+            numbers = _widened(stored)
+            numbers = numbers if cut is None else cut.of(numbers)
+            rows.copy_(numbers if order is None else numbers[order])
             return
         for first, numbers in stored.slices():
             rows[first : first + len(numbers)] = numbers

@@ -1,18 +1,22 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971) and the families that share its shape.
 
-Pre-norm blocks with RMSNorm, rotary positions, grouped-query attention and a gated MLP. By
-`ModelSpec`: Mistral (arXiv:2310.06825) has sliding windows; Qwen2 (arXiv:2407.10671) a bias on
-q, k, v; Qwen3 (arXiv:2505.09388) norms on the heads of q and k.
+Blocks with RMSNorm, rotary positions, grouped-query attention and a gated MLP. By `ModelSpec`:
+Mistral (arXiv:2310.06825) has sliding windows; Qwen2 (arXiv:2407.10671) a bias on q, k, v; Qwen3
+(arXiv:2505.09388) norms on the heads of q and k; Phi-3 (arXiv:2404.14219) fused projections; OLMo 2
+(arXiv:2501.00656) norms behind sublayers and on whole rows of q and k; Granite factors; SmolLM3
+layers without positions; GLM-4 pairs of neighbours in partly rotated heads.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import LlamaTraits
-from quire.layers import LayerFactory
+from quire.layers import LayerFactory, RMSNorm, Scale
 from quire.models.weight_map import WeightMap
 
 __all__ = ["LlamaModel"]
@@ -26,12 +30,14 @@ WEIGHTS = WeightMap(
         "self_attn.q_proj": "qkv:q",
         "self_attn.k_proj": "qkv:k",
         "self_attn.v_proj": "qkv:v",
+        "self_attn.qkv_proj": "qkv",
         "self_attn.q_norm": "attention.q_norm",
         "self_attn.k_norm": "attention.k_norm",
         "self_attn.o_proj": "output",
         "post_attention_layernorm": "mlp_norm",
         "mlp.gate_proj": "mlp.gate_up:gate",
         "mlp.up_proj": "mlp.gate_up:up",
+        "mlp.gate_up_proj": "mlp.gate_up",
         "mlp.down_proj": "mlp.down",
     },
     embedding="model.embed_tokens.weight",
@@ -39,25 +45,66 @@ WEIGHTS = WeightMap(
 )
 
 
+_BEFORE = ("input_layernorm", "post_attention_layernorm")
+NORMS_AFTER = replace(
+    WEIGHTS,
+    block={
+        **{name: place for name, place in WEIGHTS.block.items() if name not in _BEFORE},
+        "post_attention_layernorm": "attention_post_norm",
+        "post_feedforward_layernorm": "mlp_post_norm",
+    },
+)
+NORMS_BOTH = replace(
+    WEIGHTS,
+    block={
+        **WEIGHTS.block,
+        "post_self_attn_layernorm": "attention_post_norm",
+        "post_mlp_layernorm": "mlp_post_norm",
+    },
+)
+
+
 class LlamaBlock:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the sums are done by the norms."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the sums are done by the norms. What a
+    sublayer gives may have a norm or a factor of its own before it is added."""
 
     def __init__(
         self, spec: ModelSpec, traits: LlamaTraits, layer: int, make: LayerFactory
     ) -> None:
         size, eps = spec.hidden_size, spec.norm_eps
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self.attention_norm = make.rms_norm(size, eps)
+        before = None if traits.norms == "after" else make.rms_norm(size, eps)
+        self.attention_norm = before or make.residual_add()
         self.attention = make.attention(
-            layer, heads, rope=spec.ropes[layer], qk_norm_eps=eps if traits.qk_norm else None
+            layer,
+            heads,
+            scale=traits.attention_scale,
+            rope=spec.ropes[layer],
+            qk_norm_eps=None if traits.qk_norm is None else eps,
+            qk_norm_over_row=traits.qk_norm == "row",
         )
-        self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.qkv_bias)
+        self.qkv = make.qkv_linear(
+            size,
+            self.attention,
+            before,
+            bias=traits.qkv_bias,
+            fused=traits.fused_qkv,
+            pairs_neighbours=traits.pairs_neighbours,
+        )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
-        self.mlp_norm = make.rms_norm(size, eps)
+        self.mlp_norm = make.residual_add() if before is None else make.rms_norm(size, eps)
         self.mlp = make.gated_mlp(
-            size, spec.intermediate_size, spec.activation, bias=traits.mlp_bias
+            size,
+            spec.intermediate_size,
+            spec.activation,
+            bias=traits.mlp_bias,
+            fused=traits.fused_gate,
         )
+        self.attention_post_norm, self.mlp_post_norm = (
+            None if traits.norms == "before" else make.rms_norm(size, eps) for _ in range(2)
+        )
+        self._factor = _factor(make, traits.residual_factor)
 
     def __call__(
         self,
@@ -70,33 +117,48 @@ class LlamaBlock:
         block those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
         x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
-        x, residual = self.mlp_norm.add(self.output(x), residual)
-        return self.mlp(x), residual
+        x = self._given(self.output(x), self.attention_post_norm)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self._given(self.mlp(x), self.mlp_post_norm), residual
+
+    def _given(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        """What a sublayer adds to the stream, of its output."""
+        x = x if norm is None else norm(x)
+        return x if self._factor is None else self._factor(x)
 
 
 class LlamaModel:
-    """`CausalLM` of Llama, Mistral, Qwen2 and Qwen3."""
-
-    weight_map = WEIGHTS
+    """`CausalLM` of the families of `LlamaTraits`."""
 
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
         assert isinstance(traits, LlamaTraits)
+        maps = {"before": WEIGHTS, "after": NORMS_AFTER, "both": NORMS_BOTH}
+        self.weight_map = maps[traits.norms]
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )
+        self._embed_factor = _factor(make, traits.embedding_factor)
         self.blocks = [LlamaBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
+        self._logit_factor = _factor(make, traits.logit_factor)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self.embed(token_ids), None
+        if self._embed_factor is not None:
+            x = self._embed_factor(x)
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, E] → float32 [N, V]."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        return logits if self._logit_factor is None else self._logit_factor(logits)
+
+
+def _factor(make: LayerFactory, factor: float) -> Scale | None:
+    return None if factor == 1.0 else make.scale(factor, is_rounded=False)

@@ -18,17 +18,26 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "Cohere2ForCausalLM": "quire.models.parallel:CohereModel",
+        "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
+        "Glm4ForCausalLM": "quire.models.llama:LlamaModel",
+        "GlmForCausalLM": "quire.models.llama:LlamaModel",
+        "GraniteForCausalLM": "quire.models.llama:LlamaModel",
         "LlamaForCausalLM": "quire.models.llama:LlamaModel",
         "LLaMAForCausalLM": "quire.models.llama:LlamaModel",
         "MistralForCausalLM": "quire.models.llama:LlamaModel",
         "MptForCausalLM": "quire.models.mpt:MPTModel",
         "MPTForCausalLM": "quire.models.mpt:MPTModel",
         "OPTForCausalLM": "quire.models.opt:OPTModel",
+        "Olmo2ForCausalLM": "quire.models.llama:LlamaModel",
+        "Olmo3ForCausalLM": "quire.models.llama:LlamaModel",
+        "Phi3ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen2ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",
+        "SmolLM3ForCausalLM": "quire.models.llama:LlamaModel",
     }
 )
 

@@ -54,7 +54,7 @@ def read_gemma3(raw: RawConfig, dtype: str) -> ModelSpec:
     by_pattern = tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
     layer_types = read_layer_types(raw, num_layers, by_pattern)
     bias = raw.read(bool, "attention_bias", default=False)
-    as_llama = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm=True)
+    as_llama = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="head")
     spec = read_llama_like(raw, dtype, as_llama, layer_types, tied=True)
     ropes = _gemma3_ropes(raw, spec, layer_types)
     max_positions = raw.read_size("max_position_embeddings", default=2048)

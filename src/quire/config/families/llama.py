@@ -1,6 +1,9 @@
-"""The Llama lineage: Llama, Mistral, Qwen 2 and Qwen 3."""
+"""The Llama lineage: families that differ from Llama by traits and defaults."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
 
 from quire.config.families.shared import (
     ACTIVATIONS,
@@ -14,8 +17,40 @@ from quire.config.families.shared import (
 from quire.config.hf import RawConfig
 from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec, ParameterCounts
 from quire.config.rope import extended_context, read_ropes
+from quire.errors import ConfigError
 
-__all__ = ["read_llama", "read_llama_like", "read_mistral", "read_qwen2", "read_qwen3"]
+__all__ = [
+    "read_glm",
+    "read_glm4",
+    "read_granite",
+    "read_llama",
+    "read_llama_like",
+    "read_mistral",
+    "read_olmo2",
+    "read_olmo3",
+    "read_phi3",
+    "read_qwen2",
+    "read_qwen3",
+    "read_smollm3",
+]
+
+_PHI3 = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+_GLM = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-07,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "eos_token_id": [151329, 151336, 151338],
+}
+_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
+"""What these families mean where the file is silent."""
 
 
 def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -38,8 +73,108 @@ def read_qwen2(raw: RawConfig, dtype: str) -> ModelSpec:
 def read_qwen3(raw: RawConfig, dtype: str) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", default=False)
     layer_types = _qwen_layer_types(raw, read_num_layers(raw))
-    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm=True)
+    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="head")
     return read_llama_like(raw, dtype, traits, layer_types)
+
+
+def read_phi3(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Phi-3, 3.5 and 4: every scaling is LongRoPE, whatever the file calls it."""
+    raw = raw.with_defaults(_PHI3)
+    for key in ("rope_parameters", "rope_scaling"):
+        section = raw.section(key)
+        kind = None if section is None else section.read_optional(str, "rope_type", "type")
+        if section is not None and kind in ("su", "yarn"):
+            raw = raw.overridden({key: {**section.as_dict(), "rope_type": "longrope"}})
+    layer_types = _mistral_layer_types(raw, read_num_layers(raw))
+    return read_llama_like(raw, dtype, LlamaTraits(fused_qkv=True, fused_gate=True), layer_types)
+
+
+def read_olmo2(raw: RawConfig, dtype: str) -> ModelSpec:
+    return _read_olmo(raw, dtype, (FULL,) * read_num_layers(raw))
+
+
+def read_olmo3(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Three layers in four slide; the scaling of positions is that of full layers alone."""
+    raw = raw.with_defaults({"sliding_window": 4096})
+    num_layers = read_num_layers(raw)
+    by_pattern = tuple(SLIDING if (layer + 1) % 4 else FULL for layer in range(num_layers))
+    layer_types = read_layer_types(raw, num_layers, by_pattern)
+    raw = raw.with_defaults({"rope_theta": 5e5})
+    section = raw.section("rope_parameters")
+    if section is None or not (section.has(FULL) or section.has(SLIDING)):
+        full = raw.section("rope_scaling")
+        by_type = {FULL: {} if full is None else full.as_dict(), SLIDING: {}}
+        plain = {"rope_type": "default"}
+        raw = raw.overridden({"rope_parameters": {k: {**plain, **v} for k, v in by_type.items()}})
+    return _read_olmo(raw, dtype, layer_types)
+
+
+def _read_olmo(raw: RawConfig, dtype: str, layer_types: tuple[str, ...]) -> ModelSpec:
+    raw = raw.with_defaults(_OLMO)
+    bias = raw.read(bool, "attention_bias", default=False)
+    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="row", norms="after")
+    return read_llama_like(raw, dtype, traits, layer_types)
+
+
+def read_glm(raw: RawConfig, dtype: str) -> ModelSpec:
+    """GLM-4 as of 2024."""
+    return _read_glm(raw, dtype, norms="before")
+
+
+def read_glm4(raw: RawConfig, dtype: str) -> ModelSpec:
+    """GLM-4 as of 2025: norms behind sublayers too."""
+    return _read_glm(raw, dtype, norms="both")
+
+
+def _read_glm(raw: RawConfig, dtype: str, *, norms: Literal["before", "both"]) -> ModelSpec:
+    raw = raw.with_defaults(_GLM)
+    bias = raw.read(bool, "attention_bias")
+    traits = LlamaTraits(qkv_bias=bias, fused_gate=True, pairs_neighbours=True, norms=norms)
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_granite(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Granite 3 and 4, dense: factors on embeddings, sublayers, scores and logits."""
+    bias = raw.read(bool, "attention_bias", default=False)
+    divisor = raw.read(float, "logits_scaling", default=1.0)
+    if not divisor:
+        raise ConfigError(f"{raw.source}: logits_scaling is 0, by which logits are divided")
+    traits = LlamaTraits(
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=raw.read(bool, "mlp_bias", default=False),
+        attention_scale=raw.read(float, "attention_multiplier", default=1.0),
+        embedding_factor=raw.read(float, "embedding_multiplier", default=1.0),
+        residual_factor=raw.read(float, "residual_multiplier", default=1.0),
+        logit_factor=1.0 / divisor,
+    )
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_smollm3(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Some layers, every fourth if the file is silent, see no positions; these slide if any do."""
+    raw = raw.with_defaults(_SMOLLM3)
+    num_layers = read_num_layers(raw)
+    interval = raw.read_size("no_rope_layer_interval", default=4)
+    has_rope = raw.read_list(int, "no_rope_layers")
+    if has_rope is None:
+        has_rope = tuple(int((layer + 1) % interval != 0) for layer in range(num_layers))
+    if len(has_rope) != num_layers:
+        raise ConfigError(
+            f"{raw.source}: no_rope_layers has {len(has_rope)} entries for {num_layers} layers"
+        )
+    slides = raw.read(bool, "use_sliding_window", default=False) and raw.has("sliding_window")
+    default = tuple(SLIDING if slides and not rope else FULL for rope in has_rope)
+    bias = raw.read(bool, "attention_bias", default=False)
+    traits = LlamaTraits(
+        qkv_bias=bias, o_bias=bias, mlp_bias=raw.read(bool, "mlp_bias", default=False)
+    )
+    layer_types = read_layer_types(raw, num_layers, default)
+    if not slides:
+        layer_types = (FULL,) * num_layers
+    spec = read_llama_like(raw, dtype, traits, layer_types, tied=True)
+    ropes = zip(spec.ropes, has_rope, strict=True)
+    return replace(spec, ropes=tuple(rope if turned else None for rope, turned in ropes))
 
 
 def read_llama_like(
@@ -61,7 +196,9 @@ def read_llama_like(
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
     layer = hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * intermediate + 2 * hidden
     layer += traits.qkv_bias * (q_size + 2 * kv_size) + traits.o_bias * hidden
-    layer += traits.mlp_bias * (2 * intermediate + hidden) + traits.qk_norm * 2 * head_dim
+    layer += traits.mlp_bias * (2 * intermediate + hidden)
+    layer += {None: 0, "head": 2 * head_dim, "row": q_size + kv_size}[traits.qk_norm]
+    layer += 2 * hidden * (traits.norms == "both")
     head = hidden + (0 if tied else vocab * hidden)
     return ModelSpec(
         architecture="",

@@ -13,9 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
+from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.gemma import read_gemma2, read_gemma3
 from quire.config.families.gpt import read_gpt2, read_opt
-from quire.config.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
+from quire.config.families.llama import (
+    read_glm,
+    read_glm4,
+    read_granite,
+    read_llama,
+    read_mistral,
+    read_olmo2,
+    read_olmo3,
+    read_phi3,
+    read_qwen2,
+    read_qwen3,
+    read_smollm3,
+)
 from quire.config.families.mpt import read_mpt
 from quire.config.families.nested import text_config
 from quire.config.generation import read_generation_defaults
@@ -146,28 +159,46 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
 
 
 _READERS: dict[str, SpecReader] = {
+    "Cohere2ForCausalLM": read_cohere2,
+    "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "GPT2LMHeadModel": read_gpt2,
+    "Glm4ForCausalLM": read_glm4,
+    "GlmForCausalLM": read_glm,
+    "GraniteForCausalLM": read_granite,
     "LlamaForCausalLM": read_llama,
     "LLaMAForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
     "MptForCausalLM": read_mpt,
     "MPTForCausalLM": read_mpt,
     "OPTForCausalLM": read_opt,
+    "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "Phi3ForCausalLM": read_phi3,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
+    "SmolLM3ForCausalLM": read_smollm3,
 }
 _ARCHITECTURES = {
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mpt": "MptForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "opt": "OPTForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 """Text-generating architecture of each model_type."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

@@ -30,6 +30,18 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PHI3_BLOCK = {**_BLOCK, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GLM4_BLOCK = {
+    **_BLOCK,
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_OLMO2_BLOCK = {
+    **_BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GEMMA_BLOCK = {
     **_BLOCK,
     "post_attention_norm": "post_attention_layernorm",
@@ -37,7 +49,7 @@ _GEMMA_BLOCK = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-BUFFERS = ("rope_freqs.weight",)
+BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
 
 
@@ -62,6 +74,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "llama": GGUFArchitecture("LlamaForCausalLM", "llama", _BLOCK, pairs_heads=True),
         "qwen2": GGUFArchitecture("Qwen2ForCausalLM", "qwen2", _BLOCK),
         "qwen3": GGUFArchitecture("Qwen3ForCausalLM", "qwen3", _BLOCK),
+        "phi3": GGUFArchitecture("Phi3ForCausalLM", "phi3", _PHI3_BLOCK),
+        "olmo2": GGUFArchitecture("Olmo2ForCausalLM", "olmo2", _OLMO2_BLOCK),
+        "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", _GLM4_BLOCK),
+        "granite": GGUFArchitecture("GraniteForCausalLM", "granite", _BLOCK, pairs_heads=True),
+        "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", "smollm3", _BLOCK, pairs_heads=True),
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
     }
 )

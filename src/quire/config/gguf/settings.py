@@ -16,6 +16,15 @@ __all__ = ["config_of", "dtype_of", "end_token_ids"]
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _MAX_DIVISORS = 1 << 16
+_PARTLY_ROTATED = ("phi3", "glm4")
+"""Architectures whose heads may be rotated in part."""
+
+_GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 """Layers of the one size whose factor on q·k comes from hidden size over heads."""
@@ -55,7 +64,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
     }
     _refuse_more_blocks_than_tensors(header, values["num_hidden_layers"])
     _refuse_value_length(header, name)
-    _refuse_rotated_parts(header, name)
+    if name not in _PARTLY_ROTATED:
+        _refuse_rotated_parts(header, name)
     window = _value(header, f"{name}.attention.sliding_window")
     raw = RawConfig(values, str(header.file))
     scaling = _scaling(header, name, raw)
@@ -66,6 +76,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
     else:
         values["rope_theta"] = theta
         values["rope_scaling"] = scaling
+        values |= _of_family(header, name, values, window)
     return raw
 
 
@@ -141,8 +152,33 @@ def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
         )
 
 
+def _of_family(
+    header: GGUFHeader, name: str, values: dict[str, Any], window: Any
+) -> dict[str, Any]:
+    """Settings that files of one architecture alone have. OLMo 3 is an OLMo 2 with a window."""
+    match name:
+        case "granite":
+            return {
+                key: _float32(_value(header, f"granite.{stored}"))
+                for key, stored in _GRANITE.items()
+            }
+        case _ if name in _PARTLY_ROTATED:
+            size, head_dim = header.integer(f"{name}.rope.dimension_count"), values["head_dim"]
+            original = _value(header, f"{name}.rope.scaling.original_context_length")
+            return {
+                "sliding_window": window,
+                "partial_rotary_factor": size / head_dim if size and head_dim else None,
+                "original_max_position_embeddings": original,
+            }
+        case "olmo2" if window:
+            return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window}
+        case _:
+            return {}
+
+
 def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:
-    divisors = _rope_divisors(header)
+    divisors = _rope_divisors(header, "rope_freqs.weight")
+    short, long = (_rope_divisors(header, f"rope_factors_{n}.weight") for n in ("short", "long"))
     context = raw.read_optional(int, "max_position_embeddings")
     if divisors is not None:
         return {
@@ -151,6 +187,16 @@ def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | 
             "long_factor": divisors,
             "original_max_position_embeddings": context,
             "attention_factor": 1.0,
+        }
+    if short is not None and long is not None:
+        return {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": _float32(_value(header, f"{name}.rope.scaling.attn_factor")),
+            "original_max_position_embeddings": _value(
+                header, f"{name}.rope.scaling.original_context_length"
+            ),
         }
     kind = header.string(f"{name}.rope.scaling.type")
     if kind in (None, "none"):
@@ -161,14 +207,14 @@ def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | 
     return found | ({"original_max_position_embeddings": original} if original else {})
 
 
-def _rope_divisors(header: GGUFHeader) -> list[float] | None:
-    """Divisors of the frequencies, which Llama 3 files have as a tensor."""
-    entry = header.tensors.get("rope_freqs.weight")
+def _rope_divisors(header: GGUFHeader, name: str) -> list[float] | None:
+    """Divisors of the frequencies, which files of Llama 3 and Phi-3 have as tensors."""
+    entry = header.tensors.get(name)
     if entry is None:
         return None
     if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > _MAX_DIVISORS:
         raise ConfigError(
-            f"{header.file}: rope_freqs.weight of type {entry.kind.name} and shape "
+            f"{header.file}: {name} of type {entry.kind.name} and shape "
             f"{list(entry.shape)} is no list of float32 numbers, one per pair of a head"
         )
     try:
@@ -179,7 +225,7 @@ def _rope_divisors(header: GGUFHeader) -> list[float] | None:
         raise ConfigError(f"{entry.file}: cannot be read ({error.strerror})") from error
     values = list(struct.unpack(f"<{entry.shape[0]}f", data))
     if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"{header.file}: rope_freqs.weight holds a number that is not positive")
+        raise ConfigError(f"{header.file}: {name} holds a number that is not positive")
     return values
 
 
