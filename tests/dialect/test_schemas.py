@@ -81,14 +81,14 @@ def test_arguments_are_instances(style: str, kind: str) -> None:
     assert spec is not None
     phrases = [dialect.parameter.close] if dialect.parameter else []
     num_ended = 0
-    for seed in range(8):
+    for seed in range(4):
         ids = walk(spec, tokens, seed, most=300, phrases=[*phrases, "12", "yes", "a/x"])
         if ids is None:
             continue
         num_ended += 1
         ((_, arguments),) = read(parsed(dialect, tokens, ids, tools=[asked])[0]).calls
         jsonschema.validate(arguments, dict(asked.schema))
-    assert num_ended >= 2
+    assert num_ended >= 1
 
 
 CALLS: list[tuple[dict[str, Any], str, str, Any]] = [
@@ -168,7 +168,7 @@ def test_schemas_that_list_nothing(style: str) -> None:
     spec = answer_grammar(dialect, [free], "required", parallel=False)
     assert spec is not None
     found = 0
-    for seed in range(6):
+    for seed in range(3):
         ids = walk(
             spec, tokens, seed, phrases=[dialect.parameter.close] if dialect.parameter else []
         )
