@@ -199,17 +199,21 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
         "--disable-log-requests", "--enable-chunked-prefill", "--uvicorn-log-level", "warning",
         "--disable-uvicorn-access-log", "--runner", "generate", "--enable-prompt-tokens-details",
         "--device", "cpu", "--max-log-len", "5", "--no-enable-lora", "--no-trust-remote-code",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
     )  # fmt: skip
     settings = read_settings(options)
     assert (settings.model, settings.max_model_len) == ("some/model", 2048)
     assert settings.quantization == "int8"
     assert settings.swap_space == 4 * 2**30
     assert settings.device == "cpu"
-    assert read_server_settings(options).disable_access_log
+    server = read_server_settings(options)
+    assert server.disable_access_log
+    assert (server.tool_call_parser, server.reasoning_parser) == ("hermes", "qwen3")
     notes = capsys.readouterr().err
     for flag in (
         "tensor-parallel-size", "disable-log-requests", "runner", "max-log-len",
         "no-enable-lora", "no-trust-remote-code", "enable-chunked-prefill",
+        "enable-auto-tool-choice",
     ):  # fmt: skip
         assert f"--{flag} is not needed: " in notes
 

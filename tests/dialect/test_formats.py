@@ -18,13 +18,14 @@ from quire.dialect import (
     answer_grammar,
 )
 from quire.dialect.families import DIALECTS
+from quire.dialect.spec import ArgumentStyle
 from quire.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import WRITERS, encoded, plain
 from tests.profiles import examples
 
-NAMES = sorted(DIALECTS)
+NAMES = sorted(name for name, each in DIALECTS.items() if each.style is not ArgumentStyle.CHANNELS)
 KINDS = [(name, kind) for name in NAMES for kind in ("special", "added", "text")]
 """Markers as special tokens, as tokens that are text, and as text alone."""
 WEATHER = ("get_weather", {"city": "Oslo", "days": 3, "exact": True, "area": [1.5, 2]})
@@ -40,6 +41,7 @@ NASTY = (
 ANSWERS = [
     Answer("Just text, {no} [call].\n\nTwo\tlines é😀"),
     Answer(calls=(WEATHER,)),
+    Answer("Let me look: <tool", calls=(WEATHER,)),
     Answer(calls=(("now", {}), WEATHER, ("now", {}))),
     *(Answer(calls=(("files.write", {"path": "a", "text": text}),)) for text in NASTY),
     Answer(calls=(("get_weather", {"city": "x", "exact": False, "unit": None}),)),
@@ -82,7 +84,7 @@ def test_what_is_written_is_allowed_and_read(name: str, kind: str) -> None:
 
 
 @ALL
-@examples(15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_chunking_is_the_whole(name: str, kind: str, data: st.DataObject) -> None:
     dialect, tokens = model(name, kind)
@@ -123,7 +125,22 @@ def test_a_cut_answer_keeps_what_came(name: str, kind: str) -> None:
         assert all(map(str.startswith, arguments, known)), (seen, length)
 
 
-@ALL
+@pytest.mark.parametrize("name", [name for name in NAMES if not DIALECTS[name].is_bare])
+def test_text_after_calls_is_kept(name: str) -> None:
+    """And white space beside calls is dropped."""
+    dialect, tokens = model(name)
+    text = WRITERS[name](Answer("Before.", calls=(("now", {}),)))
+    spec = answer_grammar(dialect, TOOLS)
+    assert spec is not None
+    for after, expected in (("\n\nAfter, <x>.", "Before.\n\nAfter, <x>."), ("", "Before.")):
+        ids = encoded(tokens, text.replace("Before.", "Before.\n") + after)
+        for cuts in ((), range(len(ids))):
+            found = read(parsed(dialect, tokens, ids, cuts)[0])
+            assert found.without_ids == Answer(expected, calls=(("now", {}),))
+        assert Follower(spec, tokens).accepts(ids)
+
+
+@pytest.mark.parametrize(("name", "kind"), [each for each in KINDS if each[1] != "added"])
 @pytest.mark.parametrize("choice", ["auto", "required", NamedTool("get_weather")], ids=str)
 def test_random_models_write_calls_that_validate(name: str, kind: str, choice: ToolChoice) -> None:
     dialect, tokens = model(name, kind)
@@ -133,7 +150,7 @@ def test_random_models_write_calls_that_validate(name: str, kind: str, choice: T
     for parallel in (True, False):
         spec = answer_grammar(dialect, TOOLS, choice, parallel=parallel)
         assert spec is not None
-        for seed in range(3):
+        for seed in range(2):
             ids = walk(spec, tokens, seed, phrases=phrases)
             if ids is None:
                 continue
@@ -144,4 +161,4 @@ def test_random_models_write_calls_that_validate(name: str, kind: str, choice: T
             assert found.calls or choice == "auto"
             assert len(found.calls) <= 1 or (parallel and not isinstance(choice, NamedTool))
             assert choice in ("auto", "required") or found.calls[0][0] == "get_weather"
-    assert num_ended >= 2
+    assert num_ended >= 1

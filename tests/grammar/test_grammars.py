@@ -382,3 +382,29 @@ def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch
 def test_schemas_that_no_finite_value_satisfies(schema: dict[str, Any], place: str | None) -> None:
     found = find_endless(json.loads(json.dumps(schema)))
     assert (found is None) == (place is None), found
+
+
+@pytest.mark.parametrize("limit", ["", "[max_tokens=3]"])
+def test_drafts_and_changed_outputs_leave_no_trace(limit: str, shared: GuidanceGrammars) -> None:
+    """Of a rule that counts its tokens too, which the library cannot take back."""
+    lark = f'start: some "." TEXT\nsome{limit}: WORDS\nWORDS: /[a-z ]+/\nTEXT: /[a-z]*/'
+    found = opened(shared, request(StructuredOutputsParams(grammar=lark).spec))
+    matcher = found.matcher()
+    words = [i for i in range(V) if re.fullmatch(b"[a-z]", tokenizer().token_bytes(i))][:6]
+    dot = tokenizer().encode(".", add_special_tokens=False)[0]
+    none = np.zeros(0, np.int32)
+
+    def fresh(output: list[int], drafts: list[int]) -> list[bytes | None]:
+        masks = found.matcher().masks(np.array(output, np.int32), np.array(drafts, np.int32))
+        return [None if mask is None else mask.tobytes() for mask in masks]
+
+    outputs: list[list[int]] = [[], words[:1], words[:2], [words[3]], words[:3], [*words[:3], dot]]
+    for output in outputs:
+        for drafts in ([], words[:2], [*words[:2], dot, words[0]], [dot, dot]):
+            got = matcher.masks(np.array(output, np.int32), np.array(drafts, np.int32))
+            seen = [None if mask is None else mask.tobytes() for mask in got]
+            assert seen == fresh(output, drafts)
+    (mask,) = matcher.masks(np.array(words[:3], np.int32), none)
+    assert mask is not None
+    bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    assert (words[0] in bits) == (limit == "")

@@ -44,15 +44,18 @@ _TEMPLATE = """
 
 
 def hermes_front(folder: Path) -> ModelFront:
-    """The bundled tokenizer, whose special tokens are those of a model of Qwen3's form, which
-    thinks."""
+    """The bundled tokenizer with the markers of a model of Qwen3's form, which thinks. They are
+    added tokens, but no special ones."""
     bundled = bundled_model_path()
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes((bundled / name).read_bytes())
     text = (bundled / "tokenizer.json").read_text()
     for old, new in _RENAMED.items():
         text = text.replace(json.dumps(old), json.dumps(new))
-    (folder / "tokenizer.json").write_text(text)
+    tokenizer: dict[str, Any] = json.loads(text)
+    for token in tokenizer["added_tokens"]:
+        token["special"] &= token["content"] not in _RENAMED.values()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config: dict[str, Any] = json.loads((bundled / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(_TEMPLATE.replace("\n{{-", "{{-").strip())

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.dialect.describe import described
+from quire.dialect.conversation import described
 from quire.engine.model_front import ModelFront
 from quire.rendering import ChatTemplate, Renderer
 from tests import waiting

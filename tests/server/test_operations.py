@@ -188,6 +188,7 @@ def test_requests_are_logged_without_their_text(
             **BODY,
             "messages": [{"role": "user", "content": "secret words"}],
             "documents": [{"text": "secret text"}],
+            "tools": [{"type": "function", "function": {"name": "secret"}}],
             "chat_template_kwargs": {"context": "secret context"},
             "cache_salt": "secret salt",
         }

@@ -216,4 +216,20 @@ def test_an_unknown_parser_ends_the_start(tmp_path: Path) -> None:
     front = hermes_front(tmp_path)
     with pytest.raises(ConfigError, match="no tool call parser 'hermess'"):
         model_dialect(front, "hermess")
-    assert model_dialect(front, "hermes") == model_dialect(front)
+    found = model_dialect(front)
+    forced = model_dialect(front, "hermes")
+    assert found is not None and forced is not None
+    assert (forced.name, forced.open) == (found.name, found.open)
+    with pytest.raises(ConfigError, match="no reasoning parser 'qwen'"):
+        model_dialect(front, None, "qwen")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
+def test_a_reasoning_parser_names_the_markers(name: str) -> None:
+    """Of a model whose template does not show that it thinks."""
+    from quire.server.generation.served_model import model_dialect
+
+    dialect = model_dialect(bundled_front(), None, name)
+    assert dialect is not None and dialect.thinking == ("<think>", "</think>")
+    found = model_dialect(bundled_front(), None, "openai_gptoss")
+    assert found is not None and found.thinking is None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import jsonschema
 import pytest
 
 from quire.engine.model_front import ModelFront
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, bundled_front
 from tests.server.scripted import Script, as_joined, hermes_front, joined, without_ids
 
 CHAT = "/v1/chat/completions"
@@ -31,14 +31,44 @@ WEATHER: dict[str, Any] = {
 }
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get-time"}}
 TOOLS = [WEATHER, TIME]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-TIME_CALL = '\n<tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>'
 END = "<|end|>"
 
 
+class Form(NamedTuple):
+    """call, time_call: of the two tools, as a model writes them, the second behind the first."""
+
+    call: str
+    time_call: str
+    marker: str
+
+
+WEATHER_CALL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+EMPTY_CALL = '{"name": "get-time", "arguments": {}}'
+FORMS = {
+    "hermes": Form(
+        f"<tool_call>\n{WEATHER_CALL}\n</tool_call>",
+        f"\n<tool_call>\n{EMPTY_CALL}\n</tool_call>",
+        "<tool_call>",
+    ),
+    "bundled": Form(f"<|tool_call|>{WEATHER_CALL}", f"<|tool_call|>{EMPTY_CALL}", "<|tool_call|>"),
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def form(name: str) -> Form:
+    return FORMS[name]
+
+
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
-    return hermes_front(tmp_path_factory.mktemp("hermes"))
+def front(name: str, tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
+    if name == "bundled":
+        return bundled_front()
+    return hermes_front(tmp_path_factory.mktemp(name))
 
 
 @pytest.fixture
@@ -122,8 +152,8 @@ def test_allowed_tools_bound_the_names(http: httpx.Client) -> None:
 # --- a model that is told what to say ---------------------------------------------------------
 
 
-def test_calls_alone(http: httpx.Client, script: Script) -> None:
-    found = both(http, script, CALL + TIME_CALL + END)
+def test_calls_alone(http: httpx.Client, script: Script, form: Form) -> None:
+    found = both(http, script, form.call + form.time_call + END)
     assert found["content"] is None
     assert found["calls"] == [
         {"name": "get_weather", "arguments": '{"city": "Rome"}'},
@@ -144,76 +174,106 @@ def test_no_text_at_all_is_an_empty_one(http: httpx.Client, script: Script) -> N
     assert "tool_calls" not in choice["message"]
 
 
-def test_text_before_a_call_is_kept(http: httpx.Client, script: Script) -> None:
-    found = both(http, script, "Let me see." + CALL + END)
+def test_text_before_a_call_is_kept(http: httpx.Client, script: Script, form: Form) -> None:
+    found = both(http, script, "Let me see." + form.call + END)
     assert found["content"] == "Let me see."
     assert [call["name"] for call in found["calls"]] == ["get_weather"]
     assert found["finish_reason"] == "tool_calls"
 
 
-def test_one_call_where_several_are_not_wanted(http: httpx.Client, script: Script) -> None:
-    found = both(http, script, CALL + END, parallel_tool_calls=False)
+def test_one_call_where_several_are_not_wanted(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
+    found = both(http, script, form.call + END, parallel_tool_calls=False)
     assert [call["name"] for call in found["calls"]] == ["get_weather"]
     body = {"messages": MESSAGES, "tools": TOOLS, "parallel_tool_calls": False}
-    reply = http.post(CHAT, json={**body, "seed": script.tell(CALL + TIME_CALL + END)})
+    reply = http.post(CHAT, json={**body, "seed": script.tell(form.call + form.time_call + END)})
     assert reply.status_code == 500, "the grammar lets no second call begin"
 
 
-def test_no_tool_is_called_where_none_may_be(http: httpx.Client, script: Script) -> None:
+def test_no_tool_is_called_where_none_may_be(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
     found = both(http, script, "No." + END, tool_choice="none")
     assert (found["content"], found["calls"], found["finish_reason"]) == ("No.", [], "stop")
     body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "none"}
-    assert http.post(CHAT, json={**body, "seed": script.tell(CALL)}).status_code == 500
+    assert http.post(CHAT, json={**body, "seed": script.tell(form.call)}).status_code == 500
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 9, 14])
 def test_a_call_that_is_cut_says_length(
-    http: httpx.Client, script: Script, num_tokens: int
+    http: httpx.Client, script: Script, form: Form, num_tokens: int
 ) -> None:
-    found = both(http, script, CALL + END, max_tokens=num_tokens)
+    found = both(http, script, form.call + END, max_tokens=num_tokens)
     assert found["finish_reason"] == "length"
     assert not found["content"]
     for call in found["calls"]:
         assert '{"city": "Rome"}'.startswith(call["arguments"])
 
 
-def test_the_second_call_that_is_cut_says_length(http: httpx.Client, script: Script) -> None:
-    length = len(script.ids(CALL)) + 2
-    found = both(http, script, CALL + TIME_CALL + END, max_tokens=length)
+def test_the_second_call_that_is_cut_says_length(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
+    length = len(script.ids(form.call)) + 2
+    found = both(http, script, form.call + form.time_call + END, max_tokens=length)
     assert found["finish_reason"] == "length"
     assert found["calls"][0]["arguments"] == '{"city": "Rome"}'
 
 
-def test_stop_strings_match_in_the_text_alone(http: httpx.Client, script: Script) -> None:
+def test_stop_strings_match_in_the_text_alone(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
     """An argument may hold one, and so may the name of a tool."""
-    found = both(http, script, "Hm." + CALL + END, stop=["Rome", "weather", "arg"])
+    found = both(http, script, "Hm." + form.call + END, stop=["Rome", "weather", "arg"])
     assert [call["arguments"] for call in found["calls"]] == ['{"city": "Rome"}']
     assert found["finish_reason"] == "tool_calls"
 
 
-def test_a_stop_string_ends_the_text(http: httpx.Client, script: Script) -> None:
-    body = {"stop": ["me s"], "seed": script.tell("Let me see." + CALL + END)}
+def test_a_stop_string_ends_the_text(http: httpx.Client, script: Script, form: Form) -> None:
+    body = {"stop": ["me s"], "seed": script.tell("Let me see." + form.call + END)}
     choice = post(http, **body)
     assert choice["message"]["content"] == "Let "
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "me s")
-    body["seed"] = script.tell("Let me see." + CALL + END)
+    body["seed"] = script.tell("Let me see." + form.call + END)
     assert joined(chunks_of(http, **body))["content"] == "Let "
 
 
 def test_the_beginning_of_a_stop_string_before_a_call_is_text(
-    http: httpx.Client, script: Script
+    http: httpx.Client, script: Script, form: Form
 ) -> None:
-    found = both(http, script, "Let me" + CALL + END, stop=["me see"])
+    found = both(http, script, "Let me" + form.call + END, stop=["me see"])
     assert found["content"] == "Let me"
     assert len(found["calls"]) == 1
 
 
-def test_samples_have_calls_of_their_own(http: httpx.Client, script: Script) -> None:
-    body = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "seed": script.tell(CALL + END)}
+def test_a_stop_string_that_is_a_token_ends_an_answer(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
+    for included in (False, True):
+        body: dict[str, Any] = {"stop": ["<|user|>"], "include_stop_str_in_output": included}
+        choice = post(http, **body, seed=script.tell("Hm." + "<|user|>"))
+        assert choice["stop_reason"] == "<|user|>"
+        assert choice["message"]["content"] == ("Hm.<|user|>" if included else "Hm.")
+        choice = post(http, **body, seed=script.tell(form.call + "<|user|>"))
+        assert choice["finish_reason"] == "tool_calls"
+
+
+def test_beams_end_in_calls_that_can_be_parsed(http: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "n": 2}
+    beams = {"use_beam_search": True, "max_tokens": 90, "parallel_tool_calls": False}
+    reply = http.post(CHAT, json={**body, **beams})
+    assert reply.status_code == 200, reply.text
+    for choice in map(as_joined, reply.json()["choices"]):
+        if choice["finish_reason"] == "tool_calls":
+            check_calls(choice["calls"])
+
+
+def test_samples_have_calls_of_their_own(http: httpx.Client, script: Script, form: Form) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "seed": script.tell(form.call + END)}
     choices = http.post(CHAT, json=body).json()["choices"]
     ids = [call["id"] for choice in choices for call in choice["message"]["tool_calls"]]
     assert len(set(ids)) == 2
-    body["seed"] = script.tell(CALL + END)
+    body["seed"] = script.tell(form.call + END)
     chunks = chunks_of(http, **body)
     for index in range(2):
         mine = [
@@ -224,9 +284,9 @@ def test_samples_have_calls_of_their_own(http: httpx.Client, script: Script) -> 
 
 
 def test_log_probabilities_and_token_ids_are_those_of_all_tokens(
-    http: httpx.Client, script: Script
+    http: httpx.Client, script: Script, form: Form
 ) -> None:
-    text = "Let me see." + CALL + END
+    text = "Let me see." + form.call + END
     asked: dict[str, Any] = {"logprobs": True, "return_token_ids": True}
     choice = post(http, **asked, seed=script.tell(text))
     assert choice["token_ids"] == script.ids(text)
@@ -238,19 +298,21 @@ def test_log_probabilities_and_token_ids_are_those_of_all_tokens(
     assert len(entries) == len(script.ids(text))
 
 
-def test_a_stream_ends_with_its_usage(http: httpx.Client, script: Script) -> None:
+def test_a_stream_ends_with_its_usage(http: httpx.Client, script: Script, form: Form) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = chunks_of(http, stream_options=options, seed=script.tell(CALL + END))
+    chunks = chunks_of(http, stream_options=options, seed=script.tell(form.call + END))
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == len(script.ids(CALL + END))
+    assert chunks[-1]["usage"]["completion_tokens"] == len(script.ids(form.call + END))
     assert all("usage" in chunk for chunk in chunks)
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_a_format_beside_tools_means_calls_or_that(http: httpx.Client, script: Script) -> None:
+def test_a_format_beside_tools_means_calls_or_that(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    found = both(http, script, CALL + END, response_format=asked)
+    found = both(http, script, form.call + END, response_format=asked)
     assert found["finish_reason"] == "tool_calls"
     found = both(http, script, '{"a": true}' + END, response_format=asked)
     assert (found["content"], found["finish_reason"]) == ('{"a": true}', "stop")
@@ -267,15 +329,17 @@ def test_tools_stand_in_the_prompt_and_are_counted(http: httpx.Client, script: S
     assert bare["count"] < counted["count"]
 
 
-def test_a_conversation_of_calls_and_results_goes_on(http: httpx.Client, script: Script) -> None:
+def test_a_conversation_of_calls_and_results_goes_on(
+    http: httpx.Client, script: Script, form: Form
+) -> None:
     """What the server sent goes back to it as it came."""
-    message = post(http, seed=script.tell(CALL + END))["message"]
+    message = post(http, seed=script.tell(form.call + END))["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "18 °C"}
     turns = [*MESSAGES, message, result]
     found = both(http, script, "Warm." + END, messages=turns)
     assert found["content"] == "Warm."
     shown = http.post("/tokenize", json={"messages": turns, "return_token_strs": True}).json()
-    assert "<tool_call>" in shown["token_strs"]
+    assert form.marker in shown["token_strs"]
 
 
 # --- what cannot be asked for -----------------------------------------------------------------

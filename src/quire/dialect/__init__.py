@@ -1,7 +1,8 @@
-"""Thinking and tool calls in a model's own form: as a grammar, and read back as it comes."""
+"""The way a model writes thinking and tool calls: as a grammar, and read back as it comes."""
 
 from quire.dialect.detect import find_dialect
 from quire.dialect.grammar import answer_grammar
+from quire.dialect.harmony import render_harmony
 from quire.dialect.parser import AnswerParser
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.spec import Dialect, Thinking, thinking_at_end
@@ -21,6 +22,7 @@ __all__ = [
     "ToolChoice",
     "answer_grammar",
     "find_dialect",
+    "render_harmony",
     "thinking_at_end",
     "tools_prompt",
 ]

@@ -22,14 +22,23 @@ _UNLISTED = (
     "propertyNames", "not", "if", "dependentRequired", "dependentSchemas",
 )  # fmt: skip
 """Keywords of a whole object, to which tagged values cannot be held."""
-_READS_AS = {
-    "number": r"\s*-?[0-9][0-9.eE+-]*\s*",
-    "boolean": r"\s*(true|false)\s*",
-    "null": r"\s*null\s*",
+_SCALARS = {
+    "boolean": "(true|false)",
+    "integer": "-?(0|[1-9][0-9]*)",
+    "null": "null",
+    "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
+}
+_BEGINNINGS = {
     "array": r"\s*\[(?s:.*)",
+    "boolean": r"\s*(true|false)(?s:.*)",
+    "integer": r"\s*-?[0-9](?s:.*)",
+    "null": r"\s*null(?s:.*)",
+    "number": r"\s*-?[0-9](?s:.*)",
     "object": r"\s*\{(?s:.*)",
 }
-"""Texts that would be read as a value of another type, so they are no text where both may stand."""
+"""Texts that would be read as values of other types, so they are no text where both may stand:
+single words, or all that begins like one."""
+_BOUNDS = ("inimum", "aximum", "multipleOf")
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
@@ -90,26 +99,36 @@ class _Tagged:
         return self._typed(json.dumps(key, ensure_ascii=False), schema, name, f"$.properties.{key}")
 
     def _typed(self, key: str, schema: object, name: str, path: str) -> str:
-        """A value with its tags: a text as it is, or JSON."""
+        """Write a value with its tags: a text as it is, or JSON."""
         literal, syntax = self._rules.literal, self._syntax
         before = f"{literal(syntax.open)} {key}"
+        middle, middle_json = literal(syntax.middle), literal(syntax.middle_json or syntax.middle)
         types = types_of(schema, self._root)
-        middle = literal(syntax.middle)
+        beside = types - _STRING
         texts: list[str] = []
         for i, each in enumerate(_string_nodes(schema, self._root, path)):
-            texts += self._texts(*each, types - _STRING, f"{name.upper()}_{i}")
+            texts += self._texts(*each, schema, beside, f"{name.upper()}_{i}")
+        if texts and types == ALL_TYPES:
+            return f"{before} {middle} ({' | '.join(texts)})"
         found = [f"{before} {middle} ({' | '.join(texts)})"] if texts else []
-        if types - _STRING and types != ALL_TYPES:
+        if texts and not syntax.middle_json:
+            scalars = _unbounded(schema) & beside
+            for each in sorted(scalars):
+                value = self._rules.up_to(f"A_{each.upper()}", syntax.close, [_SCALARS[each]])
+                found.append(f"{before} {middle} {value}")
+            beside -= scalars
+        if beside:
             narrowed = {**node(_without_strings(schema, self._root)), **_definitions(self._root)}
             grammar = json_grammar(narrowed, is_strict=self._tool.is_strict)
             value = self._rules.grammar(name, grammar, f"{self._where} ({path})")
-            middle = literal(syntax.middle_json or syntax.middle)
-            found.append(f"{before} {middle} {value} {literal(syntax.close)}")
+            found.append(f"{before} {middle_json} {value} {literal(syntax.close)}")
         return " | ".join(found)
 
-    def _texts(self, schema: Schema, path: str, beside: frozenset[str], name: str) -> list[str]:
-        """Alternatives of a text that one schema allows, up to its closing tag. beside: other types
-        that the value may have."""
+    def _texts(
+        self, schema: Schema, path: str, whole: object, beside: frozenset[str], name: str
+    ) -> list[str]:
+        """Return alternatives of a text that one schema allows, up to its closing tag. whole: the
+        schema of the value, of which `schema` is a part; beside: other types that it may have."""
         rules, close = self._rules, self._syntax.close
         values = [schema["const"]] if "const" in schema else listed(schema, "enum")
         if values:
@@ -117,7 +136,7 @@ class _Tagged:
             return [f"{rules.plain(text)} {rules.literal(close)}" for text in texts]
         bodies = self._bodies(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
-        others = [] if is_any else _read_otherwise(beside)
+        others = [] if is_any else _read_otherwise(beside, _unbounded(whole))
         if len(bodies) == 1 and not others:
             name = "VALUE"
         return [rules.up_to(name, close, bodies, others)]
@@ -139,10 +158,20 @@ class _Tagged:
         return bodies
 
 
-def _read_otherwise(types: frozenset[str]) -> list[str]:
-    """Regular expressions of texts that would be read as values of other types."""
-    names = {"number" if name == "integer" else name for name in types}
-    return [_READS_AS[name] for name in sorted(names)]
+def _unbounded(schema: object) -> frozenset[str]:
+    """Return the types whose values a regular expression tells from texts."""
+    text = json.dumps(schema)
+    if '"enum":' in text or '"const":' in text:
+        return frozenset()
+    is_bounded = any(bound in text for bound in _BOUNDS)
+    return frozenset(("null", "boolean") if is_bounded else _SCALARS)
+
+
+def _read_otherwise(types: frozenset[str], words: frozenset[str]) -> list[str]:
+    """Return regular expressions of texts that would be read as values of other types."""
+    found = [rf"\s*{_SCALARS[name]}\s*" for name in types & words]
+    found += [_BEGINNINGS[name] for name in types - words]
+    return sorted(set(found))
 
 
 _ANCHOR = re.compile(r"(?<!\\)[\^$]")

@@ -23,7 +23,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class _Nesting:
-    """Depth of a JSON text's nesting, and whether it is within a string."""
+    """Nesting depth of a JSON text, and whether it is within a string."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -55,8 +55,7 @@ class _Nesting:
 
 
 def read_arguments(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> Waiting:
-    """Read from behind the name of a call up to its closing text. dialect: coded, as the text
-    is."""
+    """Read from behind the name of a call up to what closes it. dialect: coded, as the text is."""
     match dialect.style:
         case ArgumentStyle.RAW:
             yield from read_tagged(dialect, tool, text, emit)
@@ -116,8 +115,7 @@ def _all_before(text: GrowingText, target: str) -> Generator[None, None, str]:
 
 
 def dumped(value: object) -> str:
-    """Write a value as JSON. Halves of surrogate pairs, which stand for markers, stay as they
-    are."""
+    """Return a value as JSON. Characters that stand for markers stay as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -148,7 +146,7 @@ def read_json_value(text: GrowingText, emit: Emit) -> Waiting:
 
 
 def read_json_string(text: GrowingText, emit: Emit) -> Waiting:
-    """Read a JSON string from behind its first quote to behind its last."""
+    """Give on what a JSON string says, from behind its first quote to behind its last."""
     while True:
         sign = _INSIDE.search(text.waiting)
         emit(text.take(len(text.waiting) if sign is None else sign.start()))

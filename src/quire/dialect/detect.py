@@ -1,4 +1,4 @@
-"""Detection of a model's dialect from its chat template and its tokenizer."""
+"""Finds the dialect of a model from its chat template and its tokenizer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,13 @@ def find_dialect(
         found = probe.fitted(candidate)
         if found is not None:
             return probe.with_thinking(found)
-    return probe.with_thinking(GENERIC if parser_name is None else probe.likeliest(candidates))
+    found = probe.with_thinking(GENERIC if parser_name is None else probe.likeliest(candidates))
+    if found.style is ArgumentStyle.CHANNELS and not found.has_all_tokens:
+        raise ConfigError(
+            f"The tool call parser {parser_name!r} needs the tokens {', '.join(found.markers)}, "
+            "which the tokenizer of this model lacks. Give another, or none."
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,13 @@ class _Probe:
             if rendered is None:
                 continue
             bound = dialect.bound(self._tokenizer)
-            if not all(m in rendered.turn for m in dialect.markers):
+            has_channels = dialect.style is ArgumentStyle.CHANNELS
+            if not has_channels and not all(m in rendered.turn for m in dialect.markers):
+                return None
+            if has_channels and not bound.has_all_tokens:
                 return None
             if not self._reads(bound, rendered):
-                return None
+                continue
             bound = replace(bound, is_single=num_calls == 1)
             adapted = _with_spaces_of(bound, rendered)
             return adapted if self._reads(adapted, rendered) else bound
@@ -160,7 +169,7 @@ class _Probe:
             return None
 
     def _reads(self, dialect: Dialect, rendered: _Rendered) -> bool:
-        """Return whether the calls are read as they were sent, and of a bare one nothing else."""
+        """Tell whether the calls are read as they were sent, and of a bare one nothing else."""
         text = rendered.answer if dialect.is_bare else rendered.turn
         if text is None:
             return False

@@ -177,6 +177,16 @@ QUIRE = Dialect(
     close="}",
     markers=("<|tool_call|>",),
 )
+HARMONY = Dialect(
+    name="openai",
+    open="<|channel|>commentary to=functions.",
+    middle=" <|constrain|>json<|message|>",
+    close="",
+    style=ArgumentStyle.CHANNELS,
+    is_single=True,
+    stops=("<|return|>", "<|call|>"),
+    markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
+)
 GENERIC = Dialect(
     name="generic",
     section=('{"tool_calls": [', "]}"),
@@ -192,7 +202,8 @@ GENERIC = Dialect(
 
 _NAMED = (
     HERMES, QWEN3_CODER, GLM45, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32, KIMI_K2, MISTRAL,
-    PHI4_MINI_JSON, GRANITE, QUIRE, LLAMA3_JSON, PYTHONIC, GENERIC,
+    PHI4_MINI_JSON, GRANITE, QUIRE, HARMONY, LLAMA3_JSON, PYTHONIC, GENERIC,
+    replace(HARMONY, name="gpt-oss"),
 )  # fmt: skip
 
 DIALECTS: Mapping[str, Dialect] = {each.name: each for each in _NAMED}
@@ -203,4 +214,4 @@ VARIANTS: Mapping[str, tuple[Dialect, ...]] = {
     "mistral": (MISTRAL, MISTRAL_V11, MISTRAL_V13),
     "pythonic": (PYTHONIC, LFM2, LLAMA4),
 }
-"""Forms of the names that stand for several, the usual one first."""
+"""Forms of names that stand for several, the usual one first."""

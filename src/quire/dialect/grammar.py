@@ -1,10 +1,11 @@
-"""Grammar of the answers that a model may give: text, thinking and calls."""
+"""The answers that a model may give: text, thinking and calls, as one grammar."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from quire.dialect.argument_rules import arguments_rule
+from quire.dialect.channels import channel_grammar
 from quire.dialect.rules import Rules, regex
 from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
 from quire.dialect.tools import Tool, ToolChoice, chosen_tools
@@ -41,6 +42,14 @@ def answer_grammar(
     chosen = chosen_tools(tools, tool_choice)
     if dialect.describes_tools and not chosen:
         tools = ()  # the model knows of none
+    places = {tool.name: index for index, tool in enumerate(tools)}
+    if dialect.style is ArgumentStyle.CHANNELS:
+        if not tools and thinking_budget is None and response is None:
+            return None
+        return channel_grammar(
+            dialect, chosen, places, is_free=tool_choice in ("auto", "none"), thinking=thinking,
+            budget=thinking_budget, response=response,
+        )  # fmt: skip
     thinks = dialect.thinking is not None and thinking is not Thinking.CLOSED
     if not tools and not (thinks and (thinking_budget is not None or response is not None)):
         return response
@@ -49,7 +58,6 @@ def answer_grammar(
     if not chosen:
         parts.append(answer.text())
     else:
-        places = {tool.name: index for index, tool in enumerate(tools)}
         is_parallel = parallel and not dialect.is_single and tool_choice in ("auto", "required")
         is_free = tool_choice == "auto"
         parts.append(answer.with_calls(chosen, places, is_free=is_free, is_parallel=is_parallel))

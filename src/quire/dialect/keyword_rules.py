@@ -81,7 +81,7 @@ class _Keywords:
         return f"{name}_0_first"
 
     def _value(self, schema: object, path: str) -> str:
-        """Return the rule for a literal of a schema."""
+        """Return what stands for a literal of a schema."""
         its = node(schema)
         self._check(its, path)
         reference = its.get("$ref")

@@ -1,4 +1,4 @@
-"""Parses the token ids of an answer into its parts, as they come."""
+"""Turns the token ids of an answer into its parts, as they come."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import string
 from collections.abc import Sequence
 
 from quire.dialect.arguments import read_arguments, read_json_string, read_json_value
+from quire.dialect.channels import ChannelReader
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.reading import CutError, GrowingText, Reading, Waiting
-from quire.dialect.spec import Dialect, IdStyle, Thinking
+from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
 from quire.dialect.tools import NAME_CHARACTERS, Tool
 from quire.rendering.detokenize import DetokenizerSource, IncrementalDetokenizer
 
@@ -43,7 +44,11 @@ class AnswerParser:
             tokenizer, skip_special_tokens=skip_special_tokens, prompt_token_ids=prompt_token_ids
         )
         self._parts: list[Part] = []
-        self._reader = _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+        self._reader = (
+            ChannelReader(dialect, tools, thinking, self._parts)
+            if dialect.style is ArgumentStyle.CHANNELS
+            else _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+        )
         self._routine: Waiting | None = self._reader.answer()
         self._num_reasoning_tokens = 0
         self._advance()
@@ -55,7 +60,7 @@ class AnswerParser:
 
     @property
     def has_calls(self) -> bool:
-        """True if a call has begun."""
+        """True once a call has begun."""
         return self._reader.num_calls > 0
 
     def take(self, token_ids: Sequence[int]) -> list[Part]:
@@ -71,7 +76,7 @@ class AnswerParser:
         return self._given()
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back. Call it once, at the end."""
+        """Return what was held back. Call it once, at the end."""
         rest = self._detokenizer.finish()
         if not self._reader.is_in_calls:  # else part of a character is part of nothing
             self._grow(rest)
@@ -173,8 +178,7 @@ class _AnswerReader:
         yield from self._spaces()
 
     def _begins(self, literal: str) -> Reading:
-        """Return whether the rest begins with a literal behind white space. Text that ends before
-        does not."""
+        """Tell whether the rest begins with a literal behind white space."""
         self.text.keep()
         yield from self._spaces()
         try:

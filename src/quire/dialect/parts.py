@@ -1,4 +1,4 @@
-"""Parts of an answer, in the order in which they come."""
+"""The parts of an answer, in the order in which they come."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class GrowingText:
             self.take(1)
 
     def is_at(self, literal: str) -> Reading:
-        """Return whether the text goes on with a literal, whatever the white space in both. It is
+        """Tell whether the text goes on with a literal, whatever the white space in both. It is
         read if so, and stays otherwise."""
         place = 0
         for expected in literal:
@@ -97,7 +97,7 @@ class GrowingText:
         return True
 
     def is_exactly_at(self, literal: str) -> Reading:
-        """Return whether the text goes on with a literal, where white space counts."""
+        """Do the same as `is_at`, where white space counts."""
         while len(self._text) < len(literal) and literal.startswith(self._text):
             yield from self.more()
         if not self._text.startswith(literal):

@@ -1,4 +1,4 @@
-"""JSON types that the values of a schema may have."""
+"""The JSON types that the values of a schema may have."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
 
 
 def resolved(reference: object, root: Schema) -> object:
-    """Return the target of a JSON pointer within the schema; None if it is none, or leads
-    nowhere."""
+    """Return what a JSON pointer within the schema refers to; None if it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: Any = root

@@ -1,4 +1,4 @@
-"""Form in which the models of one family write thinking and tool calls."""
+"""The form in which the models of one family write thinking and tool calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FIRST_SYMBOL = 0xD800
 
 
 class Thinking(enum.StrEnum):
-    """State in which the end of a prompt leaves the model: within its thinking, behind it, or free
-    to begin with it."""
+    """State in which a prompt leaves the model: within its thinking, behind it, or free to begin
+    with it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -53,23 +53,23 @@ class IdStyle(enum.StrEnum):
 
 
 class MarkerSource(Protocol):
-    """Interface of a tokenizer to a dialect."""
+    """The questions of a dialect to a tokenizer."""
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None when there is none."""
         ...
 
     def is_added(self, token_id: int) -> bool:
-        """Return whether the token was added beside the model's vocabulary."""
+        """True for a token that was added beside the model's vocabulary."""
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether the token is left out of shown texts."""
+        """True for a token that is left out of shown texts."""
         ...
 
 
 class TailSource(MarkerSource, Protocol):
-    """Interface of a tokenizer that reads the tail of a prompt."""
+    """The reader of a prompt's tail."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -92,7 +92,7 @@ class Markers:
 
     @property
     def symbols(self) -> Mapping[int, str]:
-        """Characters that stand for tokens in `coded` texts, by token id."""
+        """Characters that stand for markers in `coded` texts, by token id."""
         return {i: chr(_FIRST_SYMBOL + n) for n, i in enumerate(self.ids.values())}
 
     def split(self, text: str) -> list[str | int]:
@@ -116,7 +116,7 @@ class Markers:
         return "".join(p if isinstance(p, str) else symbols[p] for p in self.split(text))
 
     def shown(self, text: str, *, with_special: bool) -> str:
-        """Return `coded` text in the form for a reader."""
+        """Return `coded` text as a reader sees it."""
         if not any("\ud800" <= character <= "\udfff" for character in text):
             return text
         for marker, token_id in self.ids.items():
@@ -137,7 +137,7 @@ class ParameterSyntax:
 
     @property
     def key_end(self) -> str:
-        """Text behind each name, whatever the value."""
+        """The text behind each name, whatever the value."""
         pairs = zip(self.middle, self.middle_json or self.middle, strict=False)
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
         return "".join(one for one, _ in same)
@@ -187,6 +187,11 @@ class Dialect:
         texts = dict.fromkeys((*self.markers, *(self.thinking or ()), *self.stops))
         return replace(self, tokens=Markers.of(texts, tokenizer))
 
+    @property
+    def has_all_tokens(self) -> bool:
+        """True if all of `markers` and `stops` are tokens."""
+        return self.tokens.ids.keys() >= {*self.markers, *self.stops}
+
     def coded(self) -> Dialect:
         """The dialect with one character for each marker that is a token (`Markers.coded`)."""
         coded = self.tokens.coded
@@ -206,7 +211,7 @@ class Dialect:
 
     @property
     def opening(self) -> str:
-        """Text before the name of the first call of a section."""
+        """The text before the name of the first call of a section."""
         return self.section[0] + self.open
 
     @property
@@ -225,9 +230,9 @@ class Dialect:
 def thinking_at_end(
     dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: TailSource
 ) -> Thinking:
-    """Return the state in which a prompt leaves the model. The text after the last token that
-    begins or ends a turn counts. Markers that are spelled by other tokens count at the very end
-    alone, since a user may have written them."""
+    """Tell in which state a prompt leaves the model. The text after the last token that begins or
+    ends a turn counts. Markers that are spelled by other tokens count at the very end alone, since
+    a user may have written them."""
     if dialect.thinking is None:
         return Thinking.NONE
     ids = dialect.tokens.ids

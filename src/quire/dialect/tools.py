@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from quire.dialect.schema_types import Schema, node, resolved, types_of
 from quire.errors import RequestError
+from quire.protocol.json_schema import without_unsupported
 
 __all__ = [
     "NAME_CHARACTERS",
@@ -31,7 +34,7 @@ _OTHERS = frozenset(
 """Keywords of a schema that lists not all of its properties."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tool:
     """A function. parameters: JSON Schema of its arguments, an object. is_strict: what the grammar
     cannot hold of it is refused, else it is left out."""
@@ -48,19 +51,24 @@ class Tool:
 
     @property
     def schema(self) -> Schema:
-        """Schema of the object of arguments. If the tool's own schema does not mention arguments
-        beyond its list, there are none: a function takes no others."""
+        """Schema of the object of arguments. Where the tool's says nothing of others than it
+        lists, there are none: a function takes no others."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
         kind = self.parameters.get("type", "object") if self.is_strict else "object"
         return {**self.parameters, **closed, "type": kind}
 
-    @property
+    @cached_property
     def root(self) -> Schema:
-        """`schema`, or what it refers to as a whole."""
+        """`schema`, or what it refers to as a whole; if it is lenient, without what no grammar
+        can hold."""
         target = resolved(self.schema.get("$ref"), self.schema)
-        return {**self.schema, **node(target)}
+        found = {**self.schema, **node(target)}
+        if not self.is_strict:
+            found = copy.deepcopy(found)
+            without_unsupported(found)
+        return found
 
     @property
     def others(self) -> object:
@@ -120,7 +128,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
 
 
 def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
-    """Return the tools that the answer may call. RequestError as in `check_tools`."""
+    """Return those that the answer may call. RequestError as in `check_tools`."""
     check_tools(tools, choice)
     if choice == "none":
         return ()
@@ -130,7 +138,7 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
 
 
 def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:
-    """Return the system prompt for a model whose template knows no tools."""
+    """Return what a system prompt says to a model whose template knows no tools."""
     chosen = chosen_tools(tools, choice)
     if not chosen:
         return ""

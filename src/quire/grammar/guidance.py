@@ -28,9 +28,6 @@ MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
 """Bytes of cached grammars' texts; compiled ones take some times as much."""
 
-_TOLD = ("Unimplemented keys", "Unknown format")
-"""The library's warnings on keywords that are told by their paths."""
-
 _log = logging.getLogger("quire.grammar")
 
 LoadVocabulary = Callable[[], tuple[Vocabulary, Encode]]
@@ -94,7 +91,10 @@ class GuidanceGrammars:
         if isinstance(known, RequestError):
             raise RequestError(str(known))
         assert self._tokenizer is not None
-        return _Guided(known, self._tokenizer.vocab_size, self._tokenizer.eos_token, stops)
+        # the library cannot take back a token of a rule that counts them
+        can_roll_back = "max_tokens" not in spec.source
+        vocab_size, eos_id = self._tokenizer.vocab_size, self._tokenizer.eos_token
+        return _Guided(known, vocab_size, eos_id, stops, can_roll_back)
 
     def _num_cached_bytes(self) -> int:
         return sum(len(spec.source) for spec in self._cache)
@@ -128,7 +128,7 @@ class GuidanceGrammars:
             self._warned.popitem(last=False)
         if schemas:
             is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
-            found += [] if is_error else (w for w in words if not w.startswith(_TOLD))
+            found += [] if is_error else words
         if found:
             _log.warning("a schema has what is not held to: %s", "; ".join(found)[:500])
 
@@ -163,17 +163,29 @@ class _Guided:
     vocab_size: int
     eos_id: int
     stops: _Stops
+    can_roll_back: bool
 
     def matcher(self) -> GuidanceMatcher:
-        matcher = self.prototype.deep_copy()
-        return GuidanceMatcher(matcher, self.vocab_size, self.eos_id, self.stops)
+        return GuidanceMatcher(
+            self.prototype, self.vocab_size, self.eos_id, self.stops, self.can_roll_back
+        )
 
 
 class GuidanceMatcher:
     """Follows a sequence by feeding what is new of its output, or by going back first."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_id: int, stops: _Stops) -> None:
-        self._matcher = matcher
+    def __init__(
+        self,
+        prototype: LLMatcher,
+        vocab_size: int,
+        eos_id: int,
+        stops: _Stops,
+        can_roll_back: bool,
+    ) -> None:
+        """can_roll_back: else it tries drafts on a copy, and follows a changed output anew."""
+        self._prototype = prototype
+        self._can_roll_back = can_roll_back
+        self._matcher = prototype.deep_copy()
         self._stops = stops
         self._ends = _mask_of(stops.token_ids, vocab_size)
         self._goes_on = ~(self._ends | _mask_of([eos_id], vocab_size))
@@ -182,7 +194,9 @@ class GuidanceMatcher:
     def masks(self, output: IntArray, drafts: IntArray) -> Sequence[Mask]:
         self._follow(output)
         masks: list[Mask] = [self._mask(len(output))]
-        num_fed = 0
+        kept, num_fed = self._matcher, 0
+        if len(drafts) and not self._can_roll_back:
+            self._matcher = kept.deep_copy()
         for draft in drafts.tolist():
             mask = masks[-1]
             if mask is None or not self._allows(mask, draft) or draft in self._stops.token_ids:
@@ -191,8 +205,9 @@ class GuidanceMatcher:
             self._feed([draft])
             num_fed += 1
             masks.append(self._mask(len(output) + num_fed))
-        if num_fed:
+        if num_fed and self._can_roll_back:
             self._matcher.rollback(num_fed)
+        self._matcher = kept
         return masks
 
     def forced(self, output: IntArray) -> IntArray:
@@ -210,7 +225,10 @@ class GuidanceMatcher:
             same = min(num_fed, len(output))
             differs = np.flatnonzero(self._fed[:same] != output[:same])
             num_kept = int(differs[0]) if len(differs) else same
-            self._matcher.rollback(num_fed - num_kept)
+            if self._can_roll_back:
+                self._matcher.rollback(num_fed - num_kept)
+            else:
+                self._matcher, num_kept = self._prototype.deep_copy(), 0
             num_fed = num_kept
         self._feed(output[num_fed:].tolist())
         self._fed = output.copy()

@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.errors import RequestError
 from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import find_unsupported, relaxed
+from quire.protocol.json_schema import find_unsupported, without_unsupported
 
 __all__ = ["grammar_text", "lenient_schemas", "refusal"]
 
@@ -142,16 +142,18 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
 
 
 def _held_schema(source: str, *, is_strict: bool) -> str:
-    """Without what the library takes in no form, if that may be dropped, and without options of
-    the library, which a schema may not change, and which it refuses beside a boolean."""
+    """Without what cannot be held to, if that may be dropped, and without options of the library,
+    which a schema may not change, and which the library refuses beside a boolean."""
     schema = json.loads(source)
     if schema is True:
         return "{}"
-    held = schema if is_strict else relaxed(schema)[0]
-    if isinstance(held, dict):
-        cast("dict[str, Any]", held).pop("x-guidance", None)
-    is_changed = not is_strict or "x-guidance" in source
-    return json.dumps(held, ensure_ascii=False) if is_changed else source
+    is_changed = not is_strict
+    if not is_strict:
+        without_unsupported(schema)
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        del cast("dict[str, Any]", schema)["x-guidance"]
+        is_changed = True
+    return json.dumps(schema, ensure_ascii=False) if is_changed else source
 
 
 def _of_schema(source: str, spec: GrammarSpec) -> str:
@@ -196,7 +198,7 @@ def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
         text = json.dumps(schema, ensure_ascii=False)
         checked = _checked_schema(text, "structural_tag", is_strict=spec.is_strict)
         if not spec.is_strict:
-            checked, _ = relaxed(checked)
+            without_unsupported(checked)
         found.append((str(trigger), str(begin), checked, end))
     if not found:
         raise RequestError("structured_outputs.structural_tag has no structures. Give some.")

@@ -12,8 +12,8 @@ __all__ = [
     "Node",
     "all_unsupported",
     "find_unsupported",
-    "relaxed",
     "subschemas",
+    "without_unsupported",
 ]
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -30,12 +30,11 @@ _REFUSED = (
 _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 _COUNTS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 )
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 
 Node = tuple[str, dict[str, Any]]
 """A subschema and its path from the root, `$`."""
@@ -44,54 +43,43 @@ Node = tuple[str, dict[str, Any]]
 def find_unsupported(schema: object) -> str | None:
     """The path of the first keyword that no grammar can hold to, with what it says; None if there
     is none."""
-    return next(_unsupported(schema), None)
+    return next((place for place, _, _ in _unsupported(schema)), None)
 
 
 def all_unsupported(schema: object) -> list[str]:
-    """List the paths of all keywords that no grammar can hold to, or that say nothing usable."""
+    """The paths of all keywords that no grammar can hold to."""
+    return without_unsupported(copy.deepcopy(schema))
+
+
+def without_unsupported(schema: object) -> list[str]:
+    """Remove all that no grammar can hold to from a schema of one's own. Returns the paths."""
     found = list(_unsupported(schema))
-    known = {place.partition(" (")[0] for place in found}
+    for _, holder, name in found:
+        del holder[name]
+    malformed: list[str] = []
     for path, node in subschemas("$", schema):
-        places = [f"{path}.{key}" for key, value in node.items() if not _is_usable(key, value)]
-        found += [place for place in places if place not in known]
-    return found
-
-
-def relaxed(schema: object) -> tuple[object, list[str]]:
-    """Copy a schema without what the grammar library takes in no form; list the paths of that:
-    types that there are none of, references to elsewhere, patterns that look around, counts that
-    are none."""
-    found = copy.deepcopy(schema)
-    dropped: list[str] = []
-    for path, node in subschemas("$", found):
-        for keyword in [key for key in node if not _is_usable(key, node[key])]:
-            dropped.append(f"{path}.{keyword}")
-            del node[keyword]
+        wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
+        malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
         for keyword in _COUNTS & node.keys():
-            node[keyword] = int(node[keyword])
-        patterns = node.get("patternProperties", {})
-        for pattern in [each for each in patterns if _LOOKS_AROUND.search(each)]:
-            dropped.append(f"{path}.patternProperties ({pattern[:80]!r} looks around or back)")
-            del patterns[pattern]
-    return found, dropped
+            node[keyword] = int(node[keyword])  # the library takes no 1.0
+    return [*(place for place, _, _ in found), *malformed]
 
 
-def _is_usable(keyword: str, value: object) -> bool:
+def _is_well_formed(keyword: str, value: object) -> bool:
+    """Tell whether a keyword has a value of the kind that it takes."""
     match keyword:
         case "type":
             names = cast("list[object]", value) if isinstance(value, list) else [value]
             return bool(names) and all(name in _TYPES for name in names)
-        case "pattern":
-            return isinstance(value, str) and not _LOOKS_AROUND.search(value)
-        case "$ref":
-            return isinstance(value, str) and value.startswith("#")
         case "enum" | "anyOf" | "oneOf" | "allOf":
             return isinstance(value, list) and bool(cast("list[object]", value))
         case "required":
             return isinstance(value, list)
+        case "pattern" | "$ref":
+            return isinstance(value, str)
         case "properties" | "patternProperties" | "$defs" | "definitions":
             return isinstance(value, dict)
-        case "items" | "additionalProperties":
+        case "additionalProperties":
             return isinstance(value, dict | bool)
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
             return isinstance(value, int | float) and not isinstance(value, bool)
@@ -103,21 +91,25 @@ def _is_usable(keyword: str, value: object) -> bool:
             return True
 
 
-def _unsupported(schema: object) -> Iterator[str]:
-    """The path of each such keyword, with what it says."""
+def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The path of each such keyword, what holds it, and its name there."""
     for path, node in subschemas("$", schema):
-        yield from (f"{path}.{keyword}" for keyword in _REFUSED if keyword in node)
+        for keyword in _REFUSED:
+            if keyword in node:
+                yield f"{path}.{keyword}", node, keyword
         pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
         if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
-            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)"
+            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
         if isinstance(form, str) and form not in _FORMATS:
-            yield f"{path}.format ({form[:80]!r})"
+            yield f"{path}.format ({form[:80]!r})", node, "format"
         if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
-            yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)"
+            yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
         named = node.get("patternProperties")
-        for key in cast("dict[str, Any]", named) if isinstance(named, dict) else {}:
-            if _LOOKS_AROUND.search(key):
-                yield f"{path}.patternProperties ({key[:80]!r} looks around or back)"
+        if isinstance(named, dict):
+            names = cast("dict[str, Any]", named)
+            for key in [key for key in names if _LOOKS_AROUND.search(key)]:
+                place = f"{path}.patternProperties ({key[:80]!r} looks around or back)"
+                yield place, names, key
 
 
 def subschemas(path: str, schema: object) -> Iterator[Node]:

@@ -34,6 +34,7 @@ class AnswerForm:
 
     tools: those that an answer may call. thinking_budget: most tokens of its thinking.
     num_prior_calls: in the conversation, from which some families count the ids of calls.
+    thinking: where the prompt leaves the model.
     """
 
     dialect: Dialect
@@ -43,6 +44,12 @@ class AnswerForm:
     parallel: bool = True
     thinking_budget: int | None = None
     num_prior_calls: int = 0
+    thinking: Thinking = Thinking.NONE
+
+    def at_end_of(self, prompt: RenderedPrompt) -> AnswerForm:
+        """Return the form of answers to this prompt, which may have begun their thinking."""
+        state = thinking_at_end(self.dialect, prompt.known_token_ids, self.tokenizer)
+        return replace(self, thinking=state)
 
     @property
     def is_named(self) -> bool:
@@ -54,7 +61,7 @@ class AnswerForm:
         """The tools in words, if the template has no place for them; else empty."""
         return tools_prompt(self.tools, self.choice) if self.dialect.describes_tools else ""
 
-    def held(self, request: EngineRequest, prompt: RenderedPrompt) -> EngineRequest:
+    def held(self, request: EngineRequest) -> EngineRequest:
         """Add the grammar of the answers, and the tokens that end them. RefusedError if the grammar
         cannot be made."""
         try:
@@ -63,7 +70,7 @@ class AnswerForm:
                 self.tools,
                 self.choice,
                 parallel=self.parallel,
-                thinking=self._thinking(prompt),
+                thinking=self.thinking,
                 thinking_budget=self.thinking_budget,
                 response=request.grammar,
             )
@@ -88,16 +95,13 @@ class AnswerForm:
             self.dialect,
             self.tokenizer,
             self.tools,
-            self._thinking(prompt),
+            self.thinking,
             prompt_token_ids=prompt.known_token_ids,
             num_prior_calls=self.num_prior_calls,
             skip_special_tokens=params.skip_special_tokens,
         )
         ends = eos_token_ids | self.dialect.stop_token_ids
         return PartsReader(parser, params, stop_tokens=stop_tokens, end_token_ids=ends)
-
-    def _thinking(self, prompt: RenderedPrompt) -> Thinking:
-        return thinking_at_end(self.dialect, prompt.known_token_ids, self.tokenizer)
 
 
 class PartsUpdate(NamedTuple):

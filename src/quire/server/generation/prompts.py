@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from quire.dialect.describe import described
+from quire.dialect import Dialect
+from quire.dialect.conversation import described, with_call_ids
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
@@ -99,11 +100,14 @@ class PromptRenderer:
         renderer: Renderer,
         body: ChatRequest | TokenizeRequest,
         max_model_len: int,
+        dialect: Dialect | None = None,
         tools_text: str = "",
     ) -> RenderedPrompt:
-        """Messages, through the model's chat template or, if trusted, the request's own.
-        tools_text: describes the tools, for a template that has no place for them."""
+        """Messages, through the model's chat template or, if trusted, the request's own. dialect:
+        the model's. tools_text: describes the tools, for a template that has no place for them."""
         messages = self._checked_messages(body.messages)
+        if dialect is not None:
+            messages = with_call_ids(messages, dialect.ids)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)

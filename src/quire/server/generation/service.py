@@ -425,7 +425,8 @@ class GenerationService:
         )
         request = replace(request, salt=salt, scheduling=scheduling)
         if form is not None:
-            request = form.held(request, prompt)
+            form = form.at_end_of(prompt)
+            request = form.held(request)
         async with await client.add(request) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()

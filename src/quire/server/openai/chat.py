@@ -155,7 +155,8 @@ class ChatAnswer:
         prompts, ready, body = self.job.prompts, self.job.ready, self.body
         renderer, max_model_len = ready.model.front.renderer, ready.capacity.max_model_len
         tools_text = "" if self.form is None else self.form.tools_text
-        prompt = await prompts.render_chat(renderer, body, max_model_len, tools_text)
+        dialect = ready.model.dialect
+        prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
         if body.prediction is None:
             return prompt
         text = body.prediction.text

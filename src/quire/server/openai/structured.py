@@ -79,12 +79,10 @@ def dropped_keywords(
 
 
 def _dropped(schema: object) -> list[str]:
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):  # the engine refuses it
-            return []
-    return all_unsupported(schema)
+    try:
+        return all_unsupported(json.loads(schema) if isinstance(schema, str) else schema)
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply: the engine refuses it
+        return []
 
 
 def _given(body: GenerationRequest) -> dict[str, dict[str, Any]]:

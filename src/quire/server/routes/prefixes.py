@@ -147,8 +147,8 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=False,
         )
-        text = tools_text(body.tools, ready.model)
-        found = await services.prompts.render_chat(renderer, chat, max_model_len, text)
+        text, dialect = tools_text(body.tools, ready.model), ready.model.dialect
+        found = await services.prompts.render_chat(renderer, chat, max_model_len, dialect, text)
     else:
         found = await services.prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)

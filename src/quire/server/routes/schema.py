@@ -220,6 +220,7 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
         "deadline_s": {"exclusiveMinimum": 0},
         "ttl_s": {"exclusiveMinimum": 0},
         "truncate_prompt_tokens": {"minimum": -1},
+        "thinking_token_budget": {"minimum": -1},
         "stop": {"maxItems": limits.max_stop, "maxLength": limits.max_stop_chars, "minLength": 1},
         "stop_token_ids": {"maxItems": limits.max_stop_token_ids},
         "logit_bias": {"maxProperties": limits.max_logit_bias},

@@ -29,7 +29,8 @@ __all__ = ["Services"]
 logger = logging.getLogger("quire.server")
 
 _NEVER_LOGGED = (
-    "prompt", "messages", "documents", "chat_template", "chat_template_kwargs", "cache_salt",
+    "prompt", "messages", "prediction", "documents", "tools", "chat_template",
+    "chat_template_kwargs", "cache_salt",
 )  # fmt: skip
 
 _ENDS = "the server is shutting down"

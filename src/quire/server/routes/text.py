@@ -75,8 +75,8 @@ async def _tokenize(services: Services, ready: Ready, body: TokenizeRequest) -> 
         raise RefusedError("Give either prompt or messages.", param="prompt")
     token_ids: list[int] = []
     if body.messages is not None:
-        text = tools_text(body.tools, ready.model)
-        rendered = await services.prompts.render_chat(renderer, body, max_model_len, text)
+        text, dialect = tools_text(body.tools, ready.model), ready.model.dialect
+        rendered = await services.prompts.render_chat(renderer, body, max_model_len, dialect, text)
         token_ids = rendered.token_ids
     elif body.prompt:
         rendered = await services.prompts.render_prompt(

@@ -1,15 +1,21 @@
-"""Tools in the words of a conversation, for models whose template has no place for them."""
+"""Conversations as a model needs them: tools in words, and ids of calls in its own form."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-__all__ = ["described"]
+from quire.dialect.spec import IdStyle
+
+__all__ = ["described", "with_call_ids"]
 
 Message = dict[str, Any]
+
+SHORT_LENGTH = 9
+"""Letters and digits of an id of `IdStyle.SHORT`."""
 
 
 def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
@@ -23,6 +29,40 @@ def described(messages: Sequence[Message], text: str, *, in_system: bool = True)
             found[index] = {**message, "content": _joined(message.get("content"), text, in_system)}
             return found
     return [{"role": roles[0], "content": text}, *found]
+
+
+def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
+    """Return `messages` with ids of calls in the form that the family's template takes, whoever
+    made them; results keep naming their calls."""
+    if style is IdStyle.RANDOM:
+        return list(messages)
+    found: list[Message] = []
+    new_ids: dict[object, str] = {}
+    num_calls = 0
+    for message in messages:
+        calls: object = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            written: list[Message] = []
+            for call in cast("list[Message]", calls):
+                new_id = _call_id(call, num_calls, style)
+                new_ids[call.get("id")] = new_id
+                written.append({**call, "id": new_id})
+                num_calls += 1
+            message = {**message, "tool_calls": written}
+        elif message.get("tool_call_id") in new_ids:
+            message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
+        found.append(message)
+    return found
+
+
+def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
+    given: object = call.get("id")
+    if style is IdStyle.COUNTED:
+        return f"functions.{(call.get('function') or call).get('name')}:{number}"
+    if isinstance(given, str) and len(given) == SHORT_LENGTH and given.isalnum():
+        return given
+    text = f"{number}" if given is None else str(given)
+    return hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:SHORT_LENGTH]
 
 
 def _joined(content: object, text: str, is_last: bool) -> object:

@@ -1,0 +1,70 @@
+"""Ids of calls in a conversation, in the form that a family's template takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.dialect.conversation import with_call_ids
+from quire.dialect.spec import IdStyle
+
+
+def call(name: str, call_id: str | None) -> dict[str, Any]:
+    named = {} if call_id is None else {"id": call_id}
+    return {**named, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def turn(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def result(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "x"}
+
+
+USER = {"role": "user", "content": "q"}
+LONG = "call_0123456789abcdef01234567"
+TALK = [
+    USER,
+    turn(call("f", LONG), call("g", "b")),
+    result("b"),
+    result(LONG),
+    turn(call("f", "b")),
+]
+
+
+def ids_of(messages: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return those of calls and those of results."""
+    calls = [c["id"] for m in messages for c in m.get("tool_calls", ())]
+    return calls, [m["tool_call_id"] for m in messages if "tool_call_id" in m]
+
+
+def test_random_ids_stay() -> None:
+    assert with_call_ids(TALK, IdStyle.RANDOM) == TALK
+
+
+def test_counted_ids_run_through_the_conversation() -> None:
+    calls, results = ids_of(with_call_ids([*TALK, result("b")], IdStyle.COUNTED))
+    assert calls == ["functions.f:0", "functions.g:1", "functions.f:2"]
+    assert results == ["functions.g:1", "functions.f:0", "functions.f:2"]
+
+
+def test_short_ids_are_nine_letters_and_digits() -> None:
+    calls, results = ids_of(with_call_ids(TALK, IdStyle.SHORT))
+    assert all(len(each) == 9 and each.isalnum() for each in calls)
+    assert results == [calls[1], calls[0]]
+    assert ids_of(with_call_ids([turn(call("f", "aB3456789"))], IdStyle.SHORT))[0] == ["aB3456789"]
+
+
+@pytest.mark.parametrize("style", [IdStyle.SHORT, IdStyle.COUNTED])
+def test_calls_without_an_id_get_one(style: IdStyle) -> None:
+    (first, second), _ = ids_of(with_call_ids([turn(call("f", None), call("f", None))], style))
+    assert first != second
+
+
+@pytest.mark.parametrize("style", list(IdStyle))
+def test_nothing_is_changed_in_place(style: IdStyle) -> None:
+    before = repr(TALK)
+    with_call_ids(TALK, style)
+    assert repr(TALK) == before

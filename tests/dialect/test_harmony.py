@@ -1,0 +1,261 @@
+"""The channels of gpt-oss: prompts as the published description writes them, and answers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from quire.dialect import Thinking, Tool, answer_grammar, find_dialect
+from quire.dialect.families import DIALECTS
+from quire.dialect.harmony import render_harmony
+from quire.errors import ConfigError, RequestError
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.rendering.chat_template.template import ChatTemplate
+from tests.dialect.answers import TOOLS, Answer, parsed, read
+from tests.dialect.models import Follower, tokenizer, walk
+from tests.dialect.written import encoded
+from tests.profiles import examples
+
+FAMILY = DIALECTS["openai"]
+TOKENS = tokenizer((*FAMILY.markers, *FAMILY.stops))
+HARMONY = FAMILY.bound(TOKENS)
+NEXT = "<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+
+WEATHER = (
+    Tool("get_location", description="Gets the location of the user."),
+    Tool(
+        "get_current_weather",
+        {
+            "type": "object",
+            "properties": {
+                "location": {
+                    "type": "string",
+                    "description": "The city and state, e.g. San Francisco, CA",
+                },
+                "format": {"enum": ["celsius", "fahrenheit"], "default": "celsius"},
+            },
+            "required": ["location"],
+        },
+        description="Gets the current weather in the provided location.",
+    ),
+    Tool(
+        "get_multiple_weathers",
+        {
+            "type": "object",
+            "properties": {
+                "locations": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": 'List of city and state, e.g. ["San Francisco, CA"]',
+                },
+                "limits": {"type": "array", "items": {"type": ["integer", "null"]}},
+                "where": {
+                    "type": "object",
+                    "properties": {"lat": {"type": "number"}, "flags": {}},
+                    "required": ["lat"],
+                },
+            },
+            "required": ["locations"],
+        },
+    ),
+)
+SYSTEM = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+Current date: 2025-06-28
+
+Reasoning: high
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+GOLDEN = (
+    SYSTEM
+    + """
+Calls to these tools must go to the commentary channel: 'functions'.<|end|>\
+<|start|>developer<|message|># Instructions
+
+Use a friendly tone.
+
+# Tools
+
+## functions
+
+namespace functions {
+
+// Gets the location of the user.
+type get_location = () => any;
+
+// Gets the current weather in the provided location.
+type get_current_weather = (_: {
+// The city and state, e.g. San Francisco, CA
+location: string,
+format?: "celsius" | "fahrenheit", // default: celsius
+}) => any;
+
+type get_multiple_weathers = (_: {
+// List of city and state, e.g. ["San Francisco, CA"]
+locations: string[],
+limits?: (number | null)[],
+where?: {
+lat: number,
+flags?: any,
+},
+}) => any;
+
+} // namespace functions<|end|><|start|>user<|message|>What is the weather like in SF?<|end|>\
+<|start|>assistant"""
+)
+LOOP = (
+    '<|channel|>analysis<|message|>Need to use it.<|end|><|start|>assistant<|channel|>commentary '
+    'to=functions.get_current_weather <|constrain|>json<|message|>{"location":"SF"}<|call|>'
+    "<|start|>functions.get_current_weather to=assistant<|channel|>commentary<|message|>"
+    '{"sunny": true}<|end|><|start|>assistant'
+)  # fmt: skip
+
+
+def conversation() -> list[dict[str, object]]:
+    function = {"name": "get_current_weather", "arguments": '{"location":"SF"}'}
+    return [
+        {"role": "system", "content": "Use a friendly tone."},
+        {"role": "user", "content": "What is the weather like in SF?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Need to use it.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": '{"sunny": true}'},
+    ]
+
+
+def render(messages: list[dict[str, object]], tools: tuple[Tool, ...] = WEATHER) -> str:
+    return render_harmony(messages, tools, current_date="2025-06-28", reasoning_effort="high")
+
+
+def test_a_prompt_is_as_described() -> None:
+    assert render(conversation()[:2]) == GOLDEN
+    assert render(conversation()) == GOLDEN + LOOP
+    plain = render([{"role": "user", "content": "What is 2 + 2?"}], ())
+    assert plain == (
+        f"{SYSTEM}<|end|><|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
+    )
+
+
+def test_analysis_of_a_finished_turn_is_left_out() -> None:
+    messages = [
+        *conversation(),
+        {"role": "assistant", "content": "Sunny.", "reasoning": "It said so."},
+        {"role": "user", "content": [{"type": "text", "text": "Thanks"}]},
+    ]
+    text = render(messages)
+    assert "analysis<|message|>" not in text
+    assert text.endswith(
+        "<|start|>assistant<|channel|>final<|message|>Sunny.<|end|>"
+        "<|start|>user<|message|>Thanks<|end|><|start|>assistant"
+    )
+    assert "<|return|>" not in text
+
+
+def test_what_cannot_be_rendered() -> None:
+    with pytest.raises(RequestError, match="'extreme'"):
+        render_harmony([], current_date="2025-06-28", reasoning_effort="extreme")
+    with pytest.raises(RequestError, match="tool_call_id"):
+        render([{"role": "tool", "content": "x", "tool_call_id": "other"}])
+    with pytest.raises(RequestError, match="'critic'"):
+        render([{"role": "critic", "content": "x"}])
+
+
+ANSWERS = [
+    ("<|channel|>final<|message|>4.<|return|>", Answer("4.")),
+    (
+        f"<|channel|>analysis<|message|>Simple.{NEXT}<|channel|>final<|message|>4.<|return|>",
+        Answer("4.", "Simple."),
+    ),
+    (CALL, Answer(calls=(("now", {}),))),
+    (
+        f"<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis<|message|>B{NEXT}"
+        f"<|channel|>commentary<|message|>**Plan**{NEXT}"
+        "<|channel|>commentary to=functions.files.write <|constrain|>json<|message|>"
+        '{"path": "\ue000<|call|>\ue001", "text": "é\u2028"}<|call|>',
+        Answer("**Plan**", "A\nB", (("files.write", {"path": "<|call|>", "text": "é\u2028"}),)),
+    ),
+    (
+        " to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+        Answer(calls=(("now", {}),)),
+    ),
+]
+UNGUARDED = [
+    (" to=functions.now<|channel|>commentary<|message|><|call|>", Answer(calls=(("now", {}),))),
+    ("<|channel|>commentary to=functions.other<|message|>{}<|call|>", Answer("{}")),
+    ("<|message|>no header", Answer("no header")),
+    ("<|channel|>final <|constrain|>json<|message|>[1]", Answer("[1]")),
+    ("<|channel|>analysis<|message|>cut", Answer("", "cut")),
+    ("<|channel|>fin", Answer()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [*ANSWERS, *UNGUARDED])
+@examples(15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_messages_are_read_however_they_are_cut(
+    text: str, answer: Answer, data: st.DataObject
+) -> None:
+    ids = encoded(TOKENS, text)
+    cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=6))
+    parts, parser = parsed(HARMONY, TOKENS, ids, cuts)
+    assert read(parts).without_ids == answer
+    assert parser.num_reasoning_tokens == len(encoded(TOKENS, answer.reasoning.replace("\n", "")))
+
+
+@pytest.mark.parametrize(("text", "answer"), ANSWERS)
+def test_the_grammar_takes_them(text: str, answer: Answer) -> None:
+    """Without the stop token, which ends the answer."""
+    ids = encoded(TOKENS, text)[: -1 if text.endswith("|>") else None]
+    free, required = (answer_grammar(HARMONY, TOOLS, choice) for choice in ("auto", "required"))
+    assert free is not None and required is not None
+    assert Follower(free, TOKENS).accepts(ids)
+    assert Follower(required, TOKENS).accepts(ids) == bool(answer.calls)
+    none = answer_grammar(HARMONY, TOOLS, "none")
+    assert none is not None
+    assert Follower(none, TOKENS).accepts(ids) != bool(answer.calls)
+
+
+def test_random_models_call() -> None:
+    spec = answer_grammar(HARMONY, TOOLS, "required", thinking_budget=4)
+    assert spec is not None
+    schemas = {tool.name: dict(tool.schema) for tool in TOOLS}
+    num_ended = 0
+    for seed in range(12):
+        ids = walk(spec, TOKENS, seed, phrases=[NEXT])
+        if ids is None:
+            continue
+        num_ended += 1
+        parts, parser = parsed(HARMONY, TOKENS, ids)
+        ((name, arguments),) = read(parts).calls
+        jsonschema.validate(arguments, schemas[name])
+        assert parser.num_reasoning_tokens <= 4
+    assert num_ended >= 6
+
+
+def test_a_response_format_and_an_open_analysis() -> None:
+    response = GrammarSpec(GrammarKind.JSON, '{"const": 1}')
+    spec = answer_grammar(HARMONY, (), thinking=Thinking.OPEN, response=response)
+    assert spec is not None
+    ids = encoded(TOKENS, f"so{NEXT}<|channel|>final <|constrain|>json<|message|>1")
+    assert Follower(spec, TOKENS).accepts(ids)
+    found = read(parsed(HARMONY, TOKENS, ids, thinking=Thinking.OPEN)[0])
+    assert found == Answer("1", "so")
+    assert answer_grammar(HARMONY, ()) is None
+
+
+def test_it_is_found() -> None:
+    source = Path(__file__).parents[1] / "rendering" / "templates" / "gpt_oss.jinja"
+    template = ChatTemplate(source.read_text())
+    assert find_dialect(template, TOKENS).name == "openai"
+    assert find_dialect(template, tokenizer()).name == "generic"
+    assert find_dialect(None, TOKENS, "gpt-oss").stop_token_ids == HARMONY.stop_token_ids
+    with pytest.raises(ConfigError, match="constrain"):
+        find_dialect(template, tokenizer(), "openai")

@@ -1,0 +1,205 @@
+"""Schemas of arguments in every style: what is held is valid, what is not is refused by its path,
+or dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from quire.dialect import Dialect, Tool, answer_grammar
+from quire.dialect.families import DIALECTS
+from quire.errors import RequestError
+from quire.grammar.source import grammar_text
+from quire.rendering import Tokenizer
+from tests.dialect.answers import parsed, read
+from tests.dialect.models import Follower, tokenizer, walk
+from tests.dialect.written import encoded
+
+STYLES = ("hermes", "qwen3_coder", "glm45", "deepseek_v32", "pythonic")
+NODE = {
+    "type": "object",
+    "properties": {"value": {"type": "boolean"}, "next": {"$ref": "#/$defs/node"}},
+    "required": ["value"],
+    "additionalProperties": False,
+}
+HELD: dict[str, dict[str, Any]] = {
+    "digits": {"type": "string", "pattern": "^[0-9]{2,4}$"},
+    "within": {"type": "string", "pattern": "[a-c]/x"},
+    "either": {"type": "string", "pattern": "^(yes|no)$"},
+    "length": {"type": "string", "minLength": 2, "maxLength": 3},
+    "names": {"enum": ["a b", 'q"\\', "é\n", ""]},
+    "mixed": {"enum": ["one", 1, None, True]},
+    "const": {"const": "x>y</parameter>"},
+    "nullable": {"type": ["string", "null"], "maxLength": 5},
+    "optional": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+    "number or text": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+    "list or text": {"type": ["array", "string"], "items": {"type": "integer"}, "maxItems": 2},
+    "bounded or text": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "string"}]},
+    "integer": {"type": "integer", "minimum": -3, "maximum": 12},
+    "number": {"type": "number", "minimum": 0.5},
+    "boolean": {"type": "boolean"},
+    "null": {"type": "null"},
+    "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    "empty": {"type": "array", "maxItems": 0},
+    "object": {
+        "type": "object",
+        "properties": {"a": {"type": ["boolean", "null"]}, "b c": {"type": "string"}},
+        "required": ["b c"],
+        "additionalProperties": False,
+    },
+    "map": {"type": "object", "additionalProperties": {"type": "boolean"}},
+    "tree": {"$ref": "#/$defs/node"},
+    "any": {},
+}
+
+
+def model(name: str) -> tuple[Dialect, Tokenizer]:
+    tokens = tokenizer(DIALECTS[name].markers)
+    return DIALECTS[name].bound(tokens), tokens
+
+
+def tool(schema: Any, *, is_strict: bool, name: str = "a") -> Tool:
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: schema, "other": {"type": "integer"}},
+        "required": [name],
+        "additionalProperties": False,
+        "$defs": {"node": NODE},
+    }
+    return Tool("f", parameters, is_strict=is_strict)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", HELD)
+def test_arguments_are_instances(style: str, kind: str) -> None:
+    dialect, tokens = model(style)
+    asked = tool(HELD[kind], is_strict=True)
+    spec = answer_grammar(dialect, [asked], "required", parallel=False)
+    assert spec is not None
+    phrases = [dialect.parameter.close] if dialect.parameter else []
+    num_ended = 0
+    for seed in range(4):
+        ids = walk(spec, tokens, seed, most=300, phrases=[*phrases, "12", "yes", "a/x"])
+        if ids is None:
+            continue
+        num_ended += 1
+        ((_, arguments),) = read(parsed(dialect, tokens, ids, tools=[asked])[0]).calls
+        jsonschema.validate(arguments, dict(asked.schema))
+    assert num_ended >= 1
+
+
+CALLS: list[tuple[dict[str, Any], str, str, Any]] = [
+    ({"type": "string"}, "qwen3_coder", "02134", "02134"),
+    ({"type": "integer"}, "qwen3_coder", "2134", 2134),
+    ({"type": "string"}, "qwen3_coder", "null", "null"),
+    ({"type": ["string", "null"]}, "qwen3_coder", "null", None),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "qwen3_coder", "7", 7),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "qwen3_coder", "7a", "7a"),
+    ({"type": ["string", "integer"], "maximum": 9}, "qwen3_coder", "7", 7),
+    ({"type": ["string", "boolean"]}, "qwen3_coder", "true", True),
+    ({"type": ["string", "boolean"]}, "qwen3_coder", "true story", "true story"),
+    ({"type": ["string", "number"]}, "glm45", "1.5e3", 1500.0),
+    ({"type": ["string", "object"]}, "qwen3_coder", '{"a": 1}', {"a": 1}),
+    ({"type": "string", "maxLength": -1}, "qwen3_coder", "abc", "abc"),
+    ({"type": "float"}, "qwen3_coder", "1.5", 1.5),
+    ({"type": "string"}, "qwen3_coder", "a\n\nb\n", "a\n\nb\n"),
+    ({"type": "string"}, "qwen3_coder", '"quoted"', '"quoted"'),
+    ({"type": "array"}, "qwen3_coder", '["</parameter>"]', ["</parameter>"]),
+    ({"type": "string"}, "glm45", "<arg_key>", "<arg_key>"),
+    ({"$ref": "#/$defs/node"}, "glm45", '{"value": true}', {"value": True}),
+]
+
+
+@pytest.mark.parametrize(("schema", "style", "written", "value"), CALLS, ids=str)
+def test_tagged_values_have_the_types_of_their_schemas(
+    schema: dict[str, Any], style: str, written: str, value: Any
+) -> None:
+    dialect, tokens = model(style)
+    asked = tool(schema, is_strict=False)
+    syntax = dialect.parameter
+    assert syntax is not None
+    text = f"{dialect.opening}f{dialect.middle}{syntax.open}a{syntax.middle}"
+    text += f"\ue000{written}\ue001{syntax.close}{dialect.close}"
+    ids = encoded(tokens, text)
+    spec = answer_grammar(dialect, [asked])
+    assert spec is not None
+    assert Follower(spec, tokens).accepts(ids)
+    for cuts in ((), range(len(ids))):
+        parts, _ = parsed(dialect, tokens, ids, cuts, tools=[asked])
+        assert read(parts).calls == (("f", {"a": value}),)
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("hermes", {"not": {}}, r"tools\[0\].*\$\.properties\.a\.not"),
+    ("hermes", {"type": "string", "format": "path"}, r"tools\[0\].*\$\.properties\.a\.format"),
+    ("qwen3_coder", {"type": "string", "format": "date"}, r"tools\[0\].*\$\.properties\.a\.format"),
+    ("qwen3_coder", {"type": "string", "pattern": "a$|^b"}, r"\$\.properties\.a\.pattern"),
+    ("glm45", {"anyOf": [{"type": "string", "format": "date"}]}, r"a\.anyOf\[0\]\.format"),
+    ("glm45", {"type": "array", "uniqueItems": True}, r"tools\[0\].*uniqueItems"),
+    ("pythonic", {"allOf": [{"type": "boolean"}]}, r"\$\.properties\.a\.allOf"),
+    ("pythonic", {"type": "string", "pattern": "(?=a)"}, r"tools\[0\].*\.pattern"),
+    ("pythonic", {"$ref": "#/$defs/nothing"}, r"a\.\$ref"),
+]
+
+
+@pytest.mark.parametrize(("style", "schema", "place"), REFUSED, ids=str)
+def test_what_cannot_be_held(style: str, schema: Any, place: str) -> None:
+    """A strict tool is refused, by the path; another one goes on without it."""
+    dialect, tokens = model(style)
+    with pytest.raises(RequestError, match=place):
+        spec = answer_grammar(dialect, [tool(schema, is_strict=True)], "required")
+        assert spec is not None
+        grammar_text(spec)
+    if "$ref" in schema:
+        return
+    spec = answer_grammar(dialect, [tool(schema, is_strict=False)], "required")
+    assert spec is not None
+    assert Follower(spec, tokens).allowed()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_schemas_that_list_nothing(style: str) -> None:
+    """Any argument then; and where the schema lists some, no others."""
+    dialect, tokens = model(style)
+    free = Tool("f", {"type": "object", "additionalProperties": True})
+    spec = answer_grammar(dialect, [free], "required", parallel=False)
+    assert spec is not None
+    found = 0
+    for seed in range(3):
+        ids = walk(
+            spec, tokens, seed, phrases=[dialect.parameter.close] if dialect.parameter else []
+        )
+        if ids is not None:
+            ((_, arguments),) = read(parsed(dialect, tokens, ids, tools=[free])[0]).calls
+            assert isinstance(arguments, dict)
+            found += 1
+    assert found
+    assert Tool("f", {"properties": {"a": {}}}).schema["additionalProperties"] is False
+    assert Tool("f").schema["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "words"),
+    [
+        ([Tool("a b")], "auto", "'a b'"),
+        ([Tool("")], "auto", "letters"),
+        ([Tool("a"), Tool("a")], "auto", r"tools\[1\]"),
+        ([], "required", "no tools"),
+    ],
+)
+def test_tools_that_cannot_be_called(tools: list[Tool], choice: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        answer_grammar(DIALECTS["hermes"], tools, choice)
+
+
+def test_many_tools_are_one_grammar() -> None:
+    dialect, tokens = model("qwen3_coder")
+    properties = {f"p{i}": {"type": "string"} for i in range(8)}
+    tools = [Tool(f"tool_{i}", {"properties": properties}) for i in range(128)]
+    spec = answer_grammar(dialect, tools)
+    assert spec is not None
+    assert len(json.loads(spec.source)["grammars"]) == 0
+    assert Follower(spec, tokens).allowed()
