@@ -24,7 +24,8 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """model: folder with a config.json. weights: a format that the engine names. work_dir: where
+    """model: folder with a config.json, or a GGUF file. weights: a format that the engine names,
+    which does not count for a file. work_dir: where
     converted models are kept. max_num_seqs requests of max_model_len tokens must fit at once.
     widen_16_bits: compute with 16-bit weights in float32, as on a processor that has no products of
     bfloat16, though this one has."""
@@ -37,6 +38,10 @@ class EngineOptions:
     work_dir: Path
     seed: int
     widen_16_bits: bool = False
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.model.suffix == ".gguf"
 
 
 class Engine(Protocol):

@@ -62,7 +62,9 @@ class LlamaCppEngine:
             raise UnavailableError(f"llama.cpp makes no context of {params.n_ctx} tokens")
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
-        self._vocab_size = read_config(options.model)["vocab_size"]
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        if not options.is_gguf:  # a file without a vocabulary counts no tokens
+            self._vocab_size = read_config(options.model)["vocab_size"]
         self._max_num_seqs = options.max_num_seqs
         self._requests: list[_Request] = []
         self.settings: dict[str, Any] = {
@@ -143,6 +145,8 @@ def _ignore(*message: object) -> None:
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
     if find_spec("llama_cpp") is None:
         raise UnavailableError("llama-cpp-python is not installed")
+    if options.is_gguf:
+        return LlamaCppEngine(options, options.model)
     file = options.work_dir / f"{options.weights}.gguf"
     if not file.exists() and find_spec("gguf") is None:
         raise UnavailableError("gguf, which writes the model file, is not installed")

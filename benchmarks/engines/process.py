@@ -91,6 +91,12 @@ class EngineProcess:
         timeline = Timeline(tuple(found["prompt_lengths"]), tuple(found["output_lengths"]), moments)
         return EngineRun(timeline, idle["seconds"], idle["cpu_seconds"])
 
+    def peak_bytes(self) -> int:
+        """The most memory that the process has held so far, mapped files included (Linux)."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) << 10
+
     def close(self) -> None:
         """End the process, by force if it does not answer."""
         process = self._process

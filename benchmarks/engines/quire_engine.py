@@ -66,7 +66,7 @@ class QuireEngine:
         blocks = -(-options.max_model_len // KV_BLOCK) + SPARE_BLOCKS
         chosen: dict[str, Any] = {
             "model": str(options.model),
-            "load_format": "dummy",
+            "load_format": "auto" if options.is_gguf else "dummy",
             "skip_tokenizer_init": True,
             "quiet": True,
             "num_threads": options.num_threads,
@@ -78,7 +78,10 @@ class QuireEngine:
             "seed": options.seed,
         }
         weights, _, cache = options.weights.partition("_")
-        if weights in ("bfloat16", "float16", "float32"):
+        if options.is_gguf:
+            cache = ""
+            del chosen["num_kv_blocks"]  # layers with windows have blocks of their own
+        elif weights in ("bfloat16", "float16", "float32"):
             chosen["dtype"] = weights
         else:
             chosen |= {"dtype": "bfloat16", "quantization": weights}
