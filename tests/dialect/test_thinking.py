@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
-from tests.dialect.models import EOS, TURN, Follower, walk
+from tests.dialect.models import EOS, TURN, Follower, tokenizer, walk
 from tests.dialect.test_formats import ALL, model
 from tests.dialect.written import WRITERS, encoded, plain
 
@@ -166,3 +167,19 @@ def test_nothing_to_hold() -> None:
     assert Follower(spec, tokens).accepts(encoded(tokens, "just text"))
     parser = AnswerParser(dialect, tokens)
     assert read(parser.take(encoded(tokens, "just")) + parser.finish()) == Answer("just")
+
+
+def test_markers_of_a_token_and_a_text() -> None:
+    """One marker may be a token with a text behind it."""
+    tokens = tokenizer(("<|channel>", "<channel|>"))
+    pair = ("<|channel>thought\n", "<channel|>")
+    dialect = replace(DIALECTS["llama3_json"], thinking=pair).bound(tokens)
+    ids = encoded(tokens, "<|channel>thought\nso<channel|>yes")
+    parts, parser = parsed(dialect, tokens, ids, range(len(ids)))
+    assert read(parts) == Answer("yes", "so")
+    assert parser.num_reasoning_tokens == 2
+    spec = answer_grammar(dialect, TOOLS)
+    assert spec is not None
+    assert Follower(spec, tokens).accepts(ids)
+    prompt = encoded(tokens, f"{TURN}assistant\n<|channel>thought\n")
+    assert thinking_at_end(dialect, prompt, tokens) is Thinking.OPEN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,6 +21,8 @@ __all__ = [
     "thinking_at_end",
 ]
 
+_SYMBOL = re.compile("[\ud800-\udfff]")
+_TAG = re.compile(r"<[^<>\s]+>")
 _FIRST_SYMBOL = 0xD800
 """Halves of surrogate pairs, which no decoded text contains."""
 
@@ -117,7 +120,7 @@ class Markers:
 
     def shown(self, text: str, *, with_special: bool) -> str:
         """Return `coded` text as a reader sees it."""
-        if not any("\ud800" <= character <= "\udfff" for character in text):
+        if _SYMBOL.search(text) is None:
             return text
         for marker, token_id in self.ids.items():
             seen = marker if with_special or marker not in self.special else ""
@@ -184,7 +187,9 @@ class Dialect:
 
     def bound(self, tokenizer: MarkerSource) -> Dialect:
         """The dialect in the tokens of one tokenizer."""
-        texts = dict.fromkeys((*self.markers, *(self.thinking or ()), *self.stops))
+        around = self.thinking or ()
+        tags = (tag for marker in around for tag in _TAG.findall(marker))
+        texts = dict.fromkeys((*self.markers, *around, *tags, *self.stops))
         return replace(self, tokens=Markers.of(texts, tokenizer))
 
     @property
