@@ -35,7 +35,8 @@ struct LinearCall {
 };
 
 // Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
-// group's integers times a factor of the format, scales [rows].
+// group's integers times a factor of the format, scales [rows]. A format whose groups have scales
+// of their own has these, as bits [groups, rows], behind the sums.
 struct QuantizedRows {
   int32_t* inputs;
   int32_t* sums;
@@ -70,6 +71,7 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
 struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
+  static constexpr bool kGroupScales = false;  // whether groups of a row have a scale each
   static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
   // Where hardware_keeps_up(), so many rows fetch nothing ahead, and more of them, up to so many,
   // one line in four, for which a tile has to ask by fetch_lines().
@@ -185,16 +187,59 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
   }
 }
 
+// Row r of `target` with a scale for each group, which is whole vectors.
+template <class Format, class E, class A>
+void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedRows target,
+                     int64_t r, A& ahead) {
+  int64_t quad = 0;
+  for (int64_t first = 0, at = r; first < depth; first += format.group_size, at += target.rows) {
+    const E* const group = x + first;
+    const float largest = largest_magnitude(group, format.group_size);
+    const bool finite = largest <= std::numeric_limits<float>::max();
+    const bool usable = finite && largest >= kSmallest;
+    const float scale = usable   ? largest / 127.0f
+                        : finite ? 0.0f
+                                 : std::numeric_limits<float>::quiet_NaN();
+    const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
+    const vi keep = set1_int(usable ? -1 : 0);
+    vi total = set1_int(0);
+    for (int64_t k = 0; k < format.group_size; k += kLanes, quad += kLanes / 4) {
+      const vi numbers = and_int(to_int(mul(load(group + k), inverse)), keep);
+      total = add_int(total, numbers);
+      auto* const inputs =
+          target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
+      if constexpr (Format::kQuadInputs == 1) {
+        store_bytes(inputs, add_int(numbers, set1_int(Format::kAdded)));
+      } else {
+        put_byte_inputs(numbers, inputs);
+      }
+    }
+    ahead.fetch_line();
+    target.sums[at] = sum(total);
+    std::memcpy(target.sums + depth / format.group_size * target.rows + at, &scale, sizeof scale);
+  }
+  target.scales[r] = 1.0f;
+}
+
 // Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
 template <class Format, class E, class A>
 void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
                    QuantizedRows target, int64_t r, A& ahead) {
   const E* from = x + r * x_stride;
-  if (r + 1 < target.rows) {
+  if constexpr (Format::kGroupScales) {
+    for (int64_t i = r; i < std::min(r + 2, target.rows); ++i, from += x_stride) {
+      quantize_groups(format, from, depth, target, i, ahead);
+    }
+  } else if (r + 1 < target.rows) {
     quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
   } else if (r < target.rows) {
     quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
   }
+}
+
+// The sum of a group times its scale in a row.
+QUIRE_INLINE vf scaled_sum(vi sum, const int32_t* x_scale) {
+  return mul(to_float(sum), float_of(set1_int(*x_scale)));
 }
 
 // f(row, half) for every vector of a tile's sums.
@@ -388,9 +433,9 @@ struct Block {
   // Not by first_row(): divisions delay a tile.
   int64_t first_of(const QuantizedRows& rows) const { return rows.scales - x.scales; }
   void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
-    const int64_t width = call.outputs.width();
-    const Y* first = y + first_of(rows) * width + call.outputs.column(index);
-    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
+    const int64_t stride = call.outputs.stride();
+    const Y* first = y + first_of(rows) * stride + call.outputs.column(index);
+    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * stride, 1);
   }
   template <class Out>
   void put(const QuantizedRows& rows, int64_t index, const float* sums, Out& out) const {
@@ -526,7 +571,7 @@ int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
-    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
+    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.stride(),
                          out_of_memory);
   }
   return failure();
