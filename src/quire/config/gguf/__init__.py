@@ -1,12 +1,19 @@
 """GGUF files: one file with weights, settings, tokenizer and chat template. No tensor is read."""
 
 from quire.config.gguf.checkpoint import GGUFLayout, find_architecture, layout_of
-from quire.config.gguf.header import GGUFHeader, is_gguf, read_gguf_header, read_gguf_parts
+from quire.config.gguf.header import (
+    GGUFEntry,
+    GGUFHeader,
+    is_gguf,
+    read_gguf_header,
+    read_gguf_parts,
+)
 from quire.config.gguf.settings import config_of, dtype_of, end_token_ids
 from quire.config.gguf.tensor_types import GGML_TYPES
 
 __all__ = [
     "GGML_TYPES",
+    "GGUFEntry",
     "GGUFHeader",
     "GGUFLayout",
     "config_of",
