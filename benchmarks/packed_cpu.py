@@ -19,7 +19,7 @@ from itertools import cycle
 from kernel_figures import Call, Figure, figures_by_turns, run
 import torch
 
-from quire.config.block_kinds import BLOCK_KINDS, BlockKind
+from quire.config.packed.block_kinds import BLOCK_KINDS, BlockKind
 from quire.config.quantization import matrix_bytes
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.blocks.cases import block_weight

@@ -20,9 +20,9 @@ from tests.gguf_writer import (
 from tests.models.families import Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_ops
 
-from quire.config.block_kinds import BlockFormat
 from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
+from quire.config.packed.block_kinds import BlockFormat
 from quire.errors import ConfigError
 from quire.ops import REFERENCE
 from quire.ops.linear.blocks.contract import quantize_groups

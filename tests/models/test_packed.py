@@ -24,8 +24,8 @@ from tests.packed_writer import (
 )
 
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
-from quire.config.block_kinds import BlockFormat
 from quire.config.memory.plan import weight_bytes
+from quire.config.packed.block_kinds import BlockFormat
 from quire.errors import ConfigError
 from quire.models import check_replacements, load_model
 from quire.ops.linear.blocks.contract import quantize_groups

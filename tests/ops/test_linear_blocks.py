@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.ops.test_linear_quantized import BLOCK_EDGES, rows_with_trouble
 from tests.profiles import examples
 
-from quire.config.block_kinds import BLOCK_KINDS, BlockKind
+from quire.config.packed.block_kinds import BLOCK_KINDS, BlockKind
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, Op, Provider, Team
 from quire.ops.check import compare

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.config.block_kinds import BlockFormat
 from quire.config.model_spec import MatrixShape, ModelSpec
 
 __all__ = [
@@ -110,9 +109,6 @@ def matrix_bytes(name: str, outputs: int, inputs: int, dtype_bytes: int) -> int:
         return outputs * inputs * dtype_bytes
     if name == "int8":
         return outputs * (inputs + _FLOAT32_BYTES)
-    blocks = BlockFormat.named(name)
-    if blocks is not None:
-        return blocks.kind.matrix_bytes(outputs, inputs, blocks.size)
     return INT4_FORMATS[name].matrix_bytes(outputs, inputs)
 
 

@@ -1,8 +1,8 @@
 """Ways in which matrices are quantized on disk: the tensors of each, and the kernel that serves it.
 
 What the bits mean is in `quire.quantization.packed`, one file per format. `kernel` is the format of
-`quire.config.quantization` in which a matrix has equal weights in memory, or None: then its
-tensors are kept as they are stored, and widened some rows at a time.
+`quire.config.quantization`, or the `BlockFormat`, in which a matrix has equal weights in memory, or
+None: then its tensors are kept as they are stored, and widened some rows at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-from quire.config.block_kinds import BLOCK_KINDS, BlockFormat
+from quire.config.packed.block_kinds import BLOCK_KINDS, BlockFormat
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
 from quire.config.quantization import INT8_MAX_INPUTS, Int4Groups
 

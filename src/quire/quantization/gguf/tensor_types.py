@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import torch
 
-from quire.config.block_kinds import BLOCK_KINDS as KINDS
+from quire.config.packed.block_kinds import BLOCK_KINDS as KINDS
 from quire.ops.linear.blocks.contract import Blocks
 
 __all__ = ["DEQUANTIZE", "blocks_of", "dequantize", "e2m1_scale"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.config.block_kinds import BlockFormat, BlockKind
+from quire.config.packed.block_kinds import BlockFormat, BlockKind
 from quire.config.quantization import INT4_FORMATS
 from quire.ops import OpSet, PackedMatrix
 from quire.ops.linear.blocks.contract import Blocks, pack_scales

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.config.block_kinds import BLOCK_KINDS
+from quire.config.packed.block_kinds import BLOCK_KINDS
 from quire.config.packed.schemes import MXFP4
 from quire.ops.linear.blocks.contract import Blocks
 from quire.quantization.gguf.tensor_types import e2m1_scale

@@ -116,7 +116,7 @@ struct BlockKind {
   }
 };
 
-// f(kind) for the kind of this number, in the order of BLOCK_KINDS in config/block_kinds.py; false
+// f(kind) for the kind of this number, in the order of BLOCK_KINDS in config/packed/block_kinds.py; false
 // if there is none.
 template <class F>
 bool with_kind(int32_t number, F&& f) {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.config.block_kinds import BLOCK_KINDS, BlockKind
+from quire.config.packed.block_kinds import BLOCK_KINDS, BlockKind
 from quire.ops.linear.blocks.contract import Blocks
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal

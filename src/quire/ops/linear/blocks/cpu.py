@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from quire.config.block_kinds import BLOCK_KINDS
+from quire.config.packed.block_kinds import BLOCK_KINDS
 from quire.ops.linear.blocks.contract import Blocks, check_arguments, pack_scales
 from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
 from quire.ops.linear.plain import PackedMatrix
