@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # What an installation depends on: it compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/*)
 
-.PHONY: demo serve test test-real soak check format clean
+.PHONY: demo serve test slowest test-real soak check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
@@ -14,6 +14,9 @@ serve: $(VENV)/.installed  ## install, then serve the bundled model (FLAGS="--po
 
 test: $(VENV)/.installed-dev check  ## everything that CI runs, two test files at a time
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+slowest: $(VENV)/.installed-dev  ## the ten slowest tests, of ROOMS or of all
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10 --durations-min 0 $(ROOMS)
 
 # How many times the examples of `make test`, the seed of these, the file in benchmarks/results/soak.
 QUIRE_SOAK ?= 20

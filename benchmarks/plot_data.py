@@ -194,7 +194,35 @@ def kv_waste() -> Plot:
     return Plot(source, (panel,))
 
 
+def peers() -> Plot:
+    """quire and OpenVINO GenAI, measured by turns on one machine; prefill and decode apart."""
+    folders = {"Zen 4": "cpu_turns_zen4", "Xeon with AMX": "cpu_turns_amx"}
+    engines = {"quire": "quire_int8_kv8.json", "OpenVINO GenAI": "openvino_INT8.json"}
+    decodes = {"1": "decode_1_tokens_per_s", "32": "decode_32_tokens_per_s"}
+    panels = [
+        Panel(
+            f"{machine}, 8-bit weights and cache",
+            "prompt tokens (prefill), output tokens (streams)",
+            "tokens/s",
+            tuple(
+                Series(
+                    label,
+                    ("prefill", *(f"{number} streams" for number in decodes)),
+                    tuple(
+                        read_figures(f"{folder}/{file}")[name]
+                        for name in ("prefill_tokens_per_s", *decodes.values())
+                    ),
+                )
+                for label, file in engines.items()
+            ),
+        )
+        for machine, folder in folders.items()
+    ]
+    return Plot("cpu_turns_zen4/quire_int8_kv8.json", tuple(panels))
+
+
 PLOTS: Mapping[str, Callable[[], Plot]] = {
+    "peers": peers,
     "block_sharing": block_sharing,
     "recovery": recovery,
     "shared_prefix": shared_prefix,

@@ -13,19 +13,19 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "quire"
 
 COMMON = ("errors", "foreign", "telemetry", "protocol", "platform", "config")
-PLAN = ("kv_cache", "grammar", "scheduler")
+PLAN = ("kv_cache", "grammar", "speculation", "scheduler")
 DATA = (
     "distributed", "ops", "attention", "quantization", "sampling", "layers", "models", "lora",
-    "speculation", "kv_transfer", "runner", "worker", "executor",
+    "kv_transfer", "runner", "worker", "executor",
 )  # fmt: skip
 FRONT = (
-    "rendering", "bundled", "idioms", "sampling_params", "outputs", "inputs", "engine_args",
-    "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench", "simulator", "cli",
-    "__main__",
+    "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",
+    "engine_args", "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench",
+    "simulator", "cli", "__main__",
 )  # fmt: skip
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
-    "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering",
+    "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering", "dialect",
     "runner.rows", "executor.fake", "engine.core.engine_core", "telemetry",
     "engine.supervision.host", "engine.supervision.core_process", "engine.model_front",
 )  # fmt: skip
@@ -47,7 +47,16 @@ SUB_ROOMS = {
 MAX_FILES = 20
 UNBOUNDED = ("models", "config/families")
 """Registries, with one file per entry."""
-TORCH_FREE = (*COMMON, *PLAN, "rendering", "server", "client", "cli", "bundled")
+TORCH_FREE = (
+    *COMMON,
+    *PLAN,
+    "rendering",
+    "dialect",
+    "server",
+    "client",
+    "cli",
+    "bundled",
+)
 
 
 def _modules() -> list[tuple[str, Path]]:

@@ -19,19 +19,21 @@ from quire.sampling_params import RequestOutputKind, StructuredOutputsParams
 MODEL = {"quiet": True, "num_kv_blocks": 256, "max_model_len": 512}
 
 IMPORTS = """
+quire: PoolingParams PoolingOutput PoolingRequestOutput
 quire: LLM SamplingParams BeamSearchParams RequestOutput CompletionOutput TextPrompt TokensPrompt
 quire: PromptType EngineArgs AsyncEngineArgs LLMEngine AsyncLLMEngine AsyncLLM __version__
 quire.sampling_params: SamplingParams BeamSearchParams RequestOutputKind LogitsProcessor
 quire.sampling_params: StructuredOutputsParams
+quire.outputs: PoolingRequestOutput PoolingOutput
 quire.outputs: RequestOutput CompletionOutput BeamSearchOutput BeamSearchSequence RequestMetrics
 quire.inputs: TextPrompt TokensPrompt PromptType
 """
 MISSING_IMPORTS = """
-quire: LoRARequest PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput ModelRegistry
+quire: LoRARequest EmbeddingOutput ModelRegistry
 quire: EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
 quire: ScoringRequestOutput initialize_ray_cluster
 quire.sampling_params: GuidedDecodingParams SamplingType
-quire.outputs: PoolingRequestOutput EmbeddingRequestOutput ScoringRequestOutput
+quire.outputs: EmbeddingRequestOutput ScoringRequestOutput
 quire.inputs: DataPrompt EmbedsPrompt MultiModalDataDict
 """
 
@@ -157,7 +159,6 @@ dataclasses.asdict(EngineArgs(model="m"))
 EngineArgs.from_cli_args(EngineArgs.add_cli_args(parser).parse_args(["--seed", "3"])).seed
 """
 CALLS_EXPLAINED = """
-llm.encode("a")
 llm.embed("a")
 llm.classify("a")
 llm.score("a", "b")

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
         BeamSearchSequence,
         CompletionOutput,
         Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
         RequestMetrics,
         RequestOutput,
     )
+    from quire.protocol.pooling_params import PoolingParams
     from quire.protocol.sampling_params import RequestOutputKind, SamplingParams
     from quire.protocol.scheduling_params import SchedulingParams
 
@@ -41,6 +44,9 @@ __all__ = [
     "EngineError",
     "LLMEngine",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "QuireError",
     "RequestError",
@@ -73,6 +79,9 @@ _HOMES = {
     "BeamSearchSequence": "quire.protocol.outputs",
     "CompletionOutput": "quire.protocol.outputs",
     "Logprob": "quire.protocol.outputs",
+    "PoolingOutput": "quire.protocol.outputs",
+    "PoolingParams": "quire.protocol.pooling_params",
+    "PoolingRequestOutput": "quire.protocol.outputs",
     "RequestOutput": "quire.protocol.outputs",
     "SamplingParams": "quire.protocol.sampling_params",
     "SchedulingParams": "quire.protocol.scheduling_params",

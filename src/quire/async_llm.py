@@ -389,7 +389,7 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> BaseException:
-        """What the engine has died of."""
+        """The error that the engine died of."""
         return self._death or EngineError("the engine has not died")
 
     # --- ending ---------------------------------------------------------------------------------

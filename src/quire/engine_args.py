@@ -19,7 +19,7 @@ _NUMBERS = {"int": int, "float": float}
 
 
 def _options(item: Field[Any]) -> dict[str, Any]:
-    """What argparse is told of a setting."""
+    """Return argparse's options for a setting."""
     kind = str(item.type).split(" | ")[0]
     common: dict[str, Any] = {"default": None, "help": item.metadata["help"].replace("%", "%%")}
     if kind == "bool":
@@ -30,7 +30,7 @@ def _options(item: Field[Any]) -> dict[str, Any]:
 
 
 class _GivenSettings:
-    """What `EngineArgs` does; its fields are made from the settings."""
+    """Behaviour of `EngineArgs`; its fields are made from the settings."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         given = {name: value for name, value in settings.items() if value is not None}
@@ -57,7 +57,7 @@ class _GivenSettings:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Any:
-        """Those attributes of `args` that are settings."""
+        """Make an instance from the attributes of `args` that are settings."""
         return cls(**{name: value for name, value in vars(args).items() if name in _NAMES})
 
     def __getattr__(self, name: str) -> Any:

@@ -33,7 +33,7 @@ class ForeignName:
     always: str | None = None
 
     def asks_for_nothing(self, value: object) -> bool:
-        """Whether this value changes nothing here."""
+        """Return whether this value changes nothing here."""
         if value is None:
             return True
         if value is False and self.always is not None:

@@ -9,7 +9,7 @@ from quire.foreign import ForeignName, nearest
 __all__ = ["CALL_ARGUMENTS", "MISSING_METHODS", "missing_name"]
 
 _LORA = "there are no LoRA adapters yet"
-_EMBEDS = "models generate text; none gives embeddings or scores yet"
+_EMBEDS = "LLM.encode gives vectors; none gives scores or classes yet"
 _STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
 _TEXT_ONLY = "models take text only"
 _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
@@ -22,6 +22,7 @@ CALL_ARGUMENTS: Mapping[str, ForeignName] = {
     "mm_processor_kwargs": ForeignName(_TEXT_ONLY),
     "multi_modal_data": ForeignName(_TEXT_ONLY),
     "chat_template_content_format": ForeignName("it is read from the chat template itself", None),
+    "pooling_task": ForeignName("PoolingParams(pooling=…) says what is made", ("embed",)),
     "tokenization_kwargs": ForeignName("SamplingParams(truncate_prompt_tokens=…) cuts prompts"),
     "prompt_token_ids": ForeignName("give token ids in place of the prompts"),
     "prompt_text": ForeignName("the text of token ids is decoded where it is asked for", None),
@@ -76,7 +77,7 @@ _MISSING_NAMES: Mapping[str, str] = {
     "LoRARequest": _LORA,
     **dict.fromkeys(
         (
-            "PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput",
+            "EmbeddingOutput",
             "EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput",
             "ScoringOutput", "ScoringRequestOutput", "RewardRequestOutput", "PoolingType",
         ),

@@ -31,9 +31,15 @@ from quire.protocol.control import (
     UpdateWeights,
     Wake,
 )
-from quire.protocol.outputs import BeamSearchOutput, RequestOutput
+from quire.protocol.outputs import (
+    BeamSearchOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
-from quire.protocol.sampling_params import RequestOutputKind, SamplingParams
+from quire.protocol.pooling_params import PoolingParams, pooling_for
+from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
     OutputReader,
@@ -177,6 +183,60 @@ class LLM:
         )
         tokenizer = self._engine.renderer.tokenizer
         return [beam_search_output(output, rules, tokenizer) for output in outputs]
+
+    def encode(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        scheduling_params: SchedulingArgument = None,
+        **others: Any,
+    ) -> list[PoolingRequestOutput]:
+        """One vector per prompt, made of its hidden states after the model's final norm; nothing is
+        generated. `output.outputs.data` is a float32 tensor [hidden size].
+
+        pooling_params: which hidden states, and whether the vector is scaled to length 1; one for
+        all, or one per prompt; None: the last token's, scaled. Prompts, errors and others as in
+        `generate`.
+        """
+        import torch
+
+        check_foreign(RequestError, "encode", CALL_ARGUMENTS, others)
+        items, is_single = as_list(prompts)
+        params = pooling_for(len(items), pooling_params)
+        scheduling = scheduling_for(len(items), scheduling_params, priority)
+        first_handle = self._llm_engine.next_handle
+        try:
+            asked = zip(items, params, scheduling, strict=True)
+            outputs = [self._admit_pooled(*each) for each in asked]
+            self._complete(outputs, use_tqdm)
+        finally:
+            self._llm_engine.abort(range(first_handle, self._llm_engine.next_handle))
+        for output in outputs:
+            if is_single:
+                _raise_error(output)
+            _log_error(output)
+            if output.outputs.data is not None:
+                output.outputs.data = torch.from_numpy(output.outputs.data)
+        return outputs
+
+    def _admit_pooled(
+        self, prompt: Prompt, params: PoolingParams, scheduling: SchedulingParams
+    ) -> PoolingRequestOutput:
+        """Add a prompt that pools; errors as in `_admit`."""
+        rendered = self._render_prompt(prompt)
+        try:
+            if isinstance(rendered, RequestError):
+                raise rendered
+            return self._llm_engine.add_pooled(rendered, params, scheduling)
+        except RequestError as error:
+            tokens = rendered.token_ids if isinstance(rendered, RenderedPrompt) else []
+            request_id = self._llm_engine.new_request_id()
+            return PoolingRequestOutput(
+                request_id, PoolingOutput(), tokens, finished=True, error=str(error)
+            )
 
     def stream(
         self,
@@ -415,16 +475,17 @@ class LLM:
             _log_error(output)
         return outputs
 
-    def _complete(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
+    def _complete(
+        self, outputs: Sequence[RequestOutput] | Sequence[PoolingRequestOutput], use_tqdm: bool
+    ) -> None:
         """Run steps until these have ended."""
         with GenerationProgress(len(outputs), shown=use_tqdm) as progress:
             progress.failed(sum(output.finished for output in outputs))
-            running = {output.request_id for output in outputs if not output.finished}
+            running = {output.request_id: output for output in outputs if not output.finished}
             while running:
                 changed = self._llm_engine.run_step()
-                ended = [changed[i] for i in running & changed.keys() if changed[i].finished]
-                progress.update(ended)
-                running.difference_update(output.request_id for output in ended)
+                ended = [i for i in running.keys() & changed if running[i].finished]
+                progress.update([running.pop(i) for i in ended])
 
     def _admit(
         self,
@@ -467,27 +528,15 @@ class LLM:
     def _params_for(
         self, rendered: Sequence[object], given: ParamsArgument
     ) -> Sequence[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * len(rendered)
-        if isinstance(given, Mapping):
-            raise RequestError(f"sampling_params is {given!r}: give SamplingParams(**that)")
-        given = list(given)
-        if len(given) != len(rendered):
-            raise RequestError(
-                f"there are {len(rendered)} prompts but {len(given)} sampling_params: "
-                "give one for all, or one per prompt"
-            )
-        for params in given:
-            if not isinstance(params, SamplingParams):
-                raise RequestError(
-                    f"sampling_params has a {type(params).__name__}: give SamplingParams objects"
-                )
-        return given
+        if given is None:
+            given = self.get_default_sampling_params()
+        return sampling_for(len(rendered), given)
 
     # --- readings -------------------------------------------------------------------------------
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends, over the defaults of the class."""
+        """Return the sampling values that the model's generation_config.json recommends, over the
+        defaults of the class."""
         return SamplingParams.from_optional(self._engine.default_sampling)
 
     def get_tokenizer(self) -> TokenizerFace | None:
@@ -535,11 +584,11 @@ def _extent(output: RequestOutput) -> tuple[int, bool]:
     return sum(len(completion.token_ids) for completion in output.outputs), output.finished
 
 
-def _log_error(output: RequestOutput) -> None:
+def _log_error(output: RequestOutput | PoolingRequestOutput) -> None:
     if output.error is not None:
         logger.warning("request %s failed: %s", output.request_id, output.error)
 
 
-def _raise_error(output: RequestOutput) -> None:
+def _raise_error(output: RequestOutput | PoolingRequestOutput) -> None:
     if output.error is not None:
         raise RequestError(output.error)

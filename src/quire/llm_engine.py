@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,8 @@ from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import ControlOp, Report
-from quire.protocol.outputs import RequestOutput
+from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
+from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import (
@@ -151,6 +152,25 @@ class LLMEngine:
             raise
         return output
 
+    def add_pooled(
+        self, prompt: RenderedPrompt, params: PoolingParams, scheduling: SchedulingParams
+    ) -> PoolingRequestOutput:
+        """Queue a rendered prompt for its vector; what will have it. Errors as of `add`."""
+        request_id = self.new_request_id()
+        prompt = self._with_media(request_id, prompt)
+        handle = self.take_handles(1)
+        try:
+            prompt = truncated(prompt, params, self.engine.resolved.settings.max_model_len)
+            now = time.monotonic()
+            request = self.requests.render_pooled(request_id, handle, prompt, params, now)
+            output = self.assembler.add_pooled(request_id, handle, prompt, params)
+            self.engine.client.add(replace(request, scheduling=scheduling))
+        except BaseException:
+            self.assembler.drop([handle])
+            self._drop_media([request_id])
+            raise
+        return output
+
     def _with_media(self, request_id: str, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt when the engine has been given its embeddings, if it has some."""
         if prompt.embeds is None:
@@ -167,7 +187,7 @@ class LLMEngine:
 
     @property
     def next_handle(self) -> int:
-        """That of the next request."""
+        """The handle of the next request."""
         return self._next_handle
 
     def take_handles(self, count: int) -> int:
@@ -182,8 +202,8 @@ class LLMEngine:
         self._next_request += 1
         return found
 
-    def run_step(self) -> Mapping[str, RequestOutput]:
-        """One engine step; the requests that it changed, by id."""
+    def run_step(self) -> Collection[str]:
+        """One engine step; ids of the requests that it changed."""
         client = self.engine.client
         if client.report.is_paused and client.waits_for_input:
             raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
@@ -191,8 +211,9 @@ class LLMEngine:
             update = self.assembler.process(client.step())
             if update.aborts:
                 client.abort(update.aborts)
-            self._drop_media([i for i, output in update.requests.items() if output.finished])
-            return update.requests
+            ended = [i for i, output in update.requests.items() if output.finished]
+            self._drop_media([*ended, *update.pooled])
+            return update.requests.keys() | update.pooled.keys()
 
     def control(self, op: ControlOp) -> Report:
         """Carry out an operation between steps."""

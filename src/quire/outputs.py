@@ -6,6 +6,8 @@ from quire.protocol.outputs import (
     BeamSearchSequence,
     CompletionOutput,
     Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
@@ -15,6 +17,8 @@ __all__ = [
     "BeamSearchSequence",
     "CompletionOutput",
     "Logprob",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
 ]

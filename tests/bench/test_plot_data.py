@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("block_sharing", "recovery", "shared_prefix", "policies", "kv_waste")
+NAMES = ("peers", "block_sharing", "recovery", "shared_prefix", "policies", "kv_waste")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_every_plot_is_drawn_and_shown(plot_data: Any) -> None:
 def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
     """Turns red when results are committed without drawing their plots again: bars carry their
     values as text."""
-    for name in ("block_sharing", "policies"):
+    for name in ("peers", "block_sharing", "policies"):
         drawing = (ROOT / "docs" / "plots" / f"{name}.svg").read_text(encoding="utf-8")
         for panel in plot_data.PLOTS[name]().panels:
             for series in panel.series:

@@ -6,6 +6,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +90,25 @@ def test_a_failed_answer_is_not_counted_as_a_fast_one(
     error = reader.finish(status, 2.0).error
     assert error is not None
     assert sentence.replace(".DONE.", "[DONE]") in error
+
+
+@pytest.mark.parametrize(
+    ("delta", "is_output"),
+    [
+        ({"role": "assistant", "content": None}, False),
+        ({"role": "assistant", "content": ""}, False),
+        ({"content": "a"}, True),
+        ({"reasoning": "a", "reasoning_content": "a"}, True),
+        ({"reasoning_content": "a"}, True),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, True),
+    ],
+    ids=str,
+)
+def test_thinking_and_calls_are_output_too(delta: dict[str, Any], is_output: bool) -> None:
+    reader = AnswerReader(0.0)
+    event = json.dumps({"choices": [{"delta": delta}]})
+    reader.feed(200, f"data: {event}\n\n".encode(), 1.0)
+    assert len(reader.finish(200, 2.0).chunks) == is_output
 
 
 def test_figures_of_known_times() -> None:

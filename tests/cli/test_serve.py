@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import jsonschema
 import pytest
 
 from quire.cli.main import main
@@ -69,6 +71,34 @@ def test_chat_and_complete_ask_it(
     assert "6 tokens in" in capsys.readouterr().err
     assert main(["complete", "--url", url, "-q", "import os", "--temperature", "-1"]) == 2
     assert "temperature" in capsys.readouterr().err
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_required_calls_can_be_parsed(server: tuple[str, subprocess.Popen[str]], seed: int) -> None:
+    """By the bundled model itself, without a flag."""
+    tool = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
+    body = {
+        "messages": [{"role": "user", "content": "How warm is it in Rome?"}],
+        "tools": [{"type": "function", "function": tool}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": seed,
+        "max_tokens": 150,
+    }
+    reply = httpx.post(f"{server[0]}/v1/chat/completions", json=body, timeout=WAIT_S)
+    (choice,) = reply.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls", choice
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])

@@ -291,6 +291,7 @@ REFUSED = [
     ({"hidden_size": "64"}, "hidden_size='64' must be of type int"),
     ({"hidden_size": True}, "hidden_size=True must be of type int"),
     ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+    ({"num_hidden_layers": 1 << 31}, "num_hidden_layers=2147483648 must be at most 10000"),
     ({"num_key_value_heads": 3}, "num_attention_heads=8.*num_key_value_heads=3"),
     ({"num_attention_heads": 7, "num_key_value_heads": 7}, "hidden_size=64.*=7"),
     ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not supported.*'silu'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -148,9 +149,46 @@ def test_wrong_kinds_of_values(tmp_path: Path) -> None:
         {"general.architecture": 3},
         {"llama.attention.head_count": [4, 2]},
         {"llama.rope.freq_base": -1.0},
+        {"llama.attention.head_count": "4", "llama.rope.dimension_count": 8},
+        {"llama.rope.dimension_count": 4},
+        {"llama.rope.dimension_count": "8"},
     ):
         file = write_gguf(tmp_path / "m.gguf", SETTINGS | change, TENSORS)
         with pytest.raises(ConfigError, match=r"m\.gguf: "):
+            read_model_spec(file)
+
+
+COUNTS = [key for key, value in SETTINGS.items() if key.startswith("llama.") and value != 1e-6]
+
+
+@pytest.mark.parametrize("key", [*COUNTS, "llama.attention.key_length"])
+def test_huge_numbers_of_settings_cost_no_memory(key: str, tmp_path: Path) -> None:
+    """Catches something made once per layer of a model that states billions of them."""
+    for power in (14, 24, 31):
+        changed = SETTINGS | {key: 1 << power}
+        file = write_gguf(tmp_path / "m.gguf", changed, TENSORS)
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(ConfigError):
+                read_model_spec(file)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_more_blocks_than_tensors(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS | {"llama.block_count": 3}, TENSORS)
+    with pytest.raises(ConfigError, match="states 3 blocks and has 2 tensors"):
+        read_model_spec(file)
+
+
+def test_divisors_of_a_wrong_shape(tmp_path: Path) -> None:
+    """Catches a tensor of settings that is read whole, whatever its size."""
+    file = tmp_path / "m.gguf"
+    for shape in ((1 << 17,), (2, 4)):
+        tensor = float_tensor(torch.ones(shape))
+        write_gguf(file, SETTINGS, TENSORS | {"rope_freqs.weight": tensor})
+        with pytest.raises(ConfigError, match=r"rope_freqs\.weight of type F32 and shape"):
             read_model_spec(file)
 
 
@@ -175,7 +213,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("fuzz") / "m.gguf", SETTINGS, TENSORS)
 
 
-@machine_settings(300)
+FUZZ_CASES = 500
+"""10,000 under `make soak`."""
+
+
+@machine_settings(FUZZ_CASES)
 @given(flips=st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), max_size=4))
 def test_changed_bytes_are_read_or_refused(whole: Path, flips: list[tuple[int, int]]) -> None:
     """Catches any other end than a spec or one sentence."""
@@ -191,7 +233,7 @@ def test_changed_bytes_are_read_or_refused(whole: Path, flips: list[tuple[int, i
         assert len(str(error)) < 2000
 
 
-@machine_settings(200)
+@machine_settings(FUZZ_CASES)
 @given(data=st.binary(max_size=200), counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
 def test_random_headers_are_refused(whole: Path, data: bytes, counts: tuple[int, int]) -> None:
     file = whole.with_name("random.gguf")

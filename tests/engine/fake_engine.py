@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
+from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
@@ -16,8 +17,11 @@ from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
+from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
+from quire.protocol.recovery import ALWAYS_SWAP
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
+from quire.speculation import DraftMethods
 
 
 class FakeEngine:
@@ -40,7 +44,9 @@ class FakeEngine:
         layout: KVLayout | None = None,
         num_checkpoints: int = 0,
         breaks: bool = False,
+        num_host_blocks: int = 0,
         grammars: Grammars | None = None,
+        speculative_config: str | None = None,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -49,7 +55,12 @@ class FakeEngine:
         block_size = layout.block_size
         kinds = [group.window for group in layout.groups]
         self.kv = KVManager(
-            layout, num_blocks, max_num_seqs, max_model_len, num_checkpoints=num_checkpoints
+            layout,
+            num_blocks,
+            max_num_seqs,
+            max_model_len,
+            num_host_blocks,
+            num_checkpoints,
         )
         self.scheduler = Scheduler(
             kv=self.kv,
@@ -63,6 +74,9 @@ class FakeEngine:
             ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            recovery_costs=ALWAYS_SWAP if num_host_blocks else None,
+            methods=DraftMethods(parse_speculation(speculative_config)),
+            vocab_size=vocab_size,
         )
         self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
         self.executor = executor = FakeExecutor(
@@ -72,6 +86,7 @@ class FakeEngine:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             poison=poison,
+            num_host_blocks=num_host_blocks,
             num_checkpoints=num_checkpoints,
             breaks=lambda _: breaks,
         )
@@ -79,6 +94,7 @@ class FakeEngine:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}
+        self.vectors: dict[int, np.ndarray] = {}
         self.now = 0.0
         self._next_handle = 0
 
@@ -95,6 +111,8 @@ class FakeEngine:
         given: Sequence[tuple[int, int]] = (),
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
+        pooling: Pooling | None = None,
+        prediction: Sequence[int] = (),
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -108,7 +126,7 @@ class FakeEngine:
             first_handle=handles[0],
             prompt_token_ids=np.array(tokens, np.int32),
             media=tuple(media),
-            params=SamplingParams(max_tokens=max_tokens, n=n),
+            params=POOLED_PARAMS if pooling else SamplingParams(max_tokens=max_tokens, n=n),
             seed=seed,
             stop_token_ids=stop,
             output_token_ids=np.array(output, np.int32),
@@ -116,6 +134,8 @@ class FakeEngine:
             salt=salt,
             grammar=grammar,
             beams=beams,
+            pooling=pooling,
+            prediction_token_ids=np.array(prediction, np.int32),
         )
         self.core.add(request)
         self._next_handle += n
@@ -136,6 +156,9 @@ class FakeEngine:
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             assert handle not in self.finished, "a token after the end"
             self.tokens[handle].append(token)
+        for handle, vector in output.vectors.items():
+            assert handle not in self.vectors, "a second vector"
+            self.vectors[handle] = vector
         for finish in output.finished:
             assert finish.handle not in self.finished, "a sequence ended twice"
             self.finished[finish.handle] = finish

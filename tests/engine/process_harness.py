@@ -20,6 +20,7 @@ from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
 from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
 from quire.protocol.control import ListPins
+from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.waiting import WAIT_S
@@ -130,10 +131,17 @@ async def collect(stream: RequestStream, into: Collected | None = None) -> Colle
 
 
 async def ask(
-    client: ProcessEngineClient, prompt: Sequence[int], *, seed: int = 0, **params: Any
+    client: ProcessEngineClient,
+    prompt: Sequence[int],
+    *,
+    seed: int = 0,
+    pooling: Pooling | None = None,
+    **params: Any,
 ) -> RequestStream:
     """Add a request; greedy unless a temperature is given."""
     chosen = SamplingParams(**{"temperature": 0.0, **params})
+    if pooling is not None:
+        chosen = POOLED_PARAMS
     return await client.add(
         EngineRequest(
             request_id="test",
@@ -141,5 +149,6 @@ async def ask(
             prompt_token_ids=np.array(prompt, np.int32),
             params=chosen,
             seed=seed,
+            pooling=pooling,
         )
     )

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
@@ -32,6 +34,7 @@ from quire.protocol.messages import (
     Rejected,
     Welcome,
 )
+from quire.protocol.pooling_params import Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
@@ -334,5 +337,21 @@ def test_text_stays_in_the_front() -> None:
             )
             assert stream.request.params == SamplingParams(temperature=0.0, max_tokens=3)
             await collect(stream)
+
+    run(work())
+
+
+def test_a_vector_crosses_the_process_with_its_end() -> None:
+    async def work() -> None:
+        async with hosted() as host:
+            prompt = list(range(40))
+            for pooling in get_args(Pooling):
+                stream = await ask(host.client, prompt, pooling=pooling)
+                updates = [update async for update in stream]
+                (vector,) = [u.vector for u in updates if u.vector is not None]
+                (finish,) = [s.finish for u in updates for s in u.samples if s.finish]
+                assert finish.reason is FinishReason.STOP
+                expected = FAKE_MODEL.expected_vector(prompt, pooling)
+                np.testing.assert_array_equal(vector, expected)
 
     run(work())

@@ -186,8 +186,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "strin"}}, "Invalid type"),
     ({"json": "{"}, "no JSON Schema"),
     ({"json": "[1]"}, "no JSON Schema"),
-    ({"regex": "("}, "cannot be used"),
-    ({"regex": "(?=a)b"}, "cannot be used"),
+    ({"regex": "("}, "regex is '(', which is no regular expression: unclosed group (at '(')"),
+    ({"regex": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supported"),
+    ({"regex": "a{2,1}"}, "the start must be <= the end (at '{2,1}')"),
+    ({"regex": "a{99999999}"}, "the grammar cannot be used: "),
+    ({"json": {"type": "string", "pattern": "x("}}, "has the pattern 'x(', which is no regular"),
+    ({"json": {"patternProperties": {"(?!a)b": {}}}}, "$.patternProperties ('(?!a)b' looks"),
+    ({"grammar": "start: /(/"}, "the grammar has '(', which is no regular expression"),
+    ({"grammar": "start: other"}, 'unknown name: "other"'),
     ({"grammar": "nonsense"}, "no grammar"),
     ({"grammar": 'start: "a"\n x[stop="b"]: /a/'}, "sets stop or temperature"),
     ({"structural_tag": {"structures": [], "triggers": []}}, "no structures"),
@@ -226,8 +232,31 @@ def test_what_is_not_strict_is_dropped_and_said_once(
         found = opened(shared, request(spec))
     assert EOS in allowed(found, "[1, 1]")
     assert [record.message for record in caplog.records if "uniqueItems" in record.message] == [
-        'a schema has what is not held to: Unimplemented keys: ["uniqueItems"]'
+        "a schema has what is not held to: $.uniqueItems"
     ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"type": "string", "pattern": "^(?!a).*$"}, ['"a"']),
+        ({"type": "string", "pattern": r"(a)\1"}, ['"b"']),
+        ({"type": "string", "format": "path"}, ['"b"']),
+        ({"properties": {"a": {"$ref": "https://example.com/a"}}}, ['{"a": 1}']),
+        ({"type": "object", "patternProperties": {"(?=x)y": {"type": "null"}}}, ['{"xy": 1}']),
+        ({"type": "array", "items": {"if": {}, "then": {"type": "null"}}}, ["[1]"]),
+    ],
+    ids=str,
+)
+def test_a_lenient_schema_goes_without_what_no_grammar_holds(
+    schema: dict[str, Any], texts: list[str], shared: GuidanceGrammars
+) -> None:
+    """The library itself refuses some of it in any case."""
+    found = opened(shared, request(StructuredOutputsParams(json=schema, strict=False).spec))
+    for text in texts:
+        assert EOS in allowed(found, text)
+    with pytest.raises(RequestError):
+        opened(shared, request(StructuredOutputsParams(json=schema).spec))
 
 
 def deep(count: int) -> str:

@@ -5,22 +5,30 @@ The files come with packages of requirements-real.txt (`make test-real`).
 
 from __future__ import annotations
 
-import hashlib
+import json
+import random
+import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.models import harness
 from tests.models.harness import PagedModel
+from tests.profiles import machine_settings
 from tests.real.packages import gemma3_file, smollm2_file
 
 from quire import LLM, SamplingParams
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
 from quire.config.gguf import config_of, read_gguf_parts
+from quire.errors import ConfigError
 from quire.quantization import PlainFormat
 from quire.quantization.gguf import GGUFReader
+from quire.rendering import Renderer
 
 TOKENS = [1, 504, 3575, 282, 4649, 314, 2, 7042, 198, 1036] * 4
 
@@ -90,32 +98,77 @@ def test_smollm2_answers(smollm2: Path) -> None:
         assert output.outputs[0].text == "The capital of France is Paris."
 
 
+LOAD = """
+import json, sys
+from pathlib import Path
+from quire import LLM
+
+def kib(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+with LLM(sys.argv[1], quiet=True, max_model_len=256, num_kv_blocks=64):
+    print(json.dumps({"peak": kib("VmHWM:") << 10, "after": kib("VmRSS:") << 10}))
+"""
+
+
+def test_peak_memory_of_loading_is_within_the_plan(smollm2: Path) -> None:
+    """Catches a model that is in memory twice, or in float32, while it loads."""
+    arguments = ["--max-model-len", "256", "--num-kv-blocks", "64", "--json"]
+    plan = _child("-m", "quire", "plan", str(smollm2), *arguments)["memory"]
+    loaded = _child("-c", LOAD, str(smollm2))
+    assert loaded["peak"] <= plan["total"]
+    assert loaded["peak"] - loaded["after"] <= 128 << 20
+
+
+def _child(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, *arguments]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+NUM_CASES: int = machine_settings(500).max_examples
+"""10,000 under `make soak`."""
+EXTREMES = [struct.pack("<Q", number) for number in (0, 1, 1 << 31, 1 << 63, (1 << 64) - 1)]
+
+
 def test_changed_bytes_of_a_real_file(smollm2: Path, tmp_path: Path) -> None:
-    """A header with a wrong byte is read or refused in a sentence; see tests/profiles.py for more
-    of them."""
-    from tests.profiles import machine_settings
-
-    from quire.errors import ConfigError
-
+    """A header with a wrong byte, or a wrong number of 8 bytes, is read or refused in a sentence.
+    Half of the changes are among tokens and merges, half among everything else."""
     size = min(info.start for info in read_checkpoint(smollm2).tensors.values())
     with smollm2.open("rb") as opened:
-        header = bytearray(opened.read(size))
+        header = opened.read(size)
+    arrays = read_gguf_parts(smollm2).arrays.values()
+    first, last = min(array.start for array in arrays), max(array.start for array in arrays)
     file = tmp_path / "changed.gguf"
     with file.open("wb") as out:
         out.write(header)
         out.truncate(smollm2.stat().st_size)  # zeros that take no room
-    num_cases: int = machine_settings(100).max_examples
-    for case in range(num_cases):
-        digest = hashlib.blake2b(str(case).encode(), digest_size=8).digest()
-        place, byte = int.from_bytes(digest[:6], "little") % size, digest[7]
+    draw, num_refused = random.Random(30), 0
+    for case in range(NUM_CASES):
+        place = draw.randrange(size) if case % 2 else draw.randrange(size - last + first)
+        place += (last - first) * (case % 2 == 0 and place >= first)
+        new = draw.choice(EXTREMES) if draw.random() < 0.3 else draw.randbytes(1)
+        new = new[: size - place]
         with file.open("r+b") as out:
             out.seek(place)
-            out.write(bytes((byte,)))
+            out.write(new)
             out.flush()
-            try:
-                read_model_spec(file)
-                read_checkpoint(file)
-            except ConfigError as error:
-                assert "\n" not in str(error)
+            num_refused += _is_refused(file, with_tokenizer=case % 20 == 0)
             out.seek(place)
-            out.write(header[place : place + 1])
+            out.write(header[place : place + len(new)])
+    assert 0 < num_refused < NUM_CASES
+    assert file.read_bytes()[:size] == header
+    assert not _is_refused(file, with_tokenizer=True)
+
+
+def _is_refused(file: Path, with_tokenizer: bool) -> bool:
+    try:
+        read_model_spec(file)
+        read_checkpoint(file)
+        if with_tokenizer:
+            Renderer.from_folder(file)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 2000
+        return True
+    return False

@@ -241,6 +241,8 @@ def test_reasoning_under_any_name() -> None:
         messages = [ASK, {"role": "assistant", "content": "42", field: "six by seven"}]
         assert "<think>\nsix by seven\n</think>" in ours("qwen3").render(messages)
         assert "analysis<|message|>six by seven" in ours("gpt_oss").render(messages)
+        reads_short = ChatTemplate("{% for m in messages %}{{ m.reasoning }}{% endfor %}")
+        assert "six by seven" in reads_short.render([*messages, {**messages[-1], "thinking": None}])
 
 
 def test_tool_use_template_is_chosen() -> None:

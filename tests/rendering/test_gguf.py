@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from quire.bundled import bundled_model_path
 from quire.errors import ConfigError, RequestError
@@ -49,6 +52,45 @@ def test_best_scored_pairs_join_first(tmp_path: Path) -> None:
     assert strings(tokenizer, "ab\n") == ["<s>", "▁ab", "<0x0A>"]
     assert strings(tokenizer, "a</s>") == ["<s>", "▁a", "</s>"]
     assert tokenizer.decode(tokenizer.encode("ab abc\nc")) == "ab abc\nc"
+
+
+def _pieces_by_definition(text: str, scores: dict[str, float]) -> list[str]:
+    """Join the neighbours whose whole scores best, the leftmost of equal ones, while there are."""
+    parts = list(text)
+    while True:
+        joined = [
+            (-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores
+        ]
+        if not joined:
+            return parts
+        place = min(joined)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+
+@given(
+    words=st.lists(st.text("abc", min_size=2, max_size=5), max_size=20, unique=True),
+    text=st.text("abc", min_size=1, max_size=20),
+    data=st.data(),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_are_those_of_the_definition(
+    words: list[str], text: str, data: st.DataObject, tmp_path: Path
+) -> None:
+    ranks = data.draw(st.permutations(range(len(words))))
+    scores = dict.fromkeys("abc", -99.0) | {
+        word: -float(rank) for word, rank in zip(words, ranks, strict=True)
+    }
+    changes = {
+        "tokens": ["<unk>", *scores],
+        "token_type": [2] + [1] * len(scores),
+        "scores": [0.0, *scores.values()],
+        "add_space_prefix": False,
+        "add_bos_token": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    tokenizer = load(tmp_path, sentence_piece(**changes))
+    assert strings(tokenizer, text) == _pieces_by_definition(text, scores)
 
 
 def test_marks_are_as_the_file_says(tmp_path: Path) -> None:

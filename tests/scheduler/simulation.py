@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
+from typing import Protocol
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from quire.scheduler import (
     Scheduler,
     make_policy,
 )
-from quire.scheduler.constraints.tails import TokenCheck
+from quire.scheduler.constraints.unsent import Question, Verdict
 from quire.scheduler.sequence import Sequence
 from tests.kv_cache.model import make_layout
 from tests.scheduler.beam_reference import Outcome, search
@@ -168,9 +169,22 @@ class Guesses:
         return np.array(drafts, np.int32)
 
 
+class Judge(Protocol):
+    """Answers questions about watched sequences."""
+
+    def watches(self, request: EngineRequest) -> bool: ...
+
+    def answer(self, question: Question) -> Verdict: ...
+
+
 class Simulation:
-    def __init__(self, setup: Setup, check: TokenCheck | None = None) -> None:
+    patience = 2
+    """Steps in flight that each token of work may take."""
+
+    def __init__(self, setup: Setup, judge: Judge | None = None) -> None:
         self.setup = setup
+        self.judge = judge
+        self.questions: deque[Question] = deque()
         settings = ResolvedScheduler(
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
@@ -205,7 +219,7 @@ class Simulation:
             enable_prefix_caching=setup.enable_prefix_caching,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
             proposer=Guesses(setup) if setup.max_drafts else None,
-            check=check,
+            watches=None if judge is None else judge.watches,
         )
         self.executor = FakeExecutor(
             setup.model,
@@ -382,6 +396,7 @@ class Simulation:
         if plan is None:
             is_done = not roster.groups or scheduler.waits_for_input
             is_done |= scheduler.state.outputs.has_any  # what aborts gave leaves first
+            is_done |= scheduler.waits_for_verdicts
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
@@ -416,6 +431,15 @@ class Simulation:
         self.check()
         return True
 
+    def answer(self) -> bool:
+        """Give the verdict on the oldest question; whether there was one."""
+        self.questions.extend(self.scheduler.questions())
+        if self.judge is None or not self.questions:
+            return False
+        self.scheduler.judge(self.judge.answer(self.questions.popleft()))
+        self.check()
+        return True
+
     def lose_steps(self) -> None:
         """The device gives up: what is in flight never happens, and what runs fails."""
         self.in_flight.clear()
@@ -435,11 +459,13 @@ class Simulation:
             if client.finish is None
         )
         work *= 1 + max(self.setup.ticket_steps)
-        bound = self.num_steps + 50 + 2 * self.setup.depth * work
+        bound = self.num_steps + 50 + self.patience * self.setup.depth * work
         while self.scheduler.has_unfinished or self.in_flight:
             while self.plan():
                 pass
             self.apply()
+            while self.answer():
+                pass
             assert self.num_steps <= bound, f"no end: {self.scheduler.stats()}"
         for handle, client in self.clients.items():
             self._check_client(handle, client)

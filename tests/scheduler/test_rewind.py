@@ -12,11 +12,18 @@ import numpy as np
 import pytest
 
 from quire.errors import EngineError
-from quire.protocol import EngineRequest, EnterRow, FinishReason, SamplingParams, StepPlan
+from quire.protocol import (
+    BeamRules,
+    EngineRequest,
+    EnterRow,
+    FinishReason,
+    SamplingParams,
+    StepPlan,
+)
 from quire.protocol.step import IntArray
 from quire.runner.rows import RowTable
-from quire.scheduler.constraints.tails import Verdict
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.constraints.unsent import Question, Verdict
+from quire.scheduler.sequence import MAX_UNJUDGED, Sequence
 from tests.profiles import seeds
 from tests.scheduler.random_moves import random_move, random_setup, with_states
 from tests.scheduler.simulation import VOCAB, Client, Setup, Simulation, expected_tokens
@@ -42,42 +49,56 @@ def every(stride: int, count: int) -> Rule:
 
 @dataclass
 class Editor:
-    """Replaces tokens by a rule, and has every token drawn again now and then.
-
-    redraws: how often a token is refused without another in its place, for those in `again` of
-    100; never twice at one place.
-    """
+    """Replaces tokens by a rule, and holds others back, for those in `holds` of 100."""
 
     rule: Rule
-    again: int = 0
-    drawn: Counter[str] = field(default_factory=Counter)
-    seen: set[tuple[int, int]] = field(default_factory=set)
+    holds: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    sent: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def watches(self, request: EngineRequest) -> bool:
-        return True
+        return request.beams is None
 
-    def judge(self, sequence: Sequence, known: IntArray, drawn: IntArray) -> Verdict | None:
-        assert drawn.dtype == known.dtype == np.int32
-        so_far = tuple(known.tolist())
-        for i, token in enumerate(drawn.tolist()):
-            place = sequence.handle, len(so_far)
-            if place not in self.seen and hash(place) % 100 < self.again:
-                self.seen.add(place)
-                self.drawn["again"] += 1
-                return Verdict(i)
-            instead = self.rule(so_far, token)
+    def answer(self, question: Question) -> Verdict:
+        handle, tokens = question.handle, question.token_ids.tolist()
+        assert question.token_ids.dtype == np.int32
+        assert tokens or question.is_last
+        sent = self.sent.get(handle, ())
+        before = (*question.request.prompt_token_ids.tolist(), *sent)
+        num_passed = 0
+        for i in range(question.num_known, len(tokens)):
+            so_far = (*before, *tokens[:i])
+            instead = self.rule(so_far, tokens[i])
             if instead is not None:
-                self.drawn["replaced"] += 1
-                return Verdict(i, np.array(instead, np.int32))
-            so_far = (*so_far, token)
-        return None
+                self.done["replaced"] += 1
+                return self._verdict(question, num_passed, i, instead)
+            if hash((*so_far, tokens[i])) % 100 >= self.holds:
+                num_passed = i + 1
+        if question.is_last:
+            num_passed = len(tokens)
+        self.done["held"] += num_passed < len(tokens)
+        return self._verdict(question, num_passed)
+
+    def _verdict(
+        self,
+        question: Question,
+        num_passed: int,
+        num_kept: int | None = None,
+        instead: tuple[int, ...] = (),
+    ) -> Verdict:
+        sent = self.sent.get(question.handle, ())
+        passed = tuple(question.token_ids[:num_passed].tolist())
+        self.sent[question.handle] = (*sent, *passed)
+        return Verdict(question.handle, num_passed, num_kept, np.array(instead, np.int32))
 
 
 class Edited(Simulation):
     """Expects what the rule makes of the tokens, one after the other and without a cache."""
 
-    def __init__(self, setup: Setup, rule: Rule, again: int = 0) -> None:
-        self.editor = Editor(rule, again)
+    patience = 20  # a replaced token may have all of a sequence computed again
+
+    def __init__(self, setup: Setup, rule: Rule, holds: int = 0) -> None:
+        self.editor = Editor(rule, holds)
         super().__init__(setup, self.editor)
 
     def add(self, prompt: Iterable[int], **more: Any) -> list[int]:
@@ -86,7 +107,7 @@ class Edited(Simulation):
 
     def _check_prefill_limits(self) -> None:
         """Tokens in place of others are computed like a prompt's, but are never admitted."""
-        if not self.editor.drawn["replaced"]:
+        if not self.editor.done["replaced"]:
             super()._check_prefill_limits()
         assert self.standing.max() <= self.setup.prefill_limits.long_prefill_token_threshold
 
@@ -112,6 +133,16 @@ class Edited(Simulation):
             client.sample_index,
             self.setup.poison,
         )
+
+    def _check_client(self, handle: int, client: Client) -> None:
+        """A token that no verdict lets pass may fail its row before the verdict comes."""
+        finish = client.finish
+        if finish is not None and finish.reason is FinishReason.ERROR and client.beams is None:
+            known = (*client.prompt, *self._expected(client)[0])
+            if self.setup.poison in range(VOCAB):
+                assert known[len(client.prompt) :][: len(client.tokens)] == tuple(client.tokens)
+                return
+        super()._check_client(handle, client)
 
     def _run(
         self,
@@ -143,9 +174,12 @@ def walk(seed: int, depth: int, *, has_states: bool) -> Edited:
     if has_states:
         setup = with_states(rng, setup)
     rule = every(rng.choice((2, 5)), rng.choice((0, 1, 1, 2, 5)))
-    found = Edited(setup, rule, rng.choice((0, 10, 50)))
-    for _ in range(60):
-        random_move(rng, found)
+    found = Edited(setup, rule, rng.choice((0, 10, 50, 90)))
+    for _ in range(90):
+        if rng.random() < 0.3:
+            found.answer()
+        else:
+            random_move(rng, found)
     found.drain()
     return found
 
@@ -153,8 +187,8 @@ def walk(seed: int, depth: int, *, has_states: bool) -> Edited:
 @DEPTHS
 @pytest.mark.parametrize("has_states", [False, True], ids=["paged", "recurrent"])
 def test_random_traffic_with_refused_tokens_meets_everything(depth: int, has_states: bool) -> None:
-    """Preemption by both ways, windows, forks, drafts, failing rows, and any number of tokens in
-    place of others."""
+    """Preemption by both ways, windows, forks, drafts, failing rows, verdicts that come late, and
+    any number of tokens in place of others."""
     met: Counter[str] = Counter()
     for seed in seeds(30):
         try:
@@ -163,18 +197,18 @@ def test_random_traffic_with_refused_tokens_meets_everything(depth: int, has_sta
             raise AssertionError(f"seed {seed}: {error}") from error
         stats = found.scheduler.stats()
         met.update(found.done)
-        met.update(found.editor.drawn)
+        met.update(found.editor.done)
         met.update(preempted=stats.preempted_total, swapped=stats.swapped_in_total)
-    wanted = {"again", "replaced", "preempted", "forks"}
+    wanted = {"held", "replaced", "preempted", "forks"}
     wanted |= set() if has_states else {"rewinds", "swapped", "accepted"}
     for what in wanted:
         assert met[what] > 1, (what, met)
     assert not (has_states and met["rewinds"]), "a recurrent state was taken back"
 
 
-def edited(rule: Rule, again: int = 0, **more: object) -> Edited:
+def edited(rule: Rule, holds: int = 0, **more: object) -> Edited:
     settings = {"max_num_batched_tokens": 32, "num_blocks": 80, "enable_prefix_caching": False}
-    return Edited(Setup(**{**settings, **more}), rule, again)  # type: ignore[arg-type]
+    return Edited(Setup(**{**settings, **more}), rule, holds)  # type: ignore[arg-type]
 
 
 @DEPTHS
@@ -186,24 +220,60 @@ def test_tokens_come_in_place_of_others(
 ) -> None:
     """Turns red when a window has released what the kept tokens read, when K/V of refused tokens
     are read, or when tokens of later steps are taken for those of the new tail."""
-    found = edited(every(2, count), windows=windows, depth=depth, max_drafts=max_drafts)
+    found = edited(every(2, count), 50, windows=windows, depth=depth, max_drafts=max_drafts)
     for seed in range(3):
         found.add((*PROMPT, seed), max_tokens=18, seed=seed, n=1 + seed % 2)
     found.drain()
-    assert found.done["rewinds"] > 3
-    assert found.scheduler.stats().preempted_total == 0
+    num_preempted = found.scheduler.stats().preempted_total
+    if windows == (None,):
+        assert found.done["rewinds"] > 3
+        assert num_preempted == 0
+    else:
+        assert num_preempted > 3  # what a window has left cannot be read again
 
 
 @DEPTHS
 @pytest.mark.parametrize("prompt_len", range(1, 7))
 @pytest.mark.parametrize("n", [1, 3])
-def test_drawing_again_gives_what_was_never_refused(depth: int, prompt_len: int, n: int) -> None:
-    """The first token too, where the samples still share the block of the prompt's last token."""
-    found = edited(every(1, 0), again=100, depth=depth, block_size=3)
+@pytest.mark.parametrize("caches", [False, True])
+def test_the_first_token_may_be_replaced(depth: int, prompt_len: int, n: int, caches: bool) -> None:
+    """Where the samples still share the block of the prompt's last token, and where others may have
+    found by name what goes."""
+
+    def rule(known: tuple[int, ...], drawn: int) -> tuple[int, ...] | None:
+        return ((drawn + 3) % VOCAB,) if len(known) == prompt_len else None
+
+    found = edited(rule, depth=depth, block_size=3, enable_prefix_caching=caches)
     found.add(range(prompt_len), max_tokens=9, n=n)
     found.drain()
-    assert found.editor.drawn["again"] == 9 * n
-    assert found.done["rewinds"] > 0
+    assert found.editor.done["replaced"] == n
+
+
+@DEPTHS
+@pytest.mark.parametrize("lateness", [0, 3, 30])
+@pytest.mark.parametrize("windows", [(None,), (3,)], ids=str)
+def test_a_sequence_waits_for_late_verdicts_and_others_go_on(
+    depth: int, lateness: int, windows: tuple[int | None, ...]
+) -> None:
+    rule = every(3, 2)
+    found = edited(
+        lambda known, drawn: rule(known, drawn) if known[0] == PROMPT[0] else None,
+        depth=depth,
+        windows=windows,
+        block_size=3,
+    )
+    found.add(PROMPT, max_tokens=18)
+    found.scheduler._requests._watches = lambda request: False
+    plain = found.add((1, *PROMPT), max_tokens=12)
+    for _ in range(lateness):
+        found.plan()
+        found.apply()
+    if lateness == 30:
+        assert found.clients[plain[0]].finish is not None
+        watched = found.scheduler.state.table
+        most = MAX_UNJUDGED + depth  # those in flight when the bound was met come too
+        assert (watched.num_total[watched.live] <= len(PROMPT) + most).all()
+    found.drain()
 
 
 def test_refused_tokens_give_their_blocks_back() -> None:
@@ -215,6 +285,7 @@ def test_refused_tokens_give_their_blocks_back() -> None:
     assert found.plan()
     assert found.scheduler.stats().num_used_blocks == 5 + 6
     found.apply()
+    assert found.answer()
     assert found.scheduler.stats().num_used_blocks == 5
     found.drain()
 
@@ -251,10 +322,11 @@ def test_a_row_that_fails_for_a_refused_token_goes_on(depth: int) -> None:
 @DEPTHS
 @pytest.mark.parametrize("swaps", [False, True], ids=["recomputed", "swapped"])
 @pytest.mark.parametrize("max_drafts", [0, 3])
+@pytest.mark.parametrize("is_judged_first", [False, True])
 def test_a_sequence_preempted_before_its_tokens_are_judged_goes_on(
-    depth: int, swaps: bool, max_drafts: int
+    depth: int, swaps: bool, max_drafts: int, is_judged_first: bool
 ) -> None:
-    for before in range(6):
+    for before in range(20):
         found = edited(
             every(2, 2), 30, depth=depth, num_host_blocks=80 * swaps, max_drafts=max_drafts
         )
@@ -266,40 +338,27 @@ def test_a_sequence_preempted_before_its_tokens_are_judged_goes_on(
             pass
         for group in list(found.scheduler.state.roster.running):
             found.scheduler._lifecycle.preempt(group)
+        if is_judged_first:
+            while found.answer():
+                pass
         found.drain()
 
 
-class _Bad:
-    """Watches requests of seed 0 and gives one answer."""
+class _Answers:
+    """Watches requests of seed 0 and gives one kind of verdict."""
 
-    def __init__(self, answer: Verdict | Exception) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[Question], Verdict]) -> None:
+        self.answer = answer
 
     def watches(self, request: EngineRequest) -> bool:
         return request.seed == 0
 
-    def judge(self, sequence: Sequence, known: IntArray, drawn: IntArray) -> Verdict:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
 
 @DEPTHS
-@pytest.mark.parametrize(
-    ("answer", "logprobs", "sentence"),
-    [
-        (ValueError("no such state"), None, "no such state"),
-        (Verdict(2), None, "is no verdict"),
-        (Verdict(-1), None, "is no verdict"),
-        (Verdict(0, np.array([-3], np.int32)), None, "is no verdict"),
-        (Verdict(0, np.array([3], np.int32)), 1, "ask without logprobs"),
-    ],
-)
-def test_a_check_that_fails_costs_its_own_request(
-    depth: int, answer: Verdict | Exception, logprobs: int | None, sentence: str
-) -> None:
-    found = Simulation(Setup(depth=depth, num_blocks=60), _Bad(answer))
-    bad = found.add(PROMPT, n=2, logprobs=logprobs)
+def test_a_verdict_that_fails_costs_its_own_request(depth: int) -> None:
+    judge = _Answers(lambda question: Verdict(question.handle, failure="the hook crashed"))
+    found = Simulation(Setup(depth=depth, num_blocks=60), judge)
+    bad = found.add(PROMPT, n=2)
     (good,) = found.add(PROMPT, seed=1)
     found.lost |= set(bad)
     found.drain()
@@ -307,8 +366,52 @@ def test_a_check_that_fails_costs_its_own_request(
         finish = found.clients[handle].finish
         assert finish is not None
         assert finish.reason is FinishReason.ERROR
-        assert sentence in finish.message
+        assert "the hook crashed" in finish.message
+        assert not found.clients[handle].tokens
     assert len(found.clients[good].tokens) == 4
+
+
+@DEPTHS
+def test_replaced_tokens_have_no_log_probabilities(depth: int) -> None:
+    judge = _Answers(lambda q: Verdict(q.handle, 0, 0, np.array([3], np.int32)))
+    found = Simulation(Setup(depth=depth), judge)
+    (handle,) = found.add(PROMPT, logprobs=1)
+    found.lost.add(handle)
+    found.drain()
+    finish = found.clients[handle].finish
+    assert finish is not None
+    assert "ask without logprobs" in finish.message
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_kept", [0, 1])
+def test_a_verdict_ends_one_sample_after_the_tokens_that_stay(depth: int, num_kept: int) -> None:
+    def answer(question: Question) -> Verdict:
+        if question.sample_index == 1:
+            return Verdict(question.handle, num_kept, num_kept, end="not allowed")
+        return Verdict(question.handle, len(question.token_ids))
+
+    found = Simulation(Setup(depth=depth), _Answers(answer))
+    handles = found.add(PROMPT, n=3, max_tokens=6)
+    while found.scheduler.has_unfinished or found.in_flight:
+        while found.plan():
+            pass
+        found.apply()
+        while found.answer():
+            pass
+    finish = found.clients[handles[1]].finish
+    assert finish is not None
+    assert finish.reason is FinishReason.CONTENT_FILTER
+    assert finish.message == "not allowed"
+    assert [len(found.clients[handle].tokens) for handle in handles] == [6, num_kept, 6]
+    assert found.scheduler.forgotten() == [handles[1], handles[0], handles[2]]
+
+
+def test_beams_are_not_watched() -> None:
+    judge = _Answers(lambda question: Verdict(question.handle))
+    found = Simulation(Setup(), judge)
+    assert not found.add(PROMPT, beams=BeamRules(2))
+    assert found.num_refused == 1
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.server.app import create_app
 from quire.server.generation.backend import Backend, ServedModel
+from quire.server.generation.served_model import model_dialect
 from quire.server.http.server import uvicorn_config
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
@@ -78,7 +79,9 @@ def running_server(
     backend = Backend()
     engine = client or InMemoryClient()
     backend.serve(engine)
-    backend.set_model(ServedModel((MODEL, "other-name"), "bundled", 1700000000, front, 0))
+    names = (MODEL, "other-name")
+    model = ServedModel(names, "bundled", 1700000000, front, 0, model_dialect(front))
+    backend.set_model(model)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     server = uvicorn.Server(uvicorn_config(create_app(settings, backend), settings))

@@ -91,7 +91,10 @@ class ScriptedJob(Job):
     cuts: Sequence[int] = ()
 
     @asynccontextmanager
-    async def open(self, render: Any, params: SamplingParams, body: Any) -> AsyncIterator[Any]:
+    async def open(
+        self, render: Any, params: SamplingParams, body: Any, form: None = None
+    ) -> AsyncIterator[Any]:
+        assert form is None
         prompt = await render()
         stream = ScriptedStream(
             prompt.token_ids, list(self.output), list(self.cuts), self.renderer.vocab_size

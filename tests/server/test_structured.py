@@ -132,6 +132,55 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
     assert reply.status_code == 200
 
 
+BAD: dict[str, Any] = {"type": "strin"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": BAD, "strict": True},
+            }
+        },
+        {"structured_outputs": {"json": BAD}},
+        {"structured_outputs": {"regex": "("}},
+        {"guided_regex": "("},
+        {"guided_grammar": "start: other"},
+        {"guided_json": {"properties": {"a": {"not": {}}}}},
+    ],
+    ids=str,
+)
+def test_a_refusal_of_the_compiler_names_the_field(
+    http: httpx.Client, path: str, asked: dict[str, Any], stream: bool
+) -> None:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": ["hi", "you"]}
+    reply = http.post(path, json={**base, **asked, "stream": stream})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == next(iter(asked))
+
+
+def test_a_fault_that_is_not_of_the_grammar_is_not_told_as_one(http: httpx.Client) -> None:
+    body = {"prompt": "hi", "guided_regex": "abc", "max_tokens": 600}
+    error = http.post(TEXT, json=body).json()["error"]
+    assert error["param"] == "max_tokens"
+
+
+def test_a_timeline_lists_what_a_lenient_schema_drops(http: httpx.Client) -> None:
+    schema = {"properties": {"a": {"type": "string", "format": "path"}}, "uniqueItems": True}
+    lenient = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": MESSAGES, "max_tokens": 2, "return_timeline": True}
+    shown = http.post(CHAT, json={**body, "response_format": lenient}).json()["timeline"]
+    assert shown["dropped_keywords"] == ["$.uniqueItems", "$.properties.a.format ('path')"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    shown = http.post(CHAT, json={**body, "tools": [tool]}).json()["timeline"]
+    assert shown["dropped_keywords"][0] == "f: $.uniqueItems"
+    assert "dropped_keywords" not in http.post(CHAT, json=body).json()["timeline"]
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [

@@ -22,10 +22,10 @@ class AttentionBackend(Protocol):
 
     name: str
     is_capturable: bool
-    """Whether the host reads nothing of the device in a step of one query per row, so that the
+    """True if the host reads nothing of the device in a step of one query per row, so that the
     launches of one such step serve the next one."""
     adds_biases: bool
-    """Whether it takes `key_bias` and `value_bias` of `ScoreOptions`."""
+    """True if the backend takes `key_bias` and `value_bias` of `ScoreOptions`."""
 
     def plan(
         self,

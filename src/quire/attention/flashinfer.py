@@ -26,12 +26,13 @@ __all__ = ["FlashInfer", "FlashInferCandidate"]
 
 MODULE = "flashinfer"
 WORKSPACE_BYTES = 128 * 2**20
-"""What its documentation recommends; all wrappers share it, since layers run one after another."""
+"""Size that FlashInfer's documentation recommends; all wrappers share it, since layers run one
+after another."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferStep:
-    """What a group's layers share in one step. wrappers: planned ones, by scale and cap."""
+    """State that a group's layers share in one step. wrappers: planned ones, by scale and cap."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor

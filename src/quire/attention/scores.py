@@ -1,4 +1,4 @@
-"""What a layer does in attention besides scaling scores."""
+"""Options of a layer's attention scores, besides scaling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScoreOptions:
     value_bias: torch.Tensor | None = None
 
     def given(self) -> dict[str, Any]:
-        """Those that are not None, by name."""
+        """Return the options that are not None, by name."""
         found: dict[str, Any] = {}
         if self.soft_cap is not None:
             found["soft_cap"] = self.soft_cap

@@ -19,7 +19,7 @@ __all__ = ["AttentionCall", "SplittableAttention"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer asked of attention but for the rows of the step. group: its layer group."""
+    """A layer's attention call, without the rows of the step. group: its layer group."""
 
     q: torch.Tensor
     cache: LayerCache

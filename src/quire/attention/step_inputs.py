@@ -1,4 +1,4 @@
-"""What a forward needs besides tokens and positions; the only carrier of attention metadata."""
+"""Inputs of a forward besides tokens and positions; the only carrier of attention metadata."""
 
 from __future__ import annotations
 

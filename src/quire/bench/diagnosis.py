@@ -1,4 +1,4 @@
-"""What `quire doctor` finds: the machine, its kernels, and whether they are right."""
+"""The findings of `quire doctor`: the machine, its kernels, and whether they are right."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether every provider that runs here agrees with its reference."""
+        """True if every provider that runs here agrees with its reference."""
         return not any(provider.failures for op in self.ops for provider in op.providers)
 
     def as_json(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def render_diagnosis(found: Diagnosis) -> str:
 
 
 def _verdicts(op: OpDiagnosis) -> str:
-    """What there is to say about the providers beside which one is chosen."""
+    """Describe the providers other than the chosen one."""
     parts = [
         f"{provider.name} {'DISAGREES' if provider.failures else 'agrees'} in "
         f"{provider.num_cases} cases"

@@ -90,7 +90,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What plain torch reaches: a read of READ_BYTES, and a product of square float32 matrices of
+    """Limits of plain torch: a read of READ_BYTES, and a product of square float32 matrices of
     MATMUL_SIZE (`LimitProbe`)."""
 
     read_gb_per_s: float
@@ -128,9 +128,9 @@ def _describe_gpu(platform: Platform) -> str:
 
 
 class LimitProbe:
-    """What plain torch reaches on this machine, as often as asked: the numbers stay between two
-    measurements, so that one takes a tenth of a second. torch's own number of threads is as before
-    after each.
+    """Measures the limits of plain torch on this machine, repeatedly. The numbers stay in memory
+    between two measurements, so that one takes a tenth of a second. Each restores torch's own
+    number of threads.
 
     Reads are of `read_bytes` of float32 in huge pages, where weights lie too: their sum or their
     product with themselves, whichever is faster here. Products are of square matrices of `size`,
@@ -155,14 +155,14 @@ class LimitProbe:
         return 2 * self._size**3 / min(self._seconds(kind)) / 1e9
 
     def call(self, name: Literal["read"] | Product) -> Callable[[], object]:
-        """What is timed, with as many threads as torch has."""
+        """Return the call to time; it uses as many threads as torch has."""
         if name not in self._calls:
             self._calls[name] = self._make(name)
         return self._calls[name]
 
     def _seconds(self, name: Literal["read"] | Product) -> list[float]:
-        """Of each repeat. One more before is not counted: it pays for page faults and the start of
-        threads."""
+        """Time each repeat. One extra run before them is not counted: it pays for page faults and
+        the start of threads."""
         with _torch_threads(self.num_threads):
             work = self.call(name)
             return [_seconds_of(work) for _ in range(REPEATS + 1)][1:]

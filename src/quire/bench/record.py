@@ -19,7 +19,7 @@ __all__ = ["BenchRecord", "Spread", "new_record", "percentile", "spread_of"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the repeats."""
+    """Median, range and values of one figure over the repeats."""
 
     median: float
     low: float
@@ -85,7 +85,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the closest ranks."""
+    """Return a percentile by linear interpolation between the closest ranks."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     below = int(place)

@@ -1,4 +1,4 @@
-"""What the times of a load say: throughput, latencies, goodput, and the table of them."""
+"""Figures from the times of a load: throughput, latencies, goodput, and their table."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def serving_figures(result: LoadResult, goals_ms: Mapping[str, float]) -> Servin
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
-    """Of "ttft:100", "tpot:20": milliseconds by name. Raises ConfigError."""
+    """Parse "ttft:100", "tpot:20" into milliseconds by name. Raises ConfigError."""
     goals: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")

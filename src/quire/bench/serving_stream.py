@@ -14,6 +14,9 @@ __all__ = ["AnswerReader", "AnswerTimes"]
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -102,8 +105,11 @@ class AnswerReader:
 
 
 def _has_output(choice: _Choice) -> bool:
-    """Whether the chunk carries tokens. The first chunk of a chat, which only names the role, may
-    be sent before anything is computed."""
+    """Return whether the chunk carries tokens. The first chunk of a chat, which only names the
+    role, may be sent before anything is computed."""
     if choice.finish_reason is not None or choice.text is not None:
         return True
-    return choice.delta is not None and bool(choice.delta.content)
+    delta = choice.delta
+    if delta is None:
+        return False
+    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)

@@ -98,7 +98,7 @@ def render_throughput(record: BenchRecord) -> str:
 
 
 def limit_lines(limits: Limits | None) -> list[str]:
-    """What plain torch reaches here, beside which a figure is read."""
+    """Format the limits of plain torch, to compare a figure with."""
     if limits is None:
         return []
     return [

@@ -27,7 +27,8 @@ HELP = (
 ANSWER_SHARE = 8
 """At least this part of the context is left to an answer."""
 CHARS_PER_TOKEN = 3
-"""Of what the user types, roughly; where it was too little, the server says so."""
+"""Rough characters per token of the user's text. Where it is too low, the server reports the
+overflow."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What was said and answered. num_tokens: of both; None where it is not known."""
+    """One question and its answer. num_tokens: tokens of both; None where it is not known."""
 
     asked: str
     answered: str
@@ -93,7 +94,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As the API takes them."""
+        """Return the conversation in the form of the API."""
         system = self._system_prompt
         first = [] if system is None else [{"role": "system", "content": system}]
         return first + [message for turn in self._turns for message in turn.messages()]
@@ -137,7 +138,7 @@ class Conversation:
         return HELP
 
     def _is_short_of_room(self, text: str) -> bool:
-        """Whether `text` and an answer probably do not fit behind what was said."""
+        """Return whether `text` and an answer probably do not fit behind the conversation."""
         longest = self._source.max_model_len
         if longest is None or self._num_tokens is None:
             return False

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from quire.bundled import SMOLLM2_PACKAGE, smollm2_path
 from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 
@@ -31,10 +32,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate with the bundled model, or the one that is named."""
+    """Generate with the model that is named; without one SmolLM2 if a package has brought it, else
+    the bundled model."""
     from quire.llm import LLM
 
-    with LLM(**given_settings(options)) as llm:
+    settings = given_settings(options)
+    if "model" not in settings and (smollm2 := smollm2_path()) is not None:
+        print(f"model: {smollm2} of the package {SMOLLM2_PACKAGE}")
+        settings["model"] = str(smollm2)
+    with LLM(**settings) as llm:
         print(f"\n--- completion of {options.prompt!r}")
         _stream(llm, options.prompt, options.max_tokens, TEMPERATURE)
         print(f"\n--- answer to {options.question!r}")

@@ -1,4 +1,4 @@
-"""Where flags come from beside the command line: the environment and a YAML file."""
+"""Sources of flags beside the command line: the environment and a YAML file."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class LayerValue:
 
     @property
     def has_gap(self) -> bool:
-        """Whether there is no value, or an empty one among several."""
+        """Return whether there is no value, or an empty one among several."""
         if self.content is None:
             return True
         parts = self.content if isinstance(self.content, list) else self.text().split(",")
         return not all(str(part or "").strip() for part in parts or [""])
 
     def text(self) -> str:
-        """As it would stand on the command line. ValueError for a list."""
+        """Return the value in its form on the command line. ValueError for a list."""
         if isinstance(self.content, dict):
             return json.dumps(self.content)
         if isinstance(self.content, list):
@@ -47,7 +47,8 @@ class LayerValue:
         return str(self.content)
 
     def texts(self) -> list[str]:
-        """Of a flag that takes several: a list in YAML, separated by commas as text."""
+        """Return the values of a flag that takes several: a list in YAML, separated by commas as
+        text."""
         if isinstance(self.content, list):
             return [str(item) for item in cast("list[object]", self.content)]
         return [part.strip() for part in self.text().split(",") if part.strip()]

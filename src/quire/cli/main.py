@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "serve a model to OpenAI clients",
     "chat": "talk with a model, of a running server or in this process",
     "complete": "let a model continue a text, of a running server or in this process",
-    "demo": "run the model that comes with quire: a completion and a chat answer",
+    "demo": "run a small model without a download: a completion and a chat answer",
     "plan": "show what a model would use on this machine, without loading it",
     "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "doctor": "check this machine and the kernels that it would run",
@@ -86,7 +86,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _warn_of_unknown_variables(parser: CommandParser) -> None:
-    """Of the environment, for a misspelt one would silently leave a default."""
+    """Warn of unknown variables: a misspelt one would silently leave a default."""
     from quire.cli.variables import warn_of_unknown_variables
 
     def all_parsers() -> Iterator[CommandParser]:

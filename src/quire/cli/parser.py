@@ -48,7 +48,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--config", metavar="FILE", help="YAML file with flags as keys")
 
     def has_flag(self, flag: str) -> bool:
-        """Whether the flag was added."""
+        """Return whether the flag was added."""
         return flag in self._option_string_actions
 
     def with_subparsers(self) -> Iterator[CommandParser]:
@@ -66,12 +66,12 @@ class CommandParser(argparse.ArgumentParser):
                 yield flag
 
     def is_shown(self, flag: str) -> bool:
-        """Whether the help shows it."""
+        """Return whether the help shows the flag."""
         return self._option_string_actions[flag].help != argparse.SUPPRESS
 
     def format_help(self) -> str:
-        """As in the base class, and how else flags can be set; the usage of a command with many
-        flags does not list them twice."""
+        """Extend the base class's help with the other ways to set flags. The usage of a command
+        with many flags does not list them twice."""
         if self.usage is None and len(self._actions) > _MAX_IN_USAGE:
             names = [f"[{action.dest}]" for action in self._actions if not action.option_strings]
             self.usage = " ".join(["%(prog)s [--flag VALUE ...]", *names])
@@ -87,9 +87,9 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        """As in the base class, but an unknown flag is an error here, where the flags of this
-        command are known and the nearest can be named; and flags that are not given are looked up
-        in the environment and the file."""
+        """Parse like the base class, with two differences. An unknown flag is an error here, where
+        the command's flags are known and the nearest can be named. Flags that are not given are
+        looked up in the environment and the file."""
         given = [
             self._with_dashes(str(argument))
             for argument in (sys.argv[1:] if args is None else args)

@@ -1,4 +1,4 @@
-"""Where text comes from: a running server, or an engine in this process."""
+"""Sources of text: a running server, or an engine in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TextSource(Protocol):
 
     @property
     def default_sampling(self) -> Mapping[str, Any] | None:
-        """What the model's authors or its server recommend; None where that is not said."""
+        """Sampling values that the model's authors or its server recommend; None if unknown."""
         ...
 
     @property
@@ -160,7 +160,7 @@ class EngineSource:
 
 
 def _num_tokens(event: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Of the answer, and of what it answers."""
+    """Return the token counts of the answer and of its prompt."""
     usage = event.get("usage") or {}
     return usage.get("completion_tokens"), usage.get("prompt_tokens")
 

@@ -14,7 +14,7 @@ __all__ = ["warn_of_unknown_variables"]
 _KUBERNETES = re.compile(
     r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_PORT|_PROTO|_ADDR)?$"
 )
-"""What it sets in every pod for a service whose name begins with quire."""
+"""Variables that Kubernetes sets in every pod for a service whose name begins with quire."""
 
 
 def warn_of_unknown_variables(

@@ -26,7 +26,7 @@ POLL_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server listens. path: what stands before `/v1/…`, behind a proxy."""
+    """Address of a server. path: the part before `/v1/…`, behind a proxy."""
 
     scheme: str
     host: str
@@ -35,7 +35,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Of `http://host:port`, with or without the `/v1` that OpenAI clients want. Raises
+        """Parse `http://host:port`, with or without the `/v1` that OpenAI clients want. Raises
         ConfigError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -50,7 +50,7 @@ class ServerAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
+        """True if the server is on this machine."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class RemoteServer:
         return self._address
 
     def is_there(self) -> bool:
-        """Whether something listens at the address."""
+        """Return whether something listens at the address."""
         connection = self._connection()
         try:
             connection.connect()
@@ -86,15 +86,15 @@ class RemoteServer:
         return True
 
     def models(self) -> list[Mapping[str, Any]]:
-        """What `/v1/models` lists, the server's own model first."""
+        """Return the list of `/v1/models`, the server's own model first."""
         found = self.call("GET", "/v1/models").get("data")
         if not isinstance(found, list) or not found:
             raise EngineError(f"The server at {self._address} lists no models at /v1/models.")
         return found
 
     def wait_for_models(self, on_wait: Callable[[str], None]) -> list[Mapping[str, Any]]:
-        """As `models`, but a server that is starting (503) is waited for. on_wait: called once,
-        with what the server says of itself."""
+        """Return `models`, after waiting for a server that is starting (503). on_wait: called once,
+        with the server's own message."""
         is_told = False
         while True:
             try:
@@ -200,7 +200,8 @@ class RemoteServer:
         )
 
     def _speaks_tls(self) -> bool:
-        """Whether a TLS handshake succeeds, whatever the certificate; nothing is sent after it."""
+        """Return whether a TLS handshake succeeds, whatever the certificate; nothing is sent after
+        it."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         at = (self._address.host, self._address.port)
@@ -232,7 +233,7 @@ class _StartingError(EngineError):
 
 
 def error_message(body: bytes) -> str:
-    """What a server says in the body of an error, in OpenAI's shape or another."""
+    """Extract the message from the body of an error, in OpenAI's shape or another."""
     try:
         found = json.loads(body)
     except ValueError:

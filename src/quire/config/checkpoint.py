@@ -1,7 +1,8 @@
-"""What a checkpoint holds, from the headers of its files alone: no tensor is read."""
+"""Contents of a checkpoint, from the headers of its files alone: no tensor is read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,9 @@ WHOLE_NAME = "model.safetensors"
 NOT_WEIGHTS = ("adapter_", "optimizer", "scheduler", "trainer_state")
 """Beginnings of names that trainers give to files of other things, which lie beside a model's."""
 
+_TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+"""What the names of a text model begin with that is one part among others."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
@@ -36,13 +40,14 @@ class TensorInfo(StoredTensor):
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
-        """What of it is in files."""
+        """Return the tensors that are in files."""
         return (self,) if self.packed is None else tuple(self.packed.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: in the order in which to read them. tensors: by name on disk. left_out: a sentence for
+    """files: in the order in which to read them. tensors: by name on disk, without what precedes
+    the names of a text model that is a part of another model. left_out: a sentence for
     each part of the folder that is not read although its name says that it is the model's.
     cache_scales: of an 8-bit KV cache, which are no weights."""
 
@@ -87,7 +92,36 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             tensors[name] = TensorInfo(
                 name, each.shape, each.dtype, each.file, each.start, each.end
             )
-    return Checkpoint(headers.files, tensors, headers.left_out, tuple(scales))
+    tensors, left_out = _text_part(folder, tensors)
+    return Checkpoint(headers.files, tensors, headers.left_out + left_out, tuple(scales))
+
+
+def _text_part(
+    folder: Path, tensors: dict[str, TensorInfo]
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Of a model of several parts, the tensors of its text model, by the names that they have in
+    one of text alone, and a sentence about the others."""
+    if not any(_TEXT_PART.match(name) for name in tensors):
+        return tensors, ()
+    found: dict[str, TensorInfo] = {}
+    others: list[str] = []
+    for name, tensor in tensors.items():
+        match = _TEXT_PART.match(name)
+        inner = name if match is None else name[match.end() :]
+        if match is None and not inner.startswith("lm_head."):
+            others.append(name)
+            continue
+        plain = inner if inner.startswith("lm_head.") else f"model.{inner}"
+        if plain in found:
+            raise ConfigError(
+                f"{tensor.file}: tensors {found[plain].name!r} and {name!r} are the same weight; "
+                "fetch the checkpoint again"
+            )
+        found[plain] = tensor
+    if not others:
+        return found, ()
+    note = f"{folder}: only the text model is read; {len(others)} other tensors, such as "
+    return found, (f"{note}{others[0]!r}, are left out",)
 
 
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
@@ -108,7 +142,7 @@ def _packed_info(name: str, layout: PackedLayout) -> TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What weight files state, as in `Checkpoint`."""
+    """Contents of the headers of weight files, as in `Checkpoint`."""
 
     files: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
@@ -116,7 +150,7 @@ class _Headers:
 
 
 def _read_headers(folder: Path) -> _Headers:
-    """Those of the files that make up the model."""
+    """Read the headers of the files that make up the model."""
     index, whole = folder / INDEX_NAME, folder / WHOLE_NAME
     if not index.is_file():
         return _read_files(folder, *_files_without_index(folder))
@@ -132,7 +166,7 @@ def _read_headers(folder: Path) -> _Headers:
         found = _read_whole(folder, "the one file has all tensors that it names")
     except ConfigError as error:
         return replace(indexed, left_out=(str(error),))
-    # Of two whole copies transformers reads the one file.
+    # transformers reads the one file if there are two whole copies.
     return found if indexed.tensors.keys() <= found.tensors.keys() else indexed
 
 
@@ -144,7 +178,7 @@ def _read_whole(folder: Path, why: str) -> _Headers:
 
 
 def _read_indexed(index: Path) -> _Headers:
-    """What an index names. ConfigError if something of it is missing."""
+    """Read the files and tensors that an index names. ConfigError if something is missing."""
     files, weight_map = _follow_index(index)
     found = _read_files(index.parent, files, (), weight_map)
     absent = [name for name in weight_map if name not in found.tensors]

@@ -1,4 +1,4 @@
-"""Which device computes, in which dtype, and how much it takes at once."""
+"""Choice of the device, its dtype, and how much it computes at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ MIN_SEQS, MAX_SEQS = 16, 256
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 256, 2048
 
 STEP_SECONDS = 0.4
-"""What a step of prompts takes on a CPU at most, unless `MIN_STEP_TOKENS` take longer: running
-sequences wait for it, and longer ones hardly compute faster
-(benchmarks/results/step_tokens.json)."""
+"""Longest step of prompts on a CPU, unless `MIN_STEP_TOKENS` take longer. Running sequences wait
+for it, and longer steps hardly compute faster (benchmarks/results/step_tokens.json)."""
 
 CORE_FLOPS = 80e9
 """Order of what one core reaches in a matrix product, multiplications and additions per second."""
@@ -28,7 +27,8 @@ TILE_FLOPS = 1e12
 """The same of a core with tile registers (AMX), for formats that they take."""
 
 LARGE_GPU_BYTES = 70 * 2**30
-"""Of the memory of GPUs for servers, whose bandwidth and arithmetic ask for larger batches."""
+"""Memory from which a GPU counts as one for servers, whose bandwidth and arithmetic ask for larger
+batches."""
 
 GPU_SEQS, LARGE_GPU_SEQS = 256, 1024
 GPU_STEP_TOKENS, LARGE_GPU_STEP_TOKENS = 2048, 8192
@@ -130,7 +130,7 @@ def choose_step_tokens(
 
 
 def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> bool:
-    """Whether the kernels of AMX take the model's matrices (`quire.ops`)."""
+    """Return whether the kernels of AMX take the model's matrices (`quire.ops`)."""
     if settings.quantization is None and spec.dtype != "bfloat16":
         return False
     if settings.quantization is None and settings.linear_isa not in (None, "amx"):

@@ -70,7 +70,7 @@ OWN_VARIABLES = (
     "QUIRE_GPU_KERNELS",
     "QUIRE_SOAK",
 )
-"""Of quire, but of no flag."""
+"""Variables of quire that belong to no flag."""
 
 
 def cpu_isa() -> str | None:
@@ -110,7 +110,7 @@ def order_gpus() -> None:
 
 
 def cache_folder() -> Path:
-    """Where quire keeps what it would have to measure again. It may not exist yet."""
+    """Return the folder for measurements that are kept between starts. It may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base or "~/.cache").expanduser() / "quire"
 
@@ -136,7 +136,7 @@ def num_threads() -> int | None:
 
 
 def triton_interpreter() -> bool:
-    """Whether kernels in Triton are interpreted. Has to be set before Triton is imported."""
+    """Return whether kernels in Triton are interpreted. Has to be set before Triton is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

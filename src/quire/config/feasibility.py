@@ -8,6 +8,7 @@ from typing import Protocol
 from quire.config.kv_layout import most_blocks
 from quire.errors import RequestError
 from quire.protocol.media import check_media
+from quire.protocol.pooling_params import POOLED_PARAMS
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity
 
@@ -29,7 +30,7 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
 
 
 class HoldsTokens(Protocol):
-    """What a sequence takes of a KV pool."""
+    """Blocks that a sequence takes of a KV pool."""
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """See `KVLayout.most_blocks`."""
@@ -73,6 +74,8 @@ class Feasibility:
         many sequences as must run together."""
         num_together = self._num_together(request)
         num_prompt = len(request.prompt_token_ids)
+        if request.pooling is not None:
+            return self._max_total_of_pooled(request)
         if num_prompt == 0:
             raise RequestError("the prompt is empty (0 tokens): give at least one token")
         if num_prompt >= self._max_model_len:
@@ -114,6 +117,26 @@ class Feasibility:
             )
         _check_resumable(request, total)
         return total
+
+    def _max_total_of_pooled(self, request: EngineRequest) -> int:
+        """Count one token after the prompt, which is never computed."""
+        _check_pooled(request)
+        num_prompt = len(request.prompt_token_ids)
+        if num_prompt == 0:
+            raise RequestError("the prompt is empty (0 tokens): give at least one token")
+        if num_prompt > self._max_model_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, but the context holds {self._max_model_len}: "
+                "shorten the prompt or raise max_model_len"
+            )
+        check_media(request.media, num_prompt)
+        if self._worst_case(num_prompt + 1) > self._num_blocks:
+            raise RequestError(
+                f"the prompt needs K/V for {num_prompt} tokens, but all {self._num_blocks} blocks "
+                f"together hold {self._largest_fit(1)}: shorten the prompt or give the cache more "
+                "memory"
+            )
+        return num_prompt + 1
 
     def _num_together(self, request: EngineRequest) -> int:
         """Sequences that have to hold their K/V at the same time. Beams do; samples need not."""
@@ -191,6 +214,25 @@ class Feasibility:
             else:
                 high = middle - 1
         return low
+
+
+def _check_pooled(request: EngineRequest) -> None:
+    """A request for a vector asks for nothing that has to do with tokens. RequestError if it
+    does."""
+    asked = {
+        "sampling parameters": request.params != POOLED_PARAMS,
+        "a grammar": request.grammar is not None,
+        "beams": request.beams is not None,
+        "output tokens": len(request.output_token_ids) > 0,
+        "an open prompt": request.is_open,
+        "a pinned prefix": request.pin_seconds is not None,
+    }
+    if any(asked.values()):
+        names = ", ".join(name for name, is_asked in asked.items() if is_asked)
+        raise RequestError(
+            f"the request pools its prompt ({request.pooling}) and draws no tokens, so {names} "
+            "mean nothing: leave them out"
+        )
 
 
 def _check_resumable(request: EngineRequest, max_total: int) -> None:

@@ -42,7 +42,7 @@ def read_generation_defaults(folder: Path, *, with_sampling: bool = True) -> Gen
 
 
 def _check_meaning(raw: RawConfig, defaults: GenerationDefaults) -> None:
-    """By the ranges that requests have."""
+    """Check the values against the ranges that requests have."""
     from quire.protocol.sampling_params import SamplingParams  # with it comes numpy
 
     for name, value in defaults.sampling().items():

@@ -60,7 +60,7 @@ class RawConfig:
         return len(self._data)
 
     def has(self, key: str) -> bool:
-        """Whether `key` is present and not null."""
+        """Return whether `key` is present and not null."""
         return self._data.get(key) is not None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder on disk. The only file that uses huggingface_hub.
+"""Resolves the user's name of a model to a folder on disk. The only file that uses huggingface_hub.
 
 A local folder never touches the network: huggingface_hub is not even imported.
 """

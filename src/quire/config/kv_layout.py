@@ -1,4 +1,4 @@
-"""How a model's layers share the KV pool: typed layer groups whose pages all have one byte size.
+"""Sharing of the KV pool among a model's layers: typed layer groups whose pages have one byte size.
 
 Blocks are named per layer group. A model whose layers are all alike has one group. A model that
 mixes kinds of layers (full attention, sliding windows, latent K/V) has several groups of equally

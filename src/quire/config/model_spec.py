@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, parsed once and frozen.
+"""Contents of a checkpoint's config.json, parsed once and frozen.
 
 `ModelSpec` holds what the whole engine asks of a model (sizes, context, KV cache, tokens);
 `traits` holds what only the model's own file reads.
@@ -184,7 +184,8 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What generation_config.json asks for when a request does not say; None is not stated."""
+    """Sampling defaults in generation_config.json, for requests that name none; None is not
+    stated."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -195,7 +196,7 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...] = ()
 
     def sampling(self) -> dict[str, float | int]:
-        """What is stated, by the names of `SamplingParams`."""
+        """Return the stated values, by the names of `SamplingParams`."""
         values = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -261,12 +262,12 @@ class ModelSpec:
 
     @property
     def position_axes(self) -> int:
-        """How many positions a token has: 1, or 3 (M-RoPE)."""
+        """Number of positions per token: 1, or 3 (M-RoPE)."""
         return 3 if any(rope is not None and rope.axes for rope in self.ropes) else 1
 
     @property
     def has_learned_positions(self) -> bool:
-        """Whether positions come from a table, so that `max_context` is a hard limit."""
+        """True if positions come from a table, so that `max_context` is a hard limit."""
         if "alibi_slopes" in self.score_options:
             return False
         return any(rope is None for rope in self.ropes)

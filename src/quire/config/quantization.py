@@ -1,4 +1,4 @@
-"""What `quantization` does to each matrix of a model, and what that saves.
+"""Effects of `quantization`: the format of each matrix of a model, and the bytes that it saves.
 
 One rule serves the memory plan and the loader. Embeddings that are only looked up, norms and biases
 stay as they are: they are small, or read a few rows at a time.
@@ -27,7 +27,7 @@ INT8_MAX_INPUTS = 131_072
 """So many products of activations and weights fit an int32 sum: 127 · 128 · 2**17 < 2**31."""
 
 INT4_GROUP_SIZE = 32
-"""Of `int4`: the smallest of the sizes that the kernels have, and the one with the least error."""
+"""Group size of `int4`: the smallest that the kernels have, and the one with the least error."""
 
 _FLOAT32_BYTES, _FLOAT16_BYTES = 4, 2
 _INT4_GROUP_SIZES = (INT4_GROUP_SIZE, 64, 128)
@@ -65,7 +65,7 @@ INT4_FORMATS: Mapping[str, Int4Groups] = {
     for zero_points in (True, False)
     for groups in (Int4Groups(size, zero_points) for size in _INT4_GROUP_SIZES)
 }
-"""By name. What each costs in quality is in docs/quantization.md."""
+"""All 4-bit formats by name. docs/quantization.md has the cost of each in quality."""
 
 QUANTIZATIONS = ("int8", *INT4_FORMATS)
 

@@ -64,7 +64,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
 
 
 def _rows_of_device(plan: Resolved) -> list[tuple[str, str, str]]:
-    """What the process takes, and memory that another device lends or that comes later."""
+    """Return rows for the process, and for memory that another device lends or that comes later."""
     fixed, settings = plan.memory.fixed, plan.settings
     swap = format_bytes(settings.num_host_blocks * plan.memory.page)
     if settings.device == "cpu":

@@ -1,4 +1,4 @@
-"""From what the user set to what the engine uses: every open value is chosen, with a reason.
+"""Resolves the user's settings to those of the engine: every open value is chosen, with a reason.
 
 Pure: the same settings, model and machine give the same answer, and nothing is loaded.
 """
@@ -174,8 +174,8 @@ def _memory_of_device(
     max_num_batched_tokens: int,
     num_host_blocks: int,
 ) -> tuple[MemoryBudget, FixedOf]:
-    """How much of the memory in which tensors live the engine may take, and what it needs of it
-    beside the KV cache."""
+    """Return the engine's budget of the memory in which tensors live, and its needs there beside
+    the KV cache."""
     captures = not settings.enforce_eager
     if platform.device == "cpu":
         captures = captures and not settings.torch_compile
@@ -212,9 +212,9 @@ def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:
 
 
 def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
-    """Which of its two sets of factors counts, where the model has two. It is one for all
-    sequences: K in the cache stays as it was rotated, while `transformers` changes over when a
-    sequence becomes longer."""
+    """Describe which of LongRoPE's two sets of factors counts. One set serves all sequences: K in
+    the cache stays as it was rotated, while `transformers` changes over when a sequence becomes
+    longer."""
     scalings = [rope.scaling for rope in spec.ropes if rope is not None]
     found = next((each for each in scalings if isinstance(each, LongRopeScaling)), None)
     if found is None:
@@ -230,8 +230,8 @@ def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
 def _describe_quantization(
     settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout]
 ) -> Decision:
-    """What was asked for, and in what other formats which sizes of matrix will be; else what the
-    checkpoint has. layouts: of matrices that it holds quantized."""
+    """Describe the requested format, and which sizes of matrix take another one; else the
+    checkpoint's format. layouts: of matrices that the checkpoint holds quantized."""
     methods = " and ".join(sorted({layout.scheme.name for layout in layouts}))
     if settings.quantization is None:
         reason = describe_layouts(layouts) if layouts else "as in the checkpoint"

@@ -1,5 +1,5 @@
-"""What a user may set about an engine. Each setting has an effect; unset ones are chosen by
-`quire.config.resolve` from the model and the machine, and the choice is printed with its reason.
+"""Settings of an engine. Each has an effect; unset ones are chosen by `quire.config.resolve` from
+the model and the machine, and the choice is printed with its reason.
 
 A setting is declared once, in the section whose constructors take it. `LLM(**settings)`, the flags
 and their help, variables of the environment, keys of files and `docs/settings.md` are made from
@@ -21,6 +21,7 @@ from quire.config.foreign import FOREIGN_SETTINGS
 from quire.config.kv_layout import FP8_DTYPES
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
+from quire.config.speculation import parse_speculation
 from quire.errors import ConfigError
 from quire.foreign import nearest, shown
 
@@ -87,7 +88,7 @@ def _setting(default: Any, text: str, **rules: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model, where it is, and how long its sequences may become."""
+    """The model, its location, and the length of its sequences."""
 
     model: str | None = _setting(
         None, "folder of a checkpoint or Hugging Face id; the bundled demonstration model if unset"
@@ -201,6 +202,12 @@ class SchedulerSettings:
         "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
         choices=("auto", "recompute", "swap"),
     )
+    speculative_config: str | None = _setting(
+        None,
+        "guesses at tokens, several of which one step verifies, as a JSON object: method (ngram, "
+        "suffix or auto), num_speculative_tokens",
+        kind="object",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +247,7 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NumericsSettings:
-    """What decides the bits of a result."""
+    """Settings that decide the bits of a result."""
 
     dtype: str = _setting(
         "auto",
@@ -300,6 +307,7 @@ class EngineSettings(
             raise ConfigError(
                 "preemption_mode='swap' has no memory to swap to. Give swap_space, such as 4GiB."
             )
+        parse_speculation(self.speculative_config)
         sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
         if len(sized) == 2:
             raise ConfigError(
@@ -403,7 +411,7 @@ def _object_text(name: str, value: object) -> str | None:
 
 
 def _type_name(item: Field[Any]) -> str:
-    """Of a field's values, None excepted."""
+    """Return the type of a field's values, None excepted."""
     return cast("str", item.type).split(" | ")[0]
 
 

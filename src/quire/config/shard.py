@@ -1,4 +1,4 @@
-"""Which part of a model one rank of a tensor-parallel group has.
+"""The part of a model that one rank of a tensor-parallel group has.
 
 Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3): a projection is cut by its outputs
 (column), the next one by its inputs (row), so that one sum over the ranks follows the pair.

@@ -1,4 +1,4 @@
-"""From settings to a plan, reading no more of a checkpoint than its headers."""
+"""Makes a plan from settings, reading no more of a checkpoint than its headers."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
 from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
+from quire.config.speculation import parse_speculation
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
@@ -37,6 +38,7 @@ from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
+from quire.speculation import DraftMethods
 
 __all__ = ["BuiltCore", "Engine", "block_hasher", "build_core", "build_engine"]
 
@@ -160,8 +162,8 @@ def _build_core(plan: StartupPlan, on_plan: PlanObserver | None) -> BuiltCore:
 
 
 def _grammars(plan: StartupPlan) -> Grammars | None:
-    """Of the model's tokens; None if it was started without a tokenizer, which is read when the
-    first grammar comes."""
+    """Return the grammars over the model's tokens; None if it was started without a tokenizer. The
+    tokenizer is read when the first grammar comes."""
     settings, spec = plan.asked, plan.resolved.spec
     if settings.skip_tokenizer_init:
         return None
@@ -211,7 +213,8 @@ def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
 
 
 def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:
-    """By which preempted requests are swapped; None if they never are."""
+    """Return the costs that decide whether preempted requests are swapped; None if they never
+    are."""
     if preemption_mode == "swap":
         return ALWAYS_SWAP
     return executor.control(MeasureRecovery()).recovery_costs if preemption_mode == "auto" else None
@@ -258,4 +261,6 @@ def _build_scheduler(
         max_model_len=chosen.max_model_len,
         enable_prefix_caching=chosen.enable_prefix_caching,
         recovery_costs=recovery_costs,
+        methods=DraftMethods(parse_speculation(chosen.speculative_config)),
+        vocab_size=resolved.spec.vocab_size,
     )

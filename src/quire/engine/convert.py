@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config import read_json, read_model_spec
 from quire.config.checkpoint import INDEX_NAME
+from quire.config.families import flat_config
 from quire.config.gguf import config_of, is_gguf, read_gguf_parts
 from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
@@ -78,7 +79,7 @@ def _config(folder: Path) -> dict[str, Any]:
     """config.json without what says how weights are stored."""
     if is_gguf(folder):
         return config_of(read_gguf_parts(folder)).as_dict()
-    config = read_json(folder / "config.json").as_dict()
+    config = flat_config(read_json(folder / "config.json")).as_dict()
     stored = ("quantization_config", "compression_config", "torch_dtype")
     return {key: value for key, value in config.items() if key not in stored}
 

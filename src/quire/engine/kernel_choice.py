@@ -1,4 +1,4 @@
-"""Which kernels compute 16-bit products on a CPU: those that processor flags suggest, unless a
+"""Choice of kernels for 16-bit products on a CPU: those that processor flags suggest, unless a
 measurement shows others to be much faster.
 
 Kernels of different instruction sets round differently, so that the choice is part of the bits of
@@ -43,11 +43,11 @@ __all__ = ["KernelChoices", "Measure", "choose_kernels"]
 _log = logging.getLogger("quire.engine")
 
 Measure = Callable[[Product, Sequence[str], int, Platform], Seconds | None]
-"""As `time_kernels`."""
+"""The signature of `time_kernels`."""
 
 MUCH_FASTER, NO_SLOWER = 1.25, 0.95
-"""How fast other kernels must be, as a multiple of those that flags suggest, to be taken: for one
-of both numbers of rows, and for the other. Most processors are within it, and keep bits that
+"""Speeds, as multiples of the flags' kernels, that other kernels must reach to be taken: for one
+number of rows, and for the other. Most processors are within these bounds, and keep bits that
 depend on flags alone."""
 
 
@@ -200,7 +200,8 @@ class _Record:
             return None
 
     def keep(self, seconds: Seconds) -> Seconds:
-        """What is on disk afterwards, or `seconds` if nothing can be."""
+        """Store the seconds. Returns the seconds on disk afterwards, or `seconds` if nothing can be
+        stored."""
         document = {"environment": self.environment, "seconds": seconds}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

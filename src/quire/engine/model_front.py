@@ -1,4 +1,4 @@
-"""What a front needs of a model: how to render text, what ends it, how its authors sample."""
+"""The front's part of a model: text rendering, end tokens, and its authors' sampling values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
 
 
 def load_tokenizer(settings: EngineSettings, folder: Path) -> Tokenizer:
-    """That of the model alone; errors and `folder` as of `load_model_front`."""
+    """Load the model's tokenizer alone; errors and `folder` as of `load_model_front`."""
     return Tokenizer.from_folder(_tokenizer_folder(settings, folder))
 
 

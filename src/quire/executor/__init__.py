@@ -1,4 +1,4 @@
-"""Where steps are computed: in this process, or (for tests) nowhere at all."""
+"""Executors of steps: in this process, or (for tests) a fake one without a model."""
 
 from quire.executor.base import Executor, StepFuture
 

@@ -20,11 +20,12 @@ class StepFuture(Protocol):
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As `result`, for what ended the step; None if it has a result."""
+        """Return the exception that ended the step, after the same wait as `result`; None if it has
+        a result."""
         ...
 
     def done(self) -> bool:
-        """Whether neither would wait."""
+        """Return whether `result` and `exception` would return at once."""
         ...
 
 

@@ -12,19 +12,21 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
-from quire.executor.fake_model import INITIAL_STATE, FakeModel, Words
+from quire.executor.fake_model import FakeModel, Words
+from quire.executor.fake_states import FakeStates
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
     EMPTY_INTS,
     EnterRow,
+    FloatArray,
     IntArray,
     LateInput,
     MaskArray,
@@ -36,54 +38,12 @@ from quire.protocol.step import (
     TokenCandidates,
     TokenLogprobs,
 )
-from quire.runner.drafts import counts_of, draw_in_turns
+from quire.runner.drafts import counts_of, draw_in_turns, keep_in_turns
 from quire.runner.halves import in_halves, in_order_of_writing
+from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows
 
 __all__ = ["FakeExecutor", "FakeModel"]
-
-
-class _States:
-    """Recurrent states of rows, in the places that the rows name, and checkpoints of them."""
-
-    def __init__(self, rows: RowTable, num_checkpoints: int, rng: np.random.Generator) -> None:
-        self._rows = rows
-        self._rng = rng
-        self._states = self._noise(2 * len(rows.num_tokens))
-        self._checkpoints = self._noise(num_checkpoints)
-
-    def _noise(self, count: int) -> Words:
-        return self._rng.integers(0, 2**63, count).astype(np.uint64)
-
-    def lose_all(self) -> None:
-        self._states = self._noise(len(self._states))
-        self._checkpoints = self._noise(len(self._checkpoints))
-
-    def enter(self, row: EnterRow) -> None:
-        place = self._rows.read_state[row.slot]
-        if row.checkpoint is None:
-            self._states[place] = INITIAL_STATE
-        else:
-            self._states[place] = self._checkpoints[row.checkpoint]
-
-    def fork(self, src: int, dst: int) -> None:
-        read = self._rows.read_state
-        self._states[read[dst]] = self._states[read[src]]
-
-    def read(self, slot: int) -> int:
-        return int(self._states[self._rows.read_state[slot]])
-
-    def write(self, slot: int, state: int) -> None:
-        self._states[self._rows.write_state[slot]] = state
-
-    def write_noise(self, slot: int) -> None:
-        self.write(slot, int(self._noise(1)[0]))
-
-    def save(self, plan: StepPlan) -> None:
-        """Keep what the plan asks for of committed states."""
-        self._checkpoints[plan.save_checkpoint] = self._states[
-            self._rows.read_state[plan.save_slot]
-        ]
 
 
 @dataclass(slots=True)
@@ -104,10 +64,23 @@ class _Drop:
 
 
 @dataclass(slots=True)
+class _Seen:
+    """Outcome of a forward of some rows. hidden: what the model sees at the last token of each row
+    that samples, and at its drafts. pooled: likewise at the positions of each piece."""
+
+    hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    pooled: list[tuple[PoolPiece, list[int]]] = field(
+        default_factory=list[tuple[PoolPiece, list[int]]]
+    )
+    failures: list[RowFailure] = field(default_factory=list[RowFailure])
+
+
+@dataclass(slots=True)
 class _Computed:
-    """A step before it samples. hidden: see `_forward`. sources: see `_fork`."""
+    """A step before it samples. hidden, pooled: see `_Seen`. sources: see `_fork`."""
 
     hidden: dict[int, list[int]]
+    pooled: list[tuple[PoolPiece, list[int]]]
     failures: list[RowFailure]
     sources: dict[int, int]
     awaits_late: bool
@@ -160,8 +133,9 @@ class FakeExecutor:
         )
         self._streams: dict[int, EnterRow] = {}
         self._sample_index: dict[int, int] = {}
+        self._pools = VectorPools()
         self._rng = np.random.default_rng(0)
-        self._states = _States(self._rows, num_checkpoints, np.random.default_rng(1))
+        self._states = FakeStates(self._rows, num_checkpoints, np.random.default_rng(1))
         largest = max(self._tokens_per_block)
         self._cache = self._rng.integers(0, 2**63, (2, num_blocks, largest)).astype(np.uint64)
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
@@ -177,7 +151,7 @@ class FakeExecutor:
         return self._report()
 
     def control(self, op: ControlOp) -> Report:
-        """What is dropped is filled with garbage, and all rows are gone."""
+        """Carry out an operation. Dropped memory is filled with garbage, and all rows are gone."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
@@ -273,24 +247,21 @@ class FakeExecutor:
             self._streams[int(dst)] = self._streams[int(src)]
             self._states.fork(int(src), int(dst))
         rows = in_order_of_writing(self._rows.scheduled(), plan)
-        hidden, failures = self._forward(rows, self._breaks(plan.step_id))
+        seen = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
         self._states.save(plan)
-        sources = self._fork(plan, hidden, failures)
+        sources = self._fork(plan, seen.hidden, seen.failures)
         awaits_late = any(self._streams[slot].waits_for_masks for slot in sources)
-        return _Computed(hidden, failures, sources, awaits_late)
+        return _Computed(seen.hidden, seen.pooled, seen.failures, sources, awaits_late)
 
     def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
         hidden, failures, sources = computed.hidden, computed.failures, computed.sources
         masks = self._take_masks(plan, computed)
         asked = [slot for slot in sources if self._streams[slot].num_candidates]
-        candidates = {
-            slot: self._candidates_of(
-                slot, hidden[sources.pop(slot)][0], masks.get(slot, [None])[0]
-            )
-            for slot in asked
-        }
+        seen = {slot: hidden[sources.pop(slot)] for slot in asked}
+        candidates = self._find_candidates(seen, masks)
         drawn = self._sample(hidden, sources, masks)
+        vectors = self._pool(computed.pooled)
         done, lost = self._end_tickets(plan)
         return StepResult(
             plan.step_id,
@@ -301,7 +272,16 @@ class FakeExecutor:
             counts=counts_of(drawn),
             done=done,
             failed_tickets=lost,
+            vectors=vectors,
         )
+
+    def _pool(self, pooled: list[tuple[PoolPiece, list[int]]]) -> dict[int, FloatArray]:
+        vectors: dict[int, FloatArray] = {}
+        for piece, hidden in pooled:
+            vector = self._pools.take(piece, self._model.states(hidden))
+            if vector is not None:
+                vectors[piece.slot] = vector
+        return vectors
 
     def _take_masks(self, plan: StepPlan, computed: _Computed) -> dict[int, list[MaskArray | None]]:
         """Masks of rows that wait for some, by slot; rows that get none sample no more."""
@@ -354,30 +334,27 @@ class FakeExecutor:
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]
 
-    def _forward(
-        self, rows: ScheduledRows, breaks: bool
-    ) -> tuple[dict[int, list[int]], list[RowFailure]]:
-        """What the model sees at the last token of each row that samples, and at its drafts."""
+    def _forward(self, rows: ScheduledRows, breaks: bool) -> _Seen:
         everything = slice(0, len(rows.slots))
 
-        def compute(part: slice) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        def compute(part: slice) -> _Seen:
             computed = self._compute(rows.select(part))
             if breaks and part == everything and len(rows.slots):
                 raise EngineError("the step broke after its rows were computed")
             return computed
 
-        def alone(index: int, _: Exception) -> tuple[dict[int, list[int]], list[RowFailure]]:
+        def alone(index: int, _: Exception) -> _Seen:
             return self._compute(rows.select(slice(index, index + 1)))
 
-        hidden: dict[int, list[int]] = {}
-        failures: list[RowFailure] = []
-        for seen, failed in in_halves(everything, compute, alone):
-            hidden.update(seen)
-            failures += failed
-        failures.sort(key=lambda failure: failure.slot)
-        return hidden, failures
+        whole = _Seen()
+        for part in in_halves(everything, compute, alone):
+            whole.hidden.update(part.hidden)
+            whole.pooled += part.pooled
+            whole.failures += part.failures
+        whole.failures.sort(key=lambda failure: failure.slot)
+        return whole
 
-    def _compute(self, rows: ScheduledRows) -> tuple[dict[int, list[int]], list[RowFailure]]:
+    def _compute(self, rows: ScheduledRows) -> _Seen:
         spans = [
             (int(slot), int(start), int(start + count))
             for slot, start, count in zip(
@@ -402,35 +379,50 @@ class FakeExecutor:
                 break
             failures += [self._fail(*span) for span in new]
         failed = {failure.slot for failure in failures}
-        hidden = {
-            slot: [
+
+        def see(slot: int, end: int, positions: range) -> list[int]:
+            after = states.get(slot, [])
+            return [
                 self._model.see(
-                    self._model.read(self._contents(1, slot, end), position), states.get(slot, 0)
+                    self._model.read(self._contents(1, slot, end), position),
+                    after[position - end] if after else 0,
                 )
-                for position in range(end - 1 - drafts, end)
+                for position in positions
             ]
+
+        hidden = {
+            slot: see(slot, end, range(end - 1 - drafts, end))
             for (slot, _, end), samples, drafts in zip(
                 spans, rows.samples, rows.num_drafts.tolist(), strict=True
             )
             if samples and slot not in failed
         }
-        return hidden, failures
+        pieces = wanted_tokens(self._rows, rows)[2]
+        pooled = [
+            (piece, see(piece.slot, piece.end, piece.positions))
+            for piece in pieces
+            if piece.slot not in failed
+        ]
+        return _Seen(hidden, pooled, failures)
 
-    def _advance(self, rows: ScheduledRows, spans: list[tuple[int, int, int]]) -> dict[int, int]:
-        """Recurrent states after the tokens of these rows, by slot; written, but not committed."""
+    def _advance(
+        self, rows: ScheduledRows, spans: list[tuple[int, int, int]]
+    ) -> dict[int, list[int]]:
+        """Recurrent states after each of the tokens of these rows, by slot; the last one is
+        written, but not committed."""
         if not self._model.has_state:
             return {}
         if rows.num_drafts.any():
             raise EngineError("the plan has drafts, but no state can be taken back to before them")
-        states: dict[int, int] = {}
+        states: dict[int, list[int]] = {}
         for slot, start, end in spans:
             inputs = self._inputs(slot, start, end).tolist()
-            states[slot] = self._model.advance(self._states.read(slot), inputs)[-1]
-            self._states.write(slot, states[slot])
+            states[slot] = self._model.advance(self._states.read(slot), inputs)
+            self._states.write(slot, states[slot][-1])
         return states
 
     def _inputs(self, slot: int, start: int, end: int) -> Words:
-        """What the model computes these tokens of a row from."""
+        """Return the inputs from which the model computes these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
         for span in self._rows.media.get(slot, ()):
             first, last = max(span.position, start), min(span.end, end)
@@ -499,6 +491,20 @@ class FakeExecutor:
             return np.array(tokens, np.int32)
 
         return draw_in_turns(self._rows, slots, draw)
+
+    def _find_candidates(
+        self, hidden: dict[int, list[int]], masks: dict[int, list[MaskArray | None]]
+    ) -> dict[int, tuple[TokenCandidates, ...]]:
+        """Of rows that give some; they keep their drafts."""
+        slots = np.array(sorted(hidden), np.int64)
+        keep_in_turns(self._rows, slots, lambda index, _: np.ones(len(index), np.bool_))
+        return {
+            slot: tuple(
+                self._candidates_of(slot, word, masks[slot][turn] if slot in masks else None)
+                for turn, word in enumerate(words)
+            )
+            for slot, words in hidden.items()
+        }
 
     def _candidates_of(self, slot: int, hidden: int, mask: MaskArray | None) -> TokenCandidates:
         row, scores = self._streams[slot], self._model.scores(hidden)

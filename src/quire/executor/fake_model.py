@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.step import (
-    MaskArray,
-)
+from quire.protocol.pooling_params import Pooling
+from quire.protocol.step import FloatArray, MaskArray
 
 __all__ = ["INITIAL_STATE", "FakeModel", "Words"]
 
@@ -49,7 +48,7 @@ class FakeModel:
         return _mix(_mix(inputs.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
 
     def read(self, contents: Sequence[Words], position: int) -> int:
-        """What attention at `position` sees: contents[g][p] is position p of group g."""
+        """Hash what attention at `position` sees: contents[g][p] is position p of group g."""
         total = np.uint64(0)
         for group, window in enumerate(self.windows):
             start = 0 if window is None else max(position - window + 1, 0)
@@ -67,7 +66,7 @@ class FakeModel:
         return states
 
     def see(self, read: int, state: int) -> int:
-        """What the model makes of a read of layer 2 and the state there."""
+        """Combine a read of layer 2 with the state there."""
         return int(_mix(_mix(read, 11) + np.uint64(state), 12)) if self.has_state else read
 
     def draw(self, hidden: int, seed: int, sample_index: int, mask: MaskArray | None = None) -> int:
@@ -108,13 +107,33 @@ class FakeModel:
             return self.scores(self._hidden_of(tokens, []))
 
     def scores(self, hidden: int) -> npt.NDArray[np.float64]:
-        """What stands for the log-probabilities [V] after what the model saw: from 0 to -4, in
+        """Return substitutes for log-probabilities [V] after a hidden state: from 0 to -4, in
         multiples of 2**-18, so that their sums have no rounding."""
         words = _mix(np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(hidden), 8)
         return (words % np.uint64(2**20)).astype(np.float64) / -(2.0**18)
 
+    def states(self, hidden: Sequence[int]) -> FloatArray:
+        """Stand-in for the hidden states [N, 4] where the model saw these words [N]."""
+        words = np.array(hidden, np.uint64).reshape(-1, 1)
+        parts = words >> np.arange(0, 64, 16, dtype=np.uint64)
+        return ((parts % np.uint64(2**16)).astype(np.float32) - np.float32(2**15)) / np.float32(3)
+
+    def expected_vector(self, prompt: Sequence[int], pooling: Pooling) -> FloatArray:
+        """The vector of a prompt, computed from its tokens alone."""
+        with np.errstate(over="ignore"):
+            second: list[int] = []
+            hidden = [self._hidden_of(prompt[:end], second) for end in range(1, len(prompt) + 1)]
+        states = self.states(hidden)
+        if pooling == "mean":
+            total = np.zeros(states.shape[1])
+            for state in states:
+                total += state
+            return (total / len(states)).astype(np.float32)
+        return states[0] if pooling == "cls" else states[-1]
+
     def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
-        """What the model sees at the last token. second: the K/V of layer 2 so far, to be grown."""
+        """Return the hidden state at the last token. second: the K/V of layer 2 so far, to be
+        grown."""
         first = self.first_layer(np.array(tokens, np.uint64), np.arange(len(tokens)))
         groups = [first] * len(self.windows)
         while len(second) < len(tokens):

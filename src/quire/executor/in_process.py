@@ -97,7 +97,7 @@ class InProcessExecutor:
         self._require_worker().late(late)
 
     def _do_all(self, worker: Worker) -> None:
-        """Until none is left, so that a step that was planned meanwhile begins at once."""
+        """Work until nothing is left, so that a step that was planned meanwhile begins at once."""
         while True:
             with self._lock:
                 if not self._to_do:
@@ -130,15 +130,15 @@ class InProcessExecutor:
         launched.end(FinishedStep(result), self._note_end(started))
 
     def _note_end(self, started: float) -> float:
-        """Of a step that was launched at `started`. Returns the seconds that it has computed: since
-        then, or since the one before ended."""
+        """Note the end of a step launched at `started`. Returns its seconds of computing: since
+        then, or since the step before ended."""
         ended = time.perf_counter()
         seconds = ended - max(started, self._last_end)
         self._last_end = ended
         return seconds
 
     def shutdown(self) -> None:
-        """What was not launched yet is dropped, and whoever waits for it is told so."""
+        """Drop the work that was not launched yet, and tell those that wait for it."""
         with self._lock:
             while self._to_do:
                 work = self._to_do.popleft()

@@ -46,8 +46,8 @@ class LaunchedStep:
         return self._is_over
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the step ended with, None if it has a result. Raises TimeoutError after so many
-        seconds."""
+        """Return the exception that ended the step, None if it has a result. Raises TimeoutError
+        after `timeout` seconds."""
         self._wait(timeout)
         return self._error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -13,10 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.matcher import ANY_TOKEN, Grammar, Mask
-from quire.grammar.source import grammar_text
+from quire.grammar.source import grammar_text, lenient_schemas, refusal
 from quire.grammar.trial import LIMITS, GrammarTrial
 from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.protocol.grammar import GrammarSpec
+from quire.protocol.json_schema import all_unsupported
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, MaskArray
 
@@ -25,6 +27,9 @@ __all__ = ["GuidanceGrammars"]
 MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
 """Of grammars' texts; compiled ones take some times as much."""
+
+_TOLD = ("Unimplemented keys", "Unknown format")
+"""The library's warnings on keywords that are told by their paths."""
 
 _log = logging.getLogger("quire.grammar")
 
@@ -42,6 +47,7 @@ class GuidanceGrammars:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-grammar")
         self._cache: OrderedDict[GrammarSpec, LLMatcher | RequestError] = OrderedDict()
+        self._warned: OrderedDict[str, None] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._trial: GrammarTrial | None = None
         self._is_closed = False
@@ -98,22 +104,33 @@ class GuidanceGrammars:
         try:
             text = grammar_text(spec)
             trial, tokenizer = self._ready()
-            trial.check(text)
+            verdict = trial.check(text)
         except RequestError as error:
             return error
-        if not spec.is_strict:
-            self._warn(text)
+        if verdict:
+            return RequestError(refusal(spec, verdict))
+        self._warn(spec, text)
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            return RequestError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
+            return RequestError(refusal(spec, matcher.get_error()))
         mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # fills caches, in no step
         return matcher
 
-    def _warn(self, text: str) -> None:
-        is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
-        if words and not is_error:
-            _log.warning("a schema has what is not held to: %s", "; ".join(words)[:500])
+    def _warn(self, spec: GrammarSpec, text: str) -> None:
+        """Say once of each schema what is not held to. text: of the whole grammar."""
+        found: list[str] = []
+        schemas = [s for s in lenient_schemas(spec) if s not in self._warned]
+        for schema in schemas:
+            self._warned[schema] = None
+            found += all_unsupported(json.loads(schema))
+        while len(self._warned) > MAX_CACHED:
+            self._warned.popitem(last=False)
+        if schemas:
+            is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
+            found += [] if is_error else (w for w in words if not w.startswith(_TOLD))
+        if found:
+            _log.warning("a schema has what is not held to: %s", "; ".join(found)[:500])
 
     def _ready(self) -> tuple[GrammarTrial, LLTokenizer]:
         if self._is_closed:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import unquote
 
-__all__ = ["find_endless", "find_unsupported", "is_too_deep"]
+from quire.protocol.json_schema import LISTS, subschemas
+
+__all__ = ["find_endless", "is_too_deep"]
 
 MAX_DEPTH = 128
 """Of nested arrays and objects; the grammar library takes no deeper ones."""
 
 MAX_CHECKS = 500_000
 """Of subschemas, which takes about a second. A tangle of references could ask for their square."""
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
-_ONE = (
-    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
-    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
-_REFUSED = (
-    "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains",
-    "propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems",
-    "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
-)  # fmt: skip
-_FORMATS = frozenset(
-    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-
-Node = tuple[str, dict[str, Any]]
-"""A subschema and its path from the root, `$`."""
 
 
 def is_too_deep(value: object) -> bool:
@@ -51,52 +32,11 @@ def _children(value: object) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-def find_unsupported(schema: object) -> str | None:
-    """The path of the first keyword that no grammar can hold to, with what it says; None if there
-    is none."""
-    for path, node in _subschemas("$", schema):
-        for keyword in _REFUSED:
-            if keyword in node:
-                return f"{path}.{keyword}"
-        pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
-        if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
-            return f"{path}.pattern ({pattern[:80]!r} looks around or back)"
-        if isinstance(form, str) and form not in _FORMATS:
-            return f"{path}.format ({form[:80]!r})"
-        if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
-            return f"{path}.$ref ({reference[:80]!r} lies elsewhere)"
-    return None
-
-
-def _subschemas(path: str, schema: object) -> Iterator[Node]:
-    """Every subschema, outer ones first."""
-    waiting: list[tuple[str, object]] = [(path, schema)]
-    while waiting:
-        path, schema = waiting.pop()
-        if not isinstance(schema, dict):
-            continue
-        node = cast("dict[str, Any]", schema)
-        yield path, node
-        inner: list[tuple[str, object]] = []
-        for keyword in _MAPS:
-            found = node.get(keyword)
-            if isinstance(found, dict):
-                named = cast("dict[str, object]", found)
-                inner += [(f"{path}.{keyword}.{name}", each) for name, each in named.items()]
-        for keyword in _LISTS:
-            found = node.get(keyword)
-            if isinstance(found, list):
-                items = cast("list[object]", found)
-                inner += [(f"{path}.{keyword}[{i}]", each) for i, each in enumerate(items)]
-        inner += [(f"{path}.{keyword}", node[keyword]) for keyword in _ONE if keyword in node]
-        waiting += reversed(inner)
-
-
 def find_endless(schema: object) -> str | None:
     """The path of a subschema that no finite value satisfies, since it needs itself again; None if
     the root has one. References by anchors and ids are taken to have one, and so is what would take
     long to find out."""
-    nodes = {id(node): (path, node) for path, node in _subschemas("$", schema)}
+    nodes = {id(node): (path, node) for path, node in subschemas("$", schema)}
     by_path = dict(nodes.values())
     finite: set[int] = set()
     left, num_checked, had_new = list(reversed(nodes)), 0, True
@@ -162,7 +102,5 @@ def _path_of(reference: str) -> str:
     path = "$"
     for part in unquote(reference).removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        path += (
-            f"[{name}]" if name.isdecimal() and path.rpartition(".")[2] in _LISTS else f".{name}"
-        )
+        path += f"[{name}]" if name.isdecimal() and path.rpartition(".")[2] in LISTS else f".{name}"
     return path

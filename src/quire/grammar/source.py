@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, cast
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.errors import RequestError
-from quire.grammar.schema import find_endless, find_unsupported, is_too_deep
+from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.protocol.json_schema import find_unsupported, relaxed
 
-__all__ = ["grammar_text"]
+__all__ = ["grammar_text", "lenient_schemas", "refusal"]
 
 WHITESPACE = "[ \\n\\t]{0,8}"
 """Without a bound a model may write whitespace for ever."""
 
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_BAD_REGEX = re.compile(
+    r"regex parse error:\n    (?P<regex>.*)\n    (?P<marks> *\^+)\nerror: (?P<fault>[^\n]*)"
+)
+"""The library's words, of a regular expression in one line."""
 _REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
 
 
@@ -42,7 +48,7 @@ def grammar_text(spec: GrammarSpec) -> str:
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
-        return _of_schema(_without_options(spec.source), spec)
+        return _of_schema(_held_schema(spec.source, is_strict=spec.is_strict), spec)
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.source)
     if spec.kind is GrammarKind.CHOICE:
@@ -50,10 +56,43 @@ def grammar_text(spec: GrammarSpec) -> str:
         return LLMatcher.grammar_from_regex("|".join(f"({_literal(each)})" for each in choices))
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
         return _of_tags(spec)
+    if spec.kind is GrammarKind.ANSWER:
+        return _of_answer(spec)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(spec.source))
     except Exception as error:  # whatever foreign code raises, the text is at fault
         raise RequestError(f"structured_outputs.grammar is no grammar: {error}") from error
+
+
+def lenient_schemas(spec: GrammarSpec) -> Iterator[str]:
+    """The JSON Schemas of a grammar from which keywords may be dropped."""
+    if spec.kind is GrammarKind.ANSWER:
+        for part in json.loads(spec.source)["grammars"].values():
+            if part["kind"] == GrammarKind.JSON and not part["is_strict"]:
+                yield part["source"]
+    elif spec.kind is GrammarKind.JSON and not spec.is_strict:
+        yield spec.source
+    elif spec.kind is GrammarKind.STRUCTURAL_TAG and not spec.is_strict:
+        for tag in json.loads(spec.source)["structures"]:
+            yield json.dumps(tag["schema"], ensure_ascii=False)
+
+
+def refusal(spec: GrammarSpec, words: str) -> str:
+    """Say to a client why the library refuses a grammar with these words."""
+    found = _BAD_REGEX.search(words)
+    if found is None:
+        what = "JSON Schema" if spec.kind is GrammarKind.JSON else "grammar"
+        return f"the {what} cannot be used: {words.replace('<non-verbose/>', '').strip()[:500]}"
+    regex, place = found["regex"], found["marks"]
+    at = regex[place.find("^") : len(place)]
+    what = {
+        GrammarKind.REGEX: "structured_outputs.regex is",
+        GrammarKind.JSON: "the JSON Schema has the pattern",
+    }.get(spec.kind, "the grammar has")
+    return (
+        f"{what} {regex[:80]!r}, which is no regular expression: {found['fault']}"
+        f"{f' (at {at[:20]!r})' if at else ''}. Correct it."
+    )
 
 
 def _refuse_null(spec: GrammarSpec) -> None:
@@ -102,16 +141,17 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
     return cast("object", schema)
 
 
-def _without_options(source: str) -> str:
-    """The library would let a schema change its options, and refuses them beside a boolean."""
+def _held_schema(source: str, *, is_strict: bool) -> str:
+    """Without what the library takes in no form, if that may be dropped, and without options of
+    the library, which a schema may not change, and which it refuses beside a boolean."""
     schema = json.loads(source)
     if schema is True:
         return "{}"
-    if "x-guidance" not in source:
-        return source
-    if isinstance(schema, dict):
-        cast("dict[str, Any]", schema).pop("x-guidance", None)
-    return json.dumps(schema, ensure_ascii=False)
+    held = schema if is_strict else relaxed(schema)[0]
+    if isinstance(held, dict):
+        cast("dict[str, Any]", held).pop("x-guidance", None)
+    is_changed = not is_strict or "x-guidance" in source
+    return json.dumps(held, ensure_ascii=False) if is_changed else source
 
 
 def _of_schema(source: str, spec: GrammarSpec) -> str:
@@ -155,6 +195,8 @@ def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
             )
         text = json.dumps(schema, ensure_ascii=False)
         checked = _checked_schema(text, "structural_tag", is_strict=spec.is_strict)
+        if not spec.is_strict:
+            checked, _ = relaxed(checked)
         found.append((str(trigger), str(begin), checked, end))
     if not found:
         raise RequestError("structured_outputs.structural_tag has no structures. Give some.")
@@ -194,6 +236,23 @@ def _of_tags(spec: GrammarSpec) -> str:
         lines.append(f"head_{i}[lazy]: /(?s:.*)/ {_quoted(trigger)}")
         lines.append(f"of_{i}: head_{i} (" + " | ".join(bodies) + ")")
     return LLMatcher.grammar_from_lark("\n".join(lines))
+
+
+def _of_answer(spec: GrammarSpec) -> str:
+    """Rules as they are, and the grammars that they refer to, each by its own text."""
+    source = json.loads(spec.source)
+    grammars: list[dict[str, Any]] = [{"lark_grammar": source["lark"]}]
+    for name, part in source["grammars"].items():
+        kind = GrammarKind(part["kind"])
+        inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
+        try:
+            text = grammar_text(inner)
+        except RequestError as error:
+            where = f"{part['where']}: " if part["where"] else ""
+            raise RequestError(f"{where}{error}") from error
+        (compiled,) = json.loads(text)["grammars"]
+        grammars.append({**compiled, "name": name})
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -46,20 +46,19 @@ class GrammarTrial:
         self._vocabulary = vocabulary
         self._child: subprocess.Popen[bytes] | None = None
 
-    def check(self, grammar: str) -> None:
-        """RequestError if a grammar is wrong, or takes too much time or memory."""
+    def check(self, grammar: str) -> str:
+        """Tell in the words of the library what is wrong with a grammar; empty if nothing is.
+        RequestError if it takes too much time or memory."""
         child = self._running()
         try:
             _write(child.stdin, grammar.encode())
-            verdict = _read_within(child.stdout, WALL_SECONDS)
+            return _read_within(child.stdout, WALL_SECONDS).decode()
         except (OSError, EOFError) as error:
             self.close()
             raise RequestError(
                 f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to "
                 "compile. Make it simpler: fewer alternatives, smaller repetitions and numbers."
             ) from error
-        if verdict:
-            raise RequestError(f"the grammar cannot be used: {verdict.decode()[:500]}")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:

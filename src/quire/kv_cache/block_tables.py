@@ -1,4 +1,4 @@
-"""Which block holds which tokens of which slot, per layer group: the arrays alone."""
+"""Block tables: the blocks of each slot, per layer group. Arrays alone."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class BlockTables:
 
     @property
     def num_entries(self) -> int:
-        """Of all slots."""
+        """Number of entries of all slots."""
         pairs = zip(self.num_blocks, self.first, strict=True)
         return sum(int((count - first).sum()) for count, first in pairs)
 

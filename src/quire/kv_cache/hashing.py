@@ -23,7 +23,7 @@ EXTRAS_DOMAIN = b"block extras"
 
 @dataclass(frozen=True, slots=True)
 class BlockExtras:
-    """What changes the K/V of a sequence beside its tokens.
+    """Inputs beside tokens that change the K/V of a sequence.
 
     adapter: name of what is added to the model's weights, for all blocks. media: in their order;
     they change the block that they stand in, and by its name all blocks after it.
@@ -32,10 +32,11 @@ class BlockExtras:
     adapter: str = ""
     media: Sequence[Media] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.adapter or self.media)
+
     def of(self, start: int, end: int) -> bytes:
-        """Extras of the block of tokens start … end - 1; empty if it has none."""
-        if not (self.adapter or self.media):
-            return b""
+        """Return the extras of the block of tokens start … end - 1; empty if it has none."""
         parts = [_field(b"adapter", self.adapter.encode())] if self.adapter else []
         for each in self.media:
             span = each.span
@@ -116,5 +117,6 @@ class BlockHasher:
         stride = 4 * size
         for index, offset in enumerate(range(0, len(data), stride), start=start):
             block = data[offset : offset + stride]
-            parent = self.name(parent, block, extras.of(index * size, (index + 1) * size))
+            its_extras = extras.of(index * size, (index + 1) * size) if extras else b""
+            parent = self.name(parent, block, its_extras)
             chain.append(parent)

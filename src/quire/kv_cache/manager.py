@@ -105,8 +105,8 @@ class KVManager:
         self._tables.num_blocks[group][slots] += counts
 
     def _num_copies(self, slots: Slots, starts: Slots, sharing: Slots) -> int:
-        """Of the owners of a shared tail block that write in one step, the last one of all owners
-        writes in place; the others need a copy."""
+        """Count the copies of shared tail blocks. The last owner of a block writes in place; other
+        owners that write in this step need a copy."""
         writers: dict[int, int] = {}
         for i in sharing.tolist():
             for _, _, block in self._shared_tails(int(slots[i]), int(starts[i])):
@@ -155,7 +155,8 @@ class KVManager:
     # --- what changed --------------------------------------------------------------------------
 
     def drain(self) -> TableUpdates:
-        """What changed since the last call; copy sources lose the reference held for the copy."""
+        """Return the changes since the last call; copy sources lose the reference held for the
+        copy."""
         updates = self._updates.drain()
         for block in updates.copy_src:
             self.pool.release(block)
@@ -315,7 +316,7 @@ class KVManager:
             self._num_published[slot] = min(self._num_published[slot], first_name)
 
     def settle(self, mark: int) -> None:
-        """What was published before `mark` is certain, and will not be retracted."""
+        """Mark everything published before `mark` as certain: it will not be retracted."""
         while self._log and self._log[0][0] < mark:
             self._log.popleft()
 

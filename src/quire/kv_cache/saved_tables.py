@@ -9,7 +9,7 @@ __all__ = ["SavedTables"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedTables:
-    """What a sequence left behind: swapped to the host, or pinned on the device.
+    """Blocks that a sequence left behind: swapped to the host, or pinned on the device.
 
     num_tokens: whose K/V there are. first: per layer group, the index of the first block that its
     window still needed. blocks: per group, host or device blocks from there on.
@@ -20,5 +20,5 @@ class SavedTables:
     blocks: tuple[tuple[int, ...], ...]
 
     def all_blocks(self) -> list[int]:
-        """Of all groups; each as often as it is named."""
+        """Return the blocks of all groups; each as often as it is named."""
         return [block for blocks in self.blocks for block in blocks]

@@ -127,12 +127,12 @@ class Swaps:
 
     @property
     def are_under_way(self) -> bool:
-        """Whether copies to the device have not ended."""
+        """True if copies to the device have not ended."""
         return bool(self._transfers)
 
     @property
     def are_to_start(self) -> bool:
-        """Whether there are copies to the device that no plan carries yet."""
+        """True if there are copies to the device that no plan carries yet."""
         return bool(self._updates.pending.swap_in_dst)
 
     @property

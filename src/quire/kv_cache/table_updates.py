@@ -1,4 +1,4 @@
-"""What a plan must tell the data side about blocks: table entries that changed, and copies."""
+"""Block updates for a plan: table entries that changed, and copies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UpdateLog:
         self.pending = TableUpdates()
 
     def drain(self) -> TableUpdates:
-        """What changed since the last call."""
+        """Return the changes since the last call."""
         updates, self.pending = self.pending, TableUpdates()
         return updates
 

@@ -22,11 +22,12 @@ from quire.quantization import StoredMatrix, WeightFormat, numbers_of
 __all__ = ["CacheBiases", "WithoutBiases"]
 
 DEVIATIONS = 3.0
-"""What the largest of a head's 64 to 256 dims is expected to reach, in standard deviations."""
+"""Expected largest value of a head's 64 to 256 dims, in standard deviations."""
 
 GROWTH = 1.25
-"""By which a bias that stays may raise that. More pairs stay with a larger one, which takes
-attention less time: prompts take 1.1 times as long with 8 of 64, 1.8 times with all (measured)."""
+"""Factor by which a bias that stays may raise that value. A larger factor lets more pairs stay,
+which takes attention less time: prompts take 1.1 times as long with 8 of 64, 1.8 times with all
+(measured)."""
 
 
 class CacheBiases:

@@ -13,8 +13,8 @@ __all__ = ["GivenEmbeddings"]
 
 
 class GivenEmbeddings:
-    """Where the table of tokens finds what stands in for its rows in the forward that is running.
-    A model is built with one, so that its file passes nothing on.
+    """Embeddings that replace rows of the token table in the running forward. A model is built with
+    one, so that its file passes nothing on.
 
     width: elements of a row; 0 before the table is made.
     """
@@ -39,6 +39,6 @@ class GivenEmbeddings:
         given = self._now
         if given is None:
             return table(ids)
-        # What stands there in place of an id is none.
+        # There is no id in such a place.
         rows = table(ids.index_fill(0, given.index, 0))
         return rows.index_copy_(0, given.index, given.rows)

@@ -26,7 +26,7 @@ __all__ = ["RotaryEmbedding", "rope_tables"]
 
 
 class RotaryEmbedding:
-    """How q and k are rotated by their positions (Su et al. 2021, section 3.4.2).
+    """Rotation of q and k by their positions (Su et al. 2021, section 3.4.2).
 
     cos, sin: float32 [max_positions, rotary_dim / 2]; a position must be below max_positions.
     has_axes: whether tokens may have three positions.

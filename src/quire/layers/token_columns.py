@@ -44,7 +44,7 @@ class TokenColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What was asked for: names of `KERNEL_COLUMNS`."""
+        """Names of `KERNEL_COLUMNS` that layers asked for."""
         return tuple(self._asked)
 
     def column(self, name: str) -> TokenColumn:
@@ -64,5 +64,5 @@ class TokenColumns:
             column.set(values[name])
 
     def select(self, wanted: torch.Tensor) -> None:
-        """From here on the forward goes on with tokens wanted [N] alone."""
+        """Continue the forward with tokens wanted [N] alone."""
         self.set(self.gather(lambda name: self._asked[name].values, wanted))

@@ -1,4 +1,4 @@
-"""What a model need not compute of tokens whose hidden states nobody asked for."""
+"""Skips work on tokens whose hidden states nobody asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loader asks of every layer that has weights."""
+"""Interface of the loader to layers with weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank takes of a checkpoint tensor: `share` of dimension `dim`."""
+    """Part of a checkpoint tensor that a rank takes: `share` of dimension `dim`."""
 
     dim: int
     share: Share
@@ -34,7 +34,7 @@ class Cut:
         return (*shape[: self.dim], self.share.total, *shape[self.dim + 1 :])
 
     def index_on_disk(self, index: int) -> int:
-        """Where in the whole dimension the part's `index` stands."""
+        """Return the index in the whole dimension of the part's `index`."""
         return [i for each in self.share.ranges for i in each][index]
 
     def of(self, tensor: Sliceable) -> torch.Tensor:
@@ -59,11 +59,11 @@ class LayerWeights(Protocol):
         ...
 
     def cut(self, part: str) -> Cut | None:
-        """What of the tensor on disk is loaded; None for all of it."""
+        """Return the cut of the tensor on disk that is loaded; None for all of it."""
 
     def stored_shape(self, part: str) -> tuple[int, ...]:
-        """Of a part that comes as a quantized matrix: [outputs, inputs], whatever a plain one's
-        order is."""
+        """Return the shape of a part that comes as a quantized matrix: [outputs, inputs], whatever
+        a plain one's order is."""
         ...
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
@@ -136,13 +136,13 @@ class MatrixForm(Protocol[Matrix]):
 
     @property
     def keeps_stored(self) -> bool:
-        """As in `WeightFormat`."""
+        """True if matrices stay as stored, as in `WeightFormat`."""
         ...
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> Matrix:
-        """As in `WeightFormat`."""
+        """Pack a matrix, as in `WeightFormat`."""
         ...
 
     def keep(
@@ -153,7 +153,7 @@ class MatrixForm(Protocol[Matrix]):
         *,
         gate: str | None = None,
     ) -> Matrix:
-        """As in `WeightFormat`."""
+        """Keep a stored matrix, as in `WeightFormat`."""
         ...
 
 
@@ -220,7 +220,7 @@ class PackedWeights(Generic[Matrix]):
         return cut if cut is None or not self.is_transposed else Cut(1 - cut.dim, cut.share)
 
     def _cut_of_rows(self, owner: str) -> Cut | None:
-        """Of a weight [outputs, inputs]; ranks share one of the two."""
+        """Return the cut of a weight [outputs, inputs]; ranks share one of the two."""
         if not self._inputs.is_whole:
             return Cut(1, self._inputs)
         outputs = self._parts[owner]
@@ -237,7 +237,8 @@ class PackedWeights(Generic[Matrix]):
             self._rows_of(owner).copy_(tensor.t() if self.is_transposed else tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
-        """As `load`: kept as it is, or widened, as the format says, or if ranks share it."""
+        """Load a quantized part: kept unchanged, or widened if the format says so or ranks share
+        it."""
         owner = part.rpartition(".")[0]
         shares = (self._inputs, *self._parts.values())
         if self.weight_format.keeps_stored and all(share.is_whole for share in shares):
@@ -270,7 +271,7 @@ class PackedWeights(Generic[Matrix]):
         return self._coming
 
     def _rows_of(self, owner: str) -> torch.Tensor:
-        """Where the plain weight of a part goes: [outputs, I]."""
+        """Return the rows for the plain weight of a part: [outputs, I]."""
         coming = self._open
         if coming.weight is None:
             coming.weight = self._empty(self._height, self._inputs.count)
@@ -295,7 +296,7 @@ class PackedWeights(Generic[Matrix]):
 
 @dataclass(slots=True)
 class _Coming:
-    """What has come of a layer: parts as they are stored, plain ones in one matrix, the bias."""
+    """Arrived parts of a layer: stored parts, plain ones in one matrix, the bias."""
 
     stored: dict[str, StoredMatrix]
     weight: torch.Tensor | None

@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
+from quire.config.gguf import is_gguf
 from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -114,7 +115,7 @@ def check_replacements(
         targets = model.weight_map.targets(model)
         shapes = {name: target.shape for name, target in targets.items()}
     else:
-        shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
+        shapes = {info.name: info.shape for info in read_checkpoint(folder).tensors.values()}
     for name, tensor in replaced.items():
         if name not in shapes:
             raise ConfigError(
@@ -166,7 +167,7 @@ def _match(
 ) -> list[tuple[TensorInfo, WeightTarget]]:
     """Pairs of what is on disk and where it goes. Raises ConfigError unless they fit exactly."""
     names, targets = model.weight_map, model.weight_map.targets(model)
-    found = dict(tensors)
+    found, settings = dict(tensors), "its metadata" if is_gguf(folder) else "config.json"
     if names.head not in targets:
         head = found.pop(names.head, None)
         if head is not None:
@@ -175,7 +176,7 @@ def _match(
     if missing:
         raise ConfigError(
             f"{folder}: {_listed(missing, 'tensor')} missing from the weight files; "
-            "fetch the checkpoint again, or correct config.json"
+            f"fetch the checkpoint again, or correct {settings}"
         )
     unexpected = [name for name in found if name not in targets]
     heads = [name for name in unexpected if OTHER_HEADS.match(name)]
@@ -189,8 +190,8 @@ def _match(
     unexpected = [name for name in unexpected if not _is_empty_bias(name, found)]
     if unexpected:
         raise ConfigError(
-            f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but config.json "
-            "describes a model without; correct config.json, or use the matching files"
+            f"{folder}: {_listed(unexpected, 'tensor')} in the weight files, but {settings} "
+            f"describes a model without; correct {settings}, or use the matching files"
         )
     for name, target in targets.items():
         tensor = found[name]
@@ -199,8 +200,8 @@ def _match(
             shape = target.weights.stored_shape(target.part)
         if tensor.shape != shape:
             raise ConfigError(
-                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but config.json "
-                f"asks for {list(shape)}; correct config.json, or use the matching files"
+                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but {settings} "
+                f"asks for {list(shape)}; correct {settings}, or use the matching files"
             )
         if tensor.gguf is None and tensor.packed is None and tensor.dtype not in FLOAT_DTYPES:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the machine is: processor features, cores, caches, memory, GPU. No torch."""
+"""Facts of the machine: processor features, cores, caches, memory, GPU. No torch."""
 
 from quire.platform.cpu import CpuFacts, detect_cpu
 from quire.platform.facts import Platform, detect_platform

@@ -26,7 +26,8 @@ def search_gpus(visible: str | None, system: Path = _SYS) -> GpuSearch:
 
 
 def _named(visible: str, present: list[GpuFacts]) -> list[GpuFacts]:
-    """As for CUDA, the first number of none ends the list."""
+    """Return the GPUs that the variable names. As in CUDA, the first invalid number ends the
+    list."""
     chosen: list[GpuFacts] = []
     for name in (part.strip() for part in visible.split(",")):
         if not name.isdecimal() or int(name) >= len(present):

@@ -179,7 +179,7 @@ def _cores(quota: str, period: str) -> float | None:
 
 
 def _sum_of(stat: Path, names: tuple[str, ...]) -> int | None:
-    """Of lines "name number"; None without any of them."""
+    """Sum the named numbers in lines of "name number"; None without any of them."""
     lines = (line.split() for line in _text(stat).splitlines())
     found = [int(line[1]) for line in lines if len(line) == 2 and line[0] in names]
     return sum(found) if found else None

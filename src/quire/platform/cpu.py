@@ -1,4 +1,4 @@
-"""What the processor is: instruction sets, usable cores, cache sizes. Reads Linux's own files."""
+"""Facts of the processor: instruction sets, usable cores, cache sizes. Reads Linux's own files."""
 
 from __future__ import annotations
 

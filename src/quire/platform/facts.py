@@ -1,4 +1,4 @@
-"""What the machine is, as one frozen value that a composition root passes around."""
+"""Facts of the machine, as one frozen value that a composition root passes around."""
 
 from __future__ import annotations
 

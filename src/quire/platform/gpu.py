@@ -1,4 +1,4 @@
-"""What the GPU is, and whether this installation can compute on it. No torch is imported."""
+"""Facts of the GPU, and whether this installation can compute on it. No torch is imported."""
 
 from __future__ import annotations
 

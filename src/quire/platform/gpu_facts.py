@@ -30,9 +30,9 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuSearch:
-    """What a driver says. gpus: those that this process may see, in order. num_present: of the
+    """A driver's answer. gpus: GPUs that this process may see, in order. num_present: GPUs of the
     machine, visible or not. failure: why the driver does not answer, and what to do; None if it
-    does or is not there."""
+    answers or is absent."""
 
     gpus: tuple[GpuFacts, ...] = ()
     num_present: int = 0

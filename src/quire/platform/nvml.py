@@ -79,7 +79,7 @@ class _Nvml:
             self._library.nvmlShutdown()
 
     def handles(self) -> list[ctypes.c_void_p]:
-        """Of the physical GPUs."""
+        """Return the handles of the physical GPUs."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         return [
@@ -88,8 +88,8 @@ class _Nvml:
         ]
 
     def named(self, visible: str, handles: list[ctypes.c_void_p]) -> list[ctypes.c_void_p]:
-        """Those of a list such as "1,0" or "GPU-5a3c,MIG-…". As for CUDA, the first name of none
-        ends the list."""
+        """Return the handles named in a list such as "1,0" or "GPU-5a3c,MIG-…". As in CUDA, the
+        first invalid name ends the list."""
         chosen: list[ctypes.c_void_p] = []
         for name in (part.strip() for part in visible.split(",")):
             found = self._named(name, handles)

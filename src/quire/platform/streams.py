@@ -15,7 +15,7 @@ __all__ = ["OutputLostError", "claim_streams", "say"]
 
 
 class OutputLostError(QuireError):
-    """What a command was asked for cannot be written."""
+    """The requested output of a command cannot be written."""
 
 
 class _Descriptor(io.RawIOBase):

@@ -18,7 +18,8 @@ MAX_SOURCE_BYTES = 2**20
 
 
 class GrammarKind(enum.StrEnum):
-    """The names are those of the fields of vLLM's `structured_outputs`."""
+    """The names are those of the fields of vLLM's `structured_outputs`, but for `ANSWER`: the
+    answers of a chat model, which the engine's own front writes and no user does."""
 
     JSON = "json"
     JSON_OBJECT = "json_object"
@@ -26,14 +27,17 @@ class GrammarKind(enum.StrEnum):
     CHOICE = "choice"
     GRAMMAR = "grammar"
     STRUCTURAL_TAG = "structural_tag"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """source: of `kind`: a JSON Schema, nothing, a regular expression, a JSON array of texts, a
-    Lark or GBNF grammar, a JSON object of tags. is_strict: what cannot be held to is refused, else
-    it is dropped. whitespace: a regular expression of what may stand between the parts of JSON,
-    None for at most 8 spaces, tabs and line breaks.
+    Lark or GBNF grammar, a JSON object of tags, or for an answer `{"lark": rules, "grammars":
+    {name: spec}}`, where a spec has the fields of this class, and in `where` the field of the
+    request that states it. is_strict: what cannot be held to is refused, else it is dropped.
+    whitespace: a regular expression of what may stand between the parts of JSON, None for at most
+    8 spaces, tabs and line breaks.
     """
 
     kind: GrammarKind
@@ -41,6 +45,8 @@ class GrammarSpec:
     is_strict: bool = True
     whitespace: str | None = None
 
+
+_OF_USERS = tuple(kind for kind in GrammarKind if kind is not GrammarKind.ANSWER)
 
 _FOREIGN: Mapping[str, ForeignName] = {
     "disable_additional_properties": ForeignName("the schema says additionalProperties itself"),
@@ -74,9 +80,9 @@ class StructuredOutputsParams:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        given = [kind.value for kind in GrammarKind if self._is_given(kind)]
+        given = [kind.value for kind in _OF_USERS if self._is_given(kind)]
         if len(given) != 1:
-            names = ", ".join(kind.value for kind in GrammarKind)
+            names = ", ".join(kind.value for kind in _OF_USERS)
             what = "nothing" if not given else " and ".join(given)
             raise RequestError(f"structured_outputs has {what}. Give exactly one of {names}.")
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
@@ -99,7 +105,7 @@ class StructuredOutputsParams:
     @property
     def spec(self) -> GrammarSpec:
         """As the engine takes it."""
-        kind = next(kind for kind in GrammarKind if self._is_given(kind))
+        kind = next(kind for kind in _OF_USERS if self._is_given(kind))
         whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern
         return GrammarSpec(kind, self._source(kind), self.strict, whitespace)
 

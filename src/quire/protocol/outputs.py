@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
     "CompletionOutput",
     "Logprob",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
 ]
@@ -112,6 +115,25 @@ class RequestOutput:
     @property
     def lora_request(self) -> None:
         """None: no request has an adapter yet."""
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """data: float32 tensor [hidden size]; None before the end, and of requests that failed."""
+
+    data: Any = None
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """A prompt and the vector that was made of it. Other fields as in `RequestOutput`."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True)

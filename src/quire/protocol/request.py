@@ -11,9 +11,10 @@ import numpy.typing as npt
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
+from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs, no_ints
+from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs, no_ints
 
 __all__ = [
     "EMPTY_HANDLES",
@@ -36,6 +37,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
     ERROR = "error"
     DEADLINE = "deadline"
+    CONTENT_FILTER = "content_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class EngineRequest:
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
         and lie outside of the vocabulary.
+    pooling: the request is for a vector made of its prompt's hidden states, and ends when that is
+        computed; `params` are `POOLED_PARAMS` then.
+    prediction_token_ids: int32, of an output that the client expects. What is right of it costs
+        less time; the output is the same with and without it.
     """
 
     request_id: str
@@ -84,6 +90,8 @@ class EngineRequest:
     max_tokens_is_default: bool = False
     media: tuple[Media, ...] = ()
     grammar: GrammarSpec | None = None
+    pooling: Pooling | None = None
+    prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Whether `token`, the last of `num_output`, ends a sequence of this request."""
@@ -102,9 +110,9 @@ class WholeSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors and
-    missed deadlines; `whole` if its tokens were not given as they came. is_request_fault: of an
-    error, that the request asked for what cannot be."""
+    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors,
+    missed deadlines and ends by a hook; `whole` if its tokens were not given as they came.
+    is_request_fault: of an error, that the request asked for what cannot be."""
 
     handle: int
     reason: FinishReason
@@ -124,6 +132,7 @@ class EngineOutput:
         handle; they arrive in pieces, and a piece may come again after a preemption.
     num_cached_tokens: by handle, once, when its first step is planned: of sample 0, and of every
         sample that does not branch off from another one.
+    vectors: by handle, float32 [E], of sequences that pool; they have ended with this step.
     finished: sequences that ended with this step (their last token is in `token_ids`, or they are
         whole).
     """
@@ -134,6 +143,7 @@ class EngineOutput:
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     finished: tuple[SequenceFinish, ...] = ()
+    vectors: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
 
     @property
     def num_tokens(self) -> int:

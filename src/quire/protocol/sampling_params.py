@@ -25,6 +25,7 @@ __all__ = [
     "check_bans",
     "check_vocabulary",
     "listed",
+    "sampling_for",
     "tokens_left",
 ]
 
@@ -345,6 +346,29 @@ def check_bans(params: SamplingParams, stop_token_ids: Collection[int], vocab_si
         f"{listed(names)} leave no token that the answer could begin with{stops}. Relax "
         f"{'one of them' if len(names) > 1 else 'it'}."
     )
+
+
+def sampling_for(
+    count: int, given: SamplingParams | Sequence[SamplingParams]
+) -> Sequence[SamplingParams]:
+    """Parameters for each of `count` prompts. RequestError if `given` are other objects, or not so
+    many."""
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if isinstance(given, Mapping):
+        raise RequestError(f"sampling_params is {given!r}: give SamplingParams(**that)")
+    many: list[object] = list(given) if isinstance(cast("object", given), Iterable) else [given]
+    for params in many:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params has a {type(params).__name__}: give SamplingParams objects"
+            )
+    if len(many) != count:
+        raise RequestError(
+            f"there are {count} prompts but {len(many)} sampling_params: "
+            "give one for all, or one per prompt"
+        )
+    return cast("list[SamplingParams]", many)
 
 
 def listed(names: Sequence[str]) -> str:

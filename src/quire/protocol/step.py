@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import QuireError, RequestError
+from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ForkRow",
     "LateInput",
     "MaskArray",
+    "FloatArray",
     "NOTHING_DRAWN",
     "IntArray",
     "MediaSpan",
@@ -111,6 +113,8 @@ class EnterRow:
     adapter: index of the adapter that layers apply to the row's tokens.
     media: parts of the prompt that are embeddings, in order.
     waits_for_masks: in every step in which the row samples it waits for `LateInput`.
+    pooling: None if the row draws tokens; else it gives one vector with the step that computes its
+        last token, and nothing more. All but "last" enter with `num_computed_tokens` 0.
     """
 
     slot: int
@@ -127,6 +131,7 @@ class EnterRow:
     adapter: int = 0
     media: tuple[MediaSpan, ...] = ()
     waits_for_masks: bool = False
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +163,11 @@ class StepPlan:
     Drafts are guesses at the tokens that follow the row's last one. The step computes them after
     the standing tokens and verifies them: it draws the token of each position in turn, and goes on
     while the draw equals the draft. A row with D drafts gets 1 to 1 + D tokens, the same ones as
-    without drafts, and what it computed of the other drafts is dropped. The counts of the plan side
-    are upper bounds until it has the result; the row knows its own, and no plan names a position.
+    without drafts, and what it computed of the other drafts is dropped. A row that gives candidates
+    verifies nothing: it gives those for its next token and for the token after each of its drafts,
+    and has the drafts as its tokens then, until a plan rewinds those that were not chosen. The
+    counts of the plan side are upper bounds until it has the result; the row knows its own, and no
+    plan names a position.
 
     A row of a recurrent model has a state beside its blocks: that after its computed tokens. A row
     that enters loads one before the step computes, a fork copies that of its source, and a step
@@ -376,10 +384,13 @@ class StepResult:
     slots: int32 [N], the rows that sampled, forked ones included. token_ids: int32 [sum of counts],
         what they drew, row after row. counts: int32 [N], how many tokens each of them got; None is
         one for each.
-    candidates: by slot, of the rows that give candidates instead of drawing.
+    candidates: by slot, of the rows that give candidates instead of drawing: for the next token,
+        and for the token after each draft. Where there are fewer, the row could not compute the
+        drafts after them and has not got these.
     logprobs: by slot, one per token, for rows that asked.
     prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
+    vectors: by slot, of the rows that pool and have computed their last token: float32 [E].
     failed: rows that produced nothing valid; their requests fail, nobody else's.
     done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
     seconds: that the step computed, 0.0 if nobody measured it.
@@ -388,7 +399,7 @@ class StepResult:
     step_id: int
     slots: IntArray
     token_ids: IntArray
-    candidates: Mapping[int, TokenCandidates] = field(default_factory=_nothing)
+    candidates: Mapping[int, tuple[TokenCandidates, ...]] = field(default_factory=_nothing)
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=_nothing)
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=_nothing)
     failed: tuple[RowFailure, ...] = ()
@@ -396,6 +407,7 @@ class StepResult:
     counts: IntArray | None = None
     done: tuple[int, ...] = ()
     failed_tickets: tuple[TicketFailure, ...] = ()
+    vectors: Mapping[int, FloatArray] = field(default_factory=_nothing)
 
     @property
     def drawn(self) -> RowTokens:

@@ -1,32 +1,49 @@
-"""Plans and results as bytes of a fixed layout, as a ring between two processes carries them.
+"""Plans, late input and results as bytes of a fixed layout, as a ring between two processes carries
+them.
 
     magic u8 · kind u8 · arrays u32 (bit i: array i is there) · step id i64 · length of the rest u32
     · for each array that is there, its length u32 and its int32 items · the rest, in MessagePack
 
 Arrays are the int32 fields of the message, in the order of their declaration; empty ones take no
 bytes. The rest holds what is rare (rows that enter, log-probabilities, failures), as one map of
-the fields that are not empty. Numbers are little-endian.
+the fields that are not empty. Numbers are little-endian. Masks are two arrays: their shape, and
+their words.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 
 from quire.protocol.codec import Codec, GarbledMessageError, encode
-from quire.protocol.step import EMPTY_INTS, IntArray, StepPlan, StepResult
+from quire.protocol.step import (
+    EMPTY_INTS,
+    IntArray,
+    LateInput,
+    RowFailure,
+    StepPlan,
+    StepResult,
+    no_ints,
+)
 
-__all__ = ["decode_plan", "decode_result", "encode_plan", "encode_result"]
+__all__ = [
+    "decode_late",
+    "decode_plan",
+    "decode_result",
+    "encode_late",
+    "encode_plan",
+    "encode_result",
+]
 
 _HEADER = struct.Struct("<BBIqI")
 _LENGTH = struct.Struct("<I")
 _MAGIC = 0x51
-_PLAN, _RESULT = 1, 2
-_INT32 = np.dtype("<i4")
+_PLAN, _RESULT, _LATE = 1, 2, 3
+_INT32, _UINT32 = np.dtype("<i4"), np.dtype("<u4")
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -51,11 +68,54 @@ def decode_result(data: bytes) -> StepResult:
     return StepResult(**_decode(_RESULT, _RESULT_LAYOUT, data))
 
 
+def encode_late(late: LateInput) -> bytes:
+    """The bytes of late input."""
+    words = late.masks.astype(_UINT32, copy=False).reshape(-1).view(_INT32)
+    shape = np.array(late.masks.shape, np.int32)
+    flat = _FlatLate(late.step_id, late.slots, late.counts, late.index, shape, words, late.failed)
+    return _encode(_LATE, _LATE_LAYOUT, flat)
+
+
+def decode_late(data: bytes) -> LateInput:
+    """As `decode_plan`; what does not fit together is refused as well."""
+    flat = _FlatLate(**_decode(_LATE, _LATE_LAYOUT, data))
+    shape = flat.shape.tolist()
+    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] != len(flat.words):
+        raise GarbledMessageError(f"masks of shape {shape} have {len(flat.words)} words")
+    num_positions = int(flat.counts.sum(dtype=np.int64))
+    if (
+        len(flat.slots) != len(flat.counts)
+        or num_positions != len(flat.index)
+        or (flat.counts < 0).any()
+    ):
+        raise GarbledMessageError(
+            f"{len(flat.slots)} rows have {len(flat.counts)} counts and {num_positions} positions, "
+            f"for {len(flat.index)} entries"
+        )
+    if ((flat.index < -1) | (flat.index >= shape[0])).any():
+        raise GarbledMessageError(f"a position names none of the {shape[0]} masks")
+    masks = flat.words.view(_UINT32).reshape(shape)
+    return LateInput(flat.step_id, flat.slots, flat.counts, flat.index, masks, flat.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatLate:
+    """`LateInput` with its masks as the bits of int32 words, row after row."""
+
+    step_id: int
+    slots: IntArray = field(default_factory=no_ints)
+    counts: IntArray = field(default_factory=no_ints)
+    index: IntArray = field(default_factory=no_ints)
+    shape: IntArray = field(default_factory=no_ints)
+    words: IntArray = field(default_factory=no_ints)
+    failed: tuple[RowFailure, ...] = ()
+
+
 class _Layout:
     """Which fields of a message are arrays, and how its other ones are read. may_be_none: arrays
     for which None and an empty one differ."""
 
-    def __init__(self, kind: type[StepPlan] | type[StepResult]) -> None:
+    def __init__(self, kind: type[StepPlan] | type[StepResult] | type[_FlatLate]) -> None:
         hints = get_type_hints(kind)
         items = [each for each in fields(kind) if each.name != "step_id"]
         self.arrays = tuple(each.name for each in items if "IntArray" in str(each.type))
@@ -78,9 +138,10 @@ def _default_of(item: Any) -> Any:
 
 
 _PLAN_LAYOUT, _RESULT_LAYOUT = _Layout(StepPlan), _Layout(StepResult)
+_LATE_LAYOUT = _Layout(_FlatLate)
 
 
-def _encode(kind: int, layout: _Layout, message: StepPlan | StepResult) -> bytes:
+def _encode(kind: int, layout: _Layout, message: StepPlan | StepResult | _FlatLate) -> bytes:
     mask, parts = 0, [b""]
     for i, name in enumerate(layout.arrays):
         array: IntArray | None = getattr(message, name)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from quire.protocol.outputs import (
     CompletionOutput,
     Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
 )
+from quire.protocol.pooling_params import PoolingParams, normalized
 from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
@@ -23,9 +26,11 @@ __all__ = ["AssemblerUpdate", "OutputAssembler"]
 @dataclass(slots=True)
 class AssemblerUpdate:
     """What one engine output changed. requests: those that grew or ended, by id, each once.
+    pooled: likewise, of those for vectors.
     aborts: handles whose sequences ended here, by a stop string, and not yet in the engine."""
 
     requests: dict[str, RequestOutput] = field(default_factory=dict[str, RequestOutput])
+    pooled: dict[str, PoolingRequestOutput] = field(default_factory=dict[str, PoolingRequestOutput])
     aborts: list[int] = field(default_factory=list[int])
 
 
@@ -66,14 +71,15 @@ class OutputAssembler:
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
+        self._pooled: dict[int, tuple[PoolingRequestOutput, PoolingParams]] = {}
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._sequences) or bool(self._pooled)
 
     def handles(self) -> list[int]:
         """Of all sequences that have not ended."""
-        return list(self._sequences)
+        return [*self._sequences, *self._pooled]
 
     def add(
         self, request_id: str, first_handle: int, prompt: RenderedPrompt, params: SamplingParams
@@ -101,6 +107,14 @@ class OutputAssembler:
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
         return output
 
+    def add_pooled(
+        self, request_id: str, handle: int, prompt: RenderedPrompt, params: PoolingParams
+    ) -> PoolingRequestOutput:
+        """Follow a request for a vector."""
+        output = PoolingRequestOutput(request_id, PoolingOutput(), prompt.token_ids)
+        self._pooled[handle] = output, params
+        return output
+
     def set_prompt(self, handle: int, prompt: RenderedPrompt) -> None:
         """The prompt of a sequence without output has become longer. Ended ones are ignored."""
         sequence = self._sequences.get(handle)
@@ -126,6 +140,8 @@ class OutputAssembler:
         for handle, piece in output.prompt_logprobs.items():
             if handle in self._sequences:
                 self._add_prompt_logprobs(self._sequences[handle], piece)
+        if self._pooled:
+            self._take_pooled(output, update)
         tokens: dict[int, list[int]] = {}
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             tokens.setdefault(handle, []).append(token)
@@ -142,10 +158,26 @@ class OutputAssembler:
                 update.requests[sequence.request.output.request_id] = sequence.request.output
         return update
 
+    def _take_pooled(self, output: EngineOutput, update: AssemblerUpdate) -> None:
+        for handle in self._pooled.keys() & output.num_cached_tokens.keys():
+            self._pooled[handle][0].num_cached_tokens = output.num_cached_tokens[handle]
+        for finish in output.finished:
+            if finish.handle not in self._pooled:
+                continue
+            pooled, params = self._pooled.pop(finish.handle)
+            vector = output.vectors.get(finish.handle)
+            if vector is not None:
+                pooled.outputs.data = normalized(vector) if params.normalize else vector
+            else:
+                pooled.error = finish.message or f"the request ended early ({finish.reason.value})"
+            pooled.finished = True
+            update.pooled[pooled.request_id] = pooled
+
     def drop(self, handles: Sequence[int]) -> None:
         """Forget sequences whose outputs nobody waits for any more."""
         for handle in handles:
             self._sequences.pop(handle, None)
+            self._pooled.pop(handle, None)
 
     def _take(self, handle: int, sequence: _Sequence, news: _News) -> bool:
         """Add the growth of a sequence. Whether it ended here and not yet in the engine."""

@@ -18,7 +18,7 @@ _log = logging.getLogger("quire.rendering")
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE_KEY = "tokenizer.chat_template"
-_CONTROL, _USER, _UNKNOWN = 3, 4, 2
+_NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -58,7 +58,7 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFile
     """
     header = read_gguf_parts(file)
     kind = header.string(_KEY + "model")
-    makers: dict[str, Callable[[GGUFHeader, list[str], list[int]], tokenizers.Tokenizer]] = {
+    makers: dict[str, Callable[[GGUFHeader, dict[str, int], list[int]], tokenizers.Tokenizer]] = {
         "gpt2": _byte_level,
         "llama": _sentence_piece,
     }
@@ -68,8 +68,8 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFile
             f"{file}: {_KEY}model {stated}; give the folder of the model's tokenizer with "
             "tokenizer (--tokenizer)"
         )
-    tokens, kinds = _tokens(header)
-    backend = makers[kind](header, tokens, kinds)
+    tokens, ids, kinds = _tokens(header)
+    backend = makers[kind](header, ids, kinds)
     _add_tokens(backend, tokens, kinds)
     named = _named_tokens(header, tokens)
     _add_marks(backend, header, named, adds_bos=kind == "llama")
@@ -89,12 +89,14 @@ def read_gguf_templates(file: Path) -> dict[str, str]:
     return templates if main is None else {**templates, "default": main}
 
 
-def _tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
-    """Token strings by id, and their types. Raises ConfigError unless each is there once."""
+def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
+    """Token strings by id, ids by token string in the same order, and types. Raises ConfigError
+    unless each token is there once."""
     tokens = header.array(_KEY + "tokens")
     if not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{header.file}: {_KEY}tokens is no list of texts; fetch the file again")
-    if len(set(tokens)) != len(tokens):
+    ids = {token: index for index, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
         raise ConfigError(f"{header.file}: {_KEY}tokens has {twice[:80]!r} twice")
@@ -103,12 +105,12 @@ def _tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
         raise ConfigError(
             f"{header.file}: {_KEY}token_type has {len(kinds)} entries for {len(tokens)} tokens"
         )
-    return tokens, kinds
+    return tokens, ids, kinds
 
 
 def _byte_level(
     header: GGUFHeader,
-    tokens: list[str],
+    ids: dict[str, int],
     kinds: list[int],  # noqa: ARG001  kinds of makers
 ) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -128,7 +130,6 @@ def _byte_level(
             f"{', '.join(_BYTE_LEVEL)}. Give the folder of the model's tokenizer with tokenizer "
             "(--tokenizer)"
         )
-    ids = {token: index for index, token in enumerate(tokens)}
     model = models.BPE(ids, _merges(header, ids), ignore_merges=name in _WHOLE_WORDS_FIRST)
     backend = Tokenizer(model)
     steps: list[Any] = [pre_tokenizers.Split(Regex(_BYTE_LEVEL[name]), "isolated")]
@@ -156,22 +157,22 @@ def _merges(header: GGUFHeader, ids: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _sentence_piece(
-    header: GGUFHeader, tokens: list[str], kinds: list[int]
+    header: GGUFHeader, ids: dict[str, int], kinds: list[int]
 ) -> tokenizers.Tokenizer:
     """SentencePiece's BPE: the best-scored piece that two neighbours make is made first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = header.array(_KEY + "scores") or []
-    if len(scores) != len(tokens) or not isinstance(scores[0], float):
+    if len(scores) != len(ids) or not isinstance(scores[0], float):
         raise ConfigError(
-            f"{header.file}: {_KEY}scores has {len(scores)} entries for {len(tokens)} tokens"
+            f"{header.file}: {_KEY}scores has {len(scores)} entries for {len(ids)} tokens"
         )
     unknown = next(
-        (token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None
+        (token for token, kind in zip(ids, kinds, strict=True) if kind == _UNKNOWN), None
     )
     model = models.BPE(
-        {token: index for index, token in enumerate(tokens)},
-        _merges_by_score(tokens, kinds, scores),
+        ids,
+        _merges_by_score(list(ids), kinds, scores),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=True,
@@ -193,15 +194,20 @@ def _merges_by_score(
     tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
     """Every way to cut a normal token into two tokens, by the score of the whole, best first."""
-    known = {token for token, kind in zip(tokens, kinds, strict=True) if kind == 1}
-    order = sorted(range(len(tokens)), key=lambda index: (-scores[index], index))
+    normal = [index for index, kind in enumerate(kinds) if kind == _NORMAL]
+    known = {tokens[index] for index in normal}
     merges: list[tuple[str, str]] = []
-    for index in order:
+    # Some vocabularies have a million cuts: this loop is most of the start of their models.
+    for index in sorted(normal, key=scores.__getitem__, reverse=True):
         token = tokens[index]
-        if kinds[index] != 1 or not 2 <= len(token) <= _MAX_PIECE_CHARS:
+        if len(token) > _MAX_PIECE_CHARS:
             continue
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        merges.extend(cut for cut in cuts if known.issuperset(cut))
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            if left in known:
+                right = token[cut:]
+                if right in known:
+                    merges.append((left, right))
     return merges
 
 

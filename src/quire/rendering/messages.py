@@ -185,7 +185,8 @@ def _with_reasoning_names(message: Message) -> Message:
     reasoning = next((value for value in given if value is not None), None)
     if reasoning is None:
         return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    named = {name: reasoning for name in REASONING_FIELDS if message.get(name) is None}
+    return {**message, **named, "reasoning_content": reasoning}
 
 
 def _base_value(kind: type, value: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from quire.protocol.outputs import RequestOutput
+from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
 
 __all__ = ["GenerationProgress"]
 
@@ -29,14 +29,15 @@ class GenerationProgress:
         if self._bar is not None:
             self._bar.update(count)
 
-    def update(self, requests: Iterable[RequestOutput]) -> None:
+    def update(self, requests: Iterable[RequestOutput | PoolingRequestOutput]) -> None:
         """Requests that one step changed."""
         if self._bar is None:
             return
         finished = [request for request in requests if request.finished]
         for request in finished:
             self._num_input += len(request.prompt_token_ids)
-            self._num_output += sum(len(output.token_ids) for output in request.outputs)
+            if isinstance(request, RequestOutput):
+                self._num_output += sum(len(output.token_ids) for output in request.outputs)
         if finished:
             elapsed = max(float(self._bar.format_dict["elapsed"]), 1e-9)
             self._bar.set_postfix_str(

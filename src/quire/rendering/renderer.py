@@ -42,7 +42,8 @@ class RenderedPrompt:
 
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
     embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
-    known how many tokens the prompt has; there are none then.
+    known how many tokens the prompt has; there are none then. prediction: token ids of the output
+    that the client expects.
     """
 
     token_ids: list[int]
@@ -50,6 +51,7 @@ class RenderedPrompt:
     salt: str = ""
     media: tuple[Media, ...] = ()
     embeds: object = None
+    prediction: tuple[int, ...] = ()
 
     @classmethod
     def of_embeds(cls, info: MediaInfo, handle: int) -> Self:
@@ -71,7 +73,8 @@ class RenderedPrompt:
             raise RequestError(
                 "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
             )
-        return RenderedPrompt(self.token_ids[-length:], salt=self.salt)
+        last = self.token_ids[-length:]
+        return RenderedPrompt(last, salt=self.salt, prediction=self.prediction)
 
 
 class Renderer:

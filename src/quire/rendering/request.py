@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from quire.protocol.beam_search import BeamRules, check_beam_bans, check_beam_sampling
+from quire.protocol.pooling_params import POOLED_PARAMS, PoolingParams
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams, check_bans, check_vocabulary
+from quire.protocol.step import IntArray
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -17,13 +19,17 @@ __all__ = ["RequestRenderer", "truncated"]
 SEED_MASK = 2**64 - 1
 
 
-def truncated(prompt: RenderedPrompt, params: SamplingParams, max_model_len: int) -> RenderedPrompt:
+def truncated(
+    prompt: RenderedPrompt, params: SamplingParams | PoolingParams, max_model_len: int
+) -> RenderedPrompt:
     """The prompt, cut to its last tokens as `params.truncate_prompt_tokens` asks."""
     length = params.truncate_prompt_tokens
     if length is None:
         return prompt
     if length == -1:
-        length = max_model_len - max(params.max_tokens or 1, params.min_tokens)
+        length = max_model_len
+        if isinstance(params, SamplingParams):
+            length -= max(params.max_tokens or 1, params.min_tokens)
     return prompt.last(length)
 
 
@@ -69,9 +75,6 @@ class RequestRenderer:
         check_bans(params, ending, vocab_size)
         if beams is not None:
             check_beam_bans(params, ending, vocab_size)
-        token_ids = np.array(prompt.token_ids, np.int32)
-        for span in (each.span for each in prompt.media):
-            token_ids[span.position : span.end] = vocab_size  # none that penalties could count
         structured = params.structured_outputs
         if structured is not None:
             params = replace(params, structured_outputs=None)
@@ -81,7 +84,7 @@ class RequestRenderer:
         return EngineRequest(
             request_id=request_id,
             first_handle=first_handle,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=self._token_ids(prompt),
             params=params,
             seed=seed & SEED_MASK,
             stop_token_ids=ending,
@@ -91,7 +94,35 @@ class RequestRenderer:
             max_tokens_is_default=max_tokens_is_default,
             media=prompt.media,
             grammar=None if structured is None else structured.spec,
+            prediction_token_ids=np.array(prompt.prediction, np.int32),
         )
+
+    def render_pooled(
+        self,
+        request_id: str,
+        handle: int,
+        prompt: RenderedPrompt,
+        params: PoolingParams,
+        arrival_time: float,
+    ) -> EngineRequest:
+        """A request for the vector of a prompt."""
+        return EngineRequest(
+            request_id=request_id,
+            first_handle=handle,
+            prompt_token_ids=self._token_ids(prompt),
+            params=POOLED_PARAMS,
+            seed=0,
+            arrival_time=arrival_time,
+            salt=prompt.salt,
+            media=prompt.media,
+            pooling=params.pooling,
+        )
+
+    def _token_ids(self, prompt: RenderedPrompt) -> IntArray:
+        token_ids = np.array(prompt.token_ids, np.int32)
+        for span in (each.span for each in prompt.media):  # none that penalties could count
+            token_ids[span.position : span.end] = self._renderer.vocab_size
+        return token_ids
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         own = frozenset(params.stop_token_ids or ())

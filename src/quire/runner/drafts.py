@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.protocol.step import IntArray, RowTokens
 from quire.runner.rows import RowTable, Slots
 
-__all__ = ["counts_of", "draw_in_turns"]
+__all__ = ["counts_of", "draw_in_turns", "keep_in_turns"]
 
 
 def draw_in_turns(
@@ -41,6 +42,32 @@ def draw_in_turns(
     counts[~lives] = 0
     token_ids = drawn[np.arange(drawn.shape[1]) < counts[:, None]]
     return RowTokens(slots[lives], counts[lives], token_ids)
+
+
+def keep_in_turns(
+    rows: RowTable, slots: Slots, see: Callable[[Slots, int], npt.NDArray[np.bool_]]
+) -> RowTokens:
+    """Look at each row of `slots` [N] as it is, then with its first draft, and so on to its last
+    one, for rows that draw nothing. The drafts that rows have taken: they keep them.
+
+    see: (indices into `slots` [M], turn) → bool [M], whether the row can go on: one that cannot
+        gives back the draft before this turn.
+    """
+    num_drafts = rows.num_drafts[slots]
+    kept = np.zeros(len(slots), np.int64)
+    index, turn = np.arange(len(slots)), 0
+    while len(index):
+        is_sound = see(index, turn)
+        if turn:
+            rows.num_tokens[slots[index[~is_sound]]] -= 1
+            kept[index[is_sound]] = turn
+        index, turn = index[is_sound & (num_drafts[index] > turn)], turn + 1
+        rows.keep_draft(slots[index])
+    rows.rewind(slots, num_drafts - kept)
+    firsts = rows.num_tokens[slots] - kept
+    places = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
+    of_token = np.repeat(slots, kept)
+    return RowTokens(slots, kept, rows.token_ids[of_token, np.repeat(firsts, kept) + places])
 
 
 def counts_of(drawn: RowTokens) -> IntArray | None:

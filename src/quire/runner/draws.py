@@ -21,7 +21,7 @@ from quire.protocol.step import (
 )
 from quire.runner.changes import Upload
 from quire.runner.device.state import DeviceState
-from quire.runner.drafts import draw_in_turns
+from quire.runner.drafts import draw_in_turns, keep_in_turns
 from quire.runner.halves import in_halves
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.late import RowMasks
@@ -57,14 +57,18 @@ class DrawnPiece:
 class Sampled:
     """What rows were given. All of them have taken their tokens.
 
-    pieces: drawn by kernels, so that the host learns the tokens later. drawn: by the host.
+    pieces: drawn by kernels, so that the host learns the tokens later. drawn: by the host. kept:
+    drafts that rows with candidates have taken.
     candidates, logprobs: by slot, of rows that the host has drawn for. failed: rows that have
     neither tokens nor candidates.
     """
 
     pieces: list[DrawnPiece] = field(default_factory=list[DrawnPiece])
     drawn: RowTokens = NOTHING_DRAWN
-    candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
+    kept: RowTokens = NOTHING_DRAWN
+    candidates: dict[int, tuple[TokenCandidates, ...]] = field(
+        default_factory=dict[int, tuple[TokenCandidates, ...]]
+    )
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(
         default_factory=dict[int, tuple[TokenLogprobs, ...]]
     )
@@ -216,13 +220,7 @@ class Draws:
     ) -> None:
         draws = self._sampling.num_candidates[slots] == 0
         if not draws.all():
-            given = slots[~draws]
-            allowed = None if masks is None else masks.by_slot(given, 0)
-            found = find_candidates(
-                logits, index[~draws], given, self._sampling, self._rows, allowed
-            )
-            result.candidates = found.candidates
-            result.failed += found.failed
+            self._find_candidates(logits, slots[~draws], index[~draws], masks, result)
             slots, index = slots[draws], index[draws]
 
         def draw(which: Slots, turn: int) -> IntArray:
@@ -231,6 +229,28 @@ class Draws:
             return self._draw(taken, slots[which], allowed, result)
 
         result.drawn = draw_in_turns(self._rows, slots, draw)
+
+    def _find_candidates(
+        self,
+        logits: torch.Tensor,
+        slots: Slots,
+        index: Slots,
+        masks: RowMasks | None,
+        result: Sampled,
+    ) -> None:
+        def see(which: Slots, turn: int) -> npt.NDArray[np.bool_]:
+            these = slots[which]
+            allowed = None if masks is None else masks.by_slot(these, turn)
+            found = find_candidates(
+                logits, index[which] + turn, these, self._sampling, self._rows, allowed
+            )
+            for slot, entry in found.candidates.items():
+                result.candidates[slot] = (*result.candidates.get(slot, ()), entry)
+            if not turn:  # later a guess was at fault, which costs no request
+                result.failed += found.failed
+            return np.isin(these, list(found.candidates))
+
+        result.kept = keep_in_turns(self._rows, slots, see)
 
     def _draw(
         self,

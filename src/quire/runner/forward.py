@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from quire.attention import StepInputs
@@ -17,6 +16,7 @@ from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
 from quire.runner.media import MediaStore
+from quire.runner.pooling import PoolPiece, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import prompt_logprobs
 
@@ -32,7 +32,8 @@ class Forward:
     slots: rows that sample [N]; logits [L, V] in pieces. first_logits: [N], where in them those of
     each row begin: one for its next token, and one for the token after each of its drafts.
     unfinished: slots [U] in the middle of a
-    prompt, with whether the hidden state of each is finite, bool [U] on the device.
+    prompt, with whether the hidden state of each is finite, bool [U] on the device. pooled: pieces
+    of rows that pool, with their hidden states float32 [N, E] on the device.
     """
 
     slots: list[int] = field(default_factory=list[int])
@@ -43,6 +44,9 @@ class Forward:
     unfinished: list[tuple[Slots, torch.Tensor]] = field(
         default_factory=list[tuple[Slots, torch.Tensor]]
     )
+    pooled: list[tuple[PoolPiece, torch.Tensor]] = field(
+        default_factory=list[tuple[PoolPiece, torch.Tensor]]
+    )
 
     def extend(self, other: Forward) -> None:
         num_logits = sum(len(piece) for piece in self.logits)
@@ -52,6 +56,7 @@ class Forward:
         self.prompt_logprobs.update(other.prompt_logprobs)
         self.failed += other.failed
         self.unfinished += other.unfinished
+        self.pooled += other.pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,9 @@ class ForwardPass:
     def _compute(self, rows: ScheduledRows) -> Forward:
         inputs = self._on_axes(self._build(rows), rows)
         asking = self._asking_for_prompt_logprobs(rows)
-        counts = 1 + rows.num_drafts  # of tokens whose hidden states are read
-        wanted = self._upload(_last_tokens(rows)) if rows.num_drafts.any() else inputs.last_token
+        places, counts, pools = wanted_tokens(self._rows, rows)
+        is_one_each = not pools and not rows.num_drafts.any()
+        wanted = inputs.last_token if is_one_each else self._upload(places)
         step = replace(
             inputs.step,
             wanted_tokens=None if asking else wanted,
@@ -138,13 +144,31 @@ class ForwardPass:
                 result.logits.append(
                     self._model.logits(last[self._upload(np.flatnonzero(samples))])
                 )
-            others = self._upload(np.flatnonzero(~samples))
-            is_finite = torch.isfinite(last[others]).all(dim=1)
-            result.unfinished.append((rows.slots[~rows.samples], is_finite))
+            self._note_others(last, rows, counts, pools, result)
         for each in asking:
             found = self._prompt_logprobs_of(hidden, each)
             result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
         return result
+
+    def _note_others(
+        self,
+        last: torch.Tensor,
+        rows: ScheduledRows,
+        counts: Slots,
+        pools: list[PoolPiece],
+        result: Forward,
+    ) -> None:
+        """Rows that do not sample: in the middle of a prompt, or pooling. last: hidden states
+        [W, E], `counts` [R] of each row."""
+        for piece in pools:
+            states = last[piece.first : piece.first + len(piece.positions)].float()
+            result.pooled.append((piece, states))
+        are_others = ~rows.samples & ~np.isin(rows.slots, [piece.slot for piece in pools])
+        if not are_others.any():
+            return
+        others = self._upload(np.flatnonzero(np.repeat(are_others, counts)))
+        is_finite = torch.isfinite(last[others]).all(dim=1)
+        result.unfinished.append((rows.slots[are_others], is_finite))
 
     def _on_axes(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
         """The inputs with positions on three axes, if some rows compute tokens that have such."""
@@ -183,11 +207,3 @@ class ForwardPass:
             part = slice(offset, offset + PROMPT_LOGPROB_ROWS)
             entries += prompt_logprobs(self._model.logits(before[part]), targets[part], piece.k)
         return tuple(entries)
-
-
-def _last_tokens(rows: ScheduledRows) -> npt.NDArray[np.int64]:
-    """Where in the batch the last certain token of each row stands, and its drafts after it."""
-    counts = 1 + rows.num_drafts
-    ends = np.cumsum(rows.num_tokens)
-    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)
-    return places + np.repeat(ends, counts)

@@ -17,6 +17,7 @@ from quire.runner.graphs.decode import Decoded, DecodeSteps
 from quire.runner.halves import in_order_of_writing
 from quire.runner.late import LateInputs, RowMasks
 from quire.runner.pending import DrawnStep, PendingStep
+from quire.runner.pooling import VectorPools
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.runner.running_step import HostPart, RunningStep, Tenancy
 from quire.sampling import NO_TOKEN
@@ -58,6 +59,7 @@ class Runner:
         self._state = state
         self._tenancy = Tenancy(len(rows.num_tokens))
         self._in_flight: deque[RunningStep] = deque()
+        self._pools = VectorPools()
         self._drawn_slots: Slots | None = None  # of the last step, if a graph drew for all rows
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -88,7 +90,9 @@ class Runner:
             host = HostPart(failed=self._apply(plan))
             rows = self._scheduled(plan)
             before = self._in_flight[-1] if self._in_flight else None
-            step = RunningStep(plan.step_id, before, self._tenancy, self._draws.failures, host)
+            step = RunningStep(
+                plan.step_id, before, self._tenancy, self._draws.failures, host, self._pools
+            )
             decoded = None
             if replays and len(rows.slots) and not self._rows.reads_media(rows):
                 positions = self._rows.num_tokens[rows.slots]
@@ -227,10 +231,11 @@ class Runner:
         self._rows.failed[[failure.slot for failure in given.failed]] = True
         if self._state is not None:
             self._state.note_drawn(given.drawn)
+            self._state.note_drawn(given.kept)
         drawn = self._count_drawn([piece.slots for piece in given.pieces])
         logprobs = [piece.logprobs for piece in given.pieces]
         tensors = [piece.token_ids for piece in given.pieces]
-        tensors += [tensor for _, tensor in forward.unfinished]
+        tensors += [tensor for _, tensor in (*forward.unfinished, *forward.pooled)]
         for each in logprobs:
             tensors += () if each is None else each.tensors
         step.expect(
@@ -238,6 +243,7 @@ class Runner:
             [slots for slots, _ in forward.unfinished],
             self._queue.copy_out(tensors) if tensors else None,
             logprobs,
+            [piece for piece, _ in forward.pooled],
         )
         return np.concatenate([np.zeros(0, np.int64), *(piece.slots for piece in given.pieces)])
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
+from quire.protocol.pooling_params import Pooling, reads_whole_prompt
 from quire.protocol.step import EnterRow, ExtendPrompt, IntArray, MediaSpan, StepPlan
 
 __all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots", "places_in_rows"]
@@ -27,7 +28,8 @@ class ScheduledRows:
     """Rows that compute in a step. slots, num_computed (before the step), num_tokens, num_drafts
     (the last ones of these tokens, to be verified): int64 [R].
 
-    samples: bool [R], rows whose computed count reaches their total with this step.
+    samples: bool [R], rows whose computed count reaches their total with this step, but for those
+    that pool.
     """
 
     slots: Slots
@@ -58,7 +60,7 @@ class RowTable:
     [slots]. The drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
-    media: of rows that have embeddings in their prompts, where.
+    media: of rows that have embeddings in their prompts, where. pooling: of rows that pool, how.
     position_offset: int64 [slots], what is added to the index of a token after all media for its
         position.
     """
@@ -90,6 +92,7 @@ class RowTable:
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
         self.media: dict[int, tuple[MediaSpan, ...]] = {}
+        self.pooling: dict[int, Pooling] = {}
         self.read_state = np.arange(max_num_seqs)
         self.write_state = self.read_state + max_num_seqs
 
@@ -99,6 +102,9 @@ class RowTable:
         if self.media:
             for slot in plan.leave.tolist():
                 self.media.pop(slot, None)
+        if self.pooling:
+            for slot in plan.leave.tolist():
+                self.pooling.pop(slot, None)
         for row in plan.enter:
             self._enter(row)
         for piece in plan.extend:
@@ -165,12 +171,24 @@ class RowTable:
         for table, blocks in zip(self.tables, row.block_tables, strict=True):
             table[slot, : len(blocks)] = blocks
         self._set_media(slot, row.media)
+        self._set_pooling(row)
         self.position_offset[slot] = sum(map(self._offset_after, row.media))
 
     def _set_media(self, slot: int, media: tuple[MediaSpan, ...]) -> None:
         self.media.pop(slot, None)
         if media:
             self.media[slot] = media
+
+    def _set_pooling(self, row: EnterRow) -> None:
+        self.pooling.pop(row.slot, None)
+        if row.pooling is None:
+            return
+        if row.num_computed_tokens and reads_whole_prompt(row.pooling):
+            raise EngineError(
+                f"the plan enters slot {row.slot}, which pools its whole prompt ({row.pooling}), "
+                f"after its first {row.num_computed_tokens} tokens"
+            )
+        self.pooling[row.slot] = row.pooling
 
     def _offset_after(self, span: MediaSpan) -> int:
         """What media add to the offset of the text after them."""
@@ -229,6 +247,8 @@ class RowTable:
                 f"of slot {bad}, which has {int(self.num_tokens[bad])}"
             )
         samples = end == self.num_tokens[slots]
+        if self.pooling:
+            samples &= ~np.isin(slots, list(self.pooling))
         if (drafts[~samples] > 0).any():
             raise EngineError("the plan has drafts for a row that does not reach its last token")
         return ScheduledRows(slots, computed, tokens + drafts, drafts, samples)
@@ -275,6 +295,10 @@ class RowTable:
     def accepts(self, slots: Slots, token_ids: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows [N] that have drafts left drew what the next one says; before `append`."""
         return self.token_ids[slots, self.num_tokens[slots]] == token_ids
+
+    def keep_draft(self, slots: Slots) -> None:
+        """The next tokens of rows `slots` [N] are their next drafts."""
+        self.num_tokens[slots] += 1
 
     def append(self, slots: Slots, token_ids: IntArray) -> None:
         """The next tokens of rows `slots` [N] are `token_ids` [N]."""

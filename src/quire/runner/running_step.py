@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.step import (
+    FloatArray,
     PromptLogprobs,
     RowFailure,
     RowTokens,
@@ -20,6 +21,7 @@ from quire.runner.device.queue import Receipt
 from quire.runner.drafts import counts_of
 from quire.runner.draws import Sampled
 from quire.runner.forward import NOT_FINITE
+from quire.runner.pooling import PoolPiece, VectorPools
 from quire.runner.rows import RowTable, Slots
 from quire.sampling import NO_TOKEN, DeviceLogprobs
 
@@ -85,13 +87,16 @@ class RunningStep:
         tenancy: Tenancy,
         failures: Failures,
         host: HostPart,
+        pools: VectorPools,
     ) -> None:
-        """before: the step launched before, if its result is not there yet."""
+        """before: the step launched before, if its result is not there yet. pools: of all steps."""
         self._step_id = step_id
         self._before = before
         self._tenancy = tenancy
         self._failures = failures
         self._host = host
+        self._pools = pools
+        self._pooled: list[tuple[PoolPiece, _OnDevice]] = []
         self._drawn: list[_OnDevice] = []
         self._unfinished: list[_OnDevice] = []
         self._logprobs: Sequence[DeviceLogprobs | None] = ()
@@ -107,13 +112,17 @@ class RunningStep:
         unfinished: list[Slots],
         receipt: Receipt | None,
         logprobs: Sequence[DeviceLogprobs | None] = (),
+        pooled: Sequence[PoolPiece] = (),
     ) -> None:
         """What the device will bring: for each (slots, positions) drawn the token ids, then for
-        each slots in the middle of a prompt whether they are sound, then the tensors of the
-        log-probabilities of each that was drawn."""
+        each slots in the middle of a prompt whether they are sound, then the hidden states of each
+        row that pools, then the tensors of the log-probabilities of each that was drawn."""
         numbers = self._tenancy.of
         self._drawn = [_OnDevice(slots, numbers(slots), at) for slots, at in drawn]
         self._unfinished = [_OnDevice(slots, numbers(slots), slots) for slots in unfinished]
+        for piece in pooled:
+            slots = np.array([piece.slot])
+            self._pooled.append((piece, _OnDevice(slots, numbers(slots), slots)))
         self._receipt = receipt
         self._logprobs = logprobs
 
@@ -168,11 +177,14 @@ class RunningStep:
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
             self._settled_tokens.append(tokens)
         first, last = len(self._drawn), len(self._drawn) + len(self._unfinished)
-        logprobs = {**given.logprobs, **self._read_logprobs(live_tokens, arrays[last:])}
+        of_pools = arrays[last : last + len(self._pooled)]
+        rest = arrays[last + len(self._pooled) :]
+        logprobs = {**given.logprobs, **self._read_logprobs(live_tokens, rest)}
         for rows, is_sound in zip(self._unfinished, arrays[first:last], strict=True):
             broken = ~is_sound & ~self._tenancy.has_failed(rows.slots, rows.numbers)
             failed += [RowFailure(slot, NOT_FINITE) for slot in rows.slots[broken].tolist()]
             self._tenancy.fail(rows.slots[broken], rows.numbers[broken])
+        vectors = self._pool(of_pools, failed)
         drawn = RowTokens(np.concatenate(slots), np.concatenate(counts), np.concatenate(token_ids))
         return StepResult(
             step_id=self._step_id,
@@ -183,7 +195,25 @@ class RunningStep:
             logprobs=logprobs,
             prompt_logprobs=host.prompt_logprobs,
             failed=tuple(failed),
+            vectors=vectors,
         )
+
+    def _pool(
+        self, arrays: Sequence[np.ndarray], failed: list[RowFailure]
+    ) -> dict[int, FloatArray]:
+        """Vectors of prompts that are complete, by slot. arrays: of each piece."""
+        vectors: dict[int, FloatArray] = {}
+        for (piece, row), hidden in zip(self._pooled, arrays, strict=True):
+            if self._tenancy.has_failed(row.slots, row.numbers).any():
+                continue
+            if not np.isfinite(hidden).all():
+                self._tenancy.fail(row.slots, row.numbers)
+                failed.append(RowFailure(piece.slot, NOT_FINITE))
+                continue
+            vector = self._pools.take(piece, hidden)
+            if vector is not None:
+                vectors[piece.slot] = vector
+        return vectors
 
     def _read_logprobs(
         self, live_tokens: Sequence[npt.NDArray[np.int32]], arrays: Sequence[np.ndarray]
@@ -205,7 +235,7 @@ class RunningStep:
             is_there = self._tenancy.of(each.slots) == each.numbers
             slots, places = each.slots[is_there], each.positions[is_there]
             rows.token_ids[slots, places] = tokens[is_there]
-        for each in (*self._drawn, *self._unfinished):
+        for each in (*self._drawn, *self._unfinished, *(row for _, row in self._pooled)):
             is_there = self._tenancy.of(each.slots) == each.numbers
             is_broken = is_there & self._tenancy.has_failed(each.slots, each.numbers)
             rows.failed[each.slots[is_broken]] = True

@@ -67,7 +67,7 @@ class _Law:
 
 
 def _laws(values: LogitArray, rows: IdArray, slots: IdArray, state: SamplingState) -> list[_Law]:
-    """What needs a look at whole rows, for all of them."""
+    """Compute what needs a pass over whole rows, for all of them."""
     temperatures = state.temperature[slots]
     temperatures = np.where(temperatures < GREEDY_TEMPERATURE, 1.0, temperatures).tolist()
     scratch = np.empty(min(values.shape[1], NUM_IN_CACHE), np.float32)
@@ -93,7 +93,7 @@ def _candidates_of(
     history: TokenHistory,
     mask: MaskArray | None,
 ) -> TokenCandidates:
-    """Of one row. Tokens of equal score stand in the order of their ids."""
+    """Return the candidates of one row. Tokens of equal score stand in the order of their ids."""
     logits, edits = law.logits, state.edits.get(slot)
     if not math.isfinite(law.normalizer):
         position = len(history.prompt_ids(slot)) + len(history.output_ids(slot))

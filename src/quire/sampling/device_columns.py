@@ -16,14 +16,14 @@ __all__ = ["DeviceColumns"]
 Words = npt.NDArray[np.int32]
 
 _WORDS = 2
-"""Of 32 bits in each value."""
+"""Words of 32 bits in each value."""
 
 _NAMES = ("temperature", "top_p", "min_p", "top_k", "seed", "sample_index")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceColumns:
-    """What the operation `draw` reads, by slot: [num_slots] each, all on one device.
+    """Inputs of the operation `draw`, by slot: [num_slots] each, all on one device.
 
     temperature (0 for greedy rows), top_p, min_p: float64. top_k, seed (64 bits), sample_index:
     int64. They are views of one region of int32 words, in this order, so that a runner can keep
@@ -67,7 +67,7 @@ class DeviceColumns:
 
     @staticmethod
     def updates(state: SamplingState, slot: int) -> tuple[npt.NDArray[np.int64], Words]:
-        """What a slot's values are now: (word index within the region, value) pairs, [12] each.
+        """Return a slot's current values: (word index within the region, value) pairs, [12] each.
         After `enter` and `fork` of the slot, the region must hold them; after `leave` nothing reads
         it."""
         num_slots = len(state.occupied)

@@ -1,4 +1,4 @@
-"""What requests change in their logits, as the operation `edit_logits` takes it."""
+"""Changes of requests to their logits, in the form of the operation `edit_logits`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _arrays(rows: Sequence[RowEdits]) -> list[np.ndarray]:
 
 
 def _bans(rows: Sequence[RowEdits]) -> tuple[list[list[tuple[int, int, int, int]]], list[int]]:
-    """Of each row (token, minimum, first, length), and the words that `first` counts in."""
+    """Return (token, minimum, first, length) of each row's bans, and the words that `first`
+    indexes."""
     bans: list[list[tuple[int, int, int, int]]] = []
     words: list[int] = []
     for row in rows:

@@ -52,8 +52,8 @@ class DeviceLogprobs:
     def by_slot(
         self, token_ids: npt.NDArray[np.int32], values: Sequence[np.ndarray]
     ) -> dict[int, TokenLogprobs]:
-        """As the host's sampler gives them. token_ids: of all N rows; negative ones have none.
-        values: of `tensors`, once they have come to the host."""
+        """Return log-probabilities by slot, in the form of the host's sampler. token_ids: of all N
+        rows; negative ones have none. values: of `tensors`, once they have come to the host."""
         logprobs, ranks, top_ids, top_logprobs = values
         found: dict[int, TokenLogprobs] = {}
         for i, token_id in enumerate(token_ids[self.asked].tolist()):
@@ -102,7 +102,7 @@ class DeviceExtras:
         self._upload = upload
 
     def serves(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Of each row [N], whether `sample` draws for it."""
+        """Return for each row [N] whether `sample` draws for it."""
         state = self._state
         served = state.num_candidates[slots] == 0
         asked = state.num_logprobs[slots]
@@ -121,8 +121,9 @@ class DeviceExtras:
         rows: torch.Tensor | None = None,
         masks: tuple[MaskArray, npt.NDArray[np.int64]] | None = None,
     ) -> ExtraSample:
-        """As `DeviceSampler.sample`. host_slots: the slots once more, on the host [N]. masks: of
-        allowed tokens [M, ceil(V / 32)], and which of them holds in each row [N], -1 for none."""
+        """Sample like `DeviceSampler.sample`. host_slots: a copy of the slots on the host [N].
+        masks: of allowed tokens [M, ceil(V / 32)], and each row's index into them [N], -1 for
+        none."""
         if rows is None:
             rows = torch.arange(len(host_slots), device=logits.device)
         token_ids = self._sampler.sample(logits, slots, positions, rows).token_ids

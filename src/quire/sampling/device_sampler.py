@@ -1,4 +1,4 @@
-"""From logits to tokens on the device, without the host in between."""
+"""Draws tokens from logits on the device, without the host in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DeviceSample", "DeviceSampler"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """What was drawn. token_ids: int32 [N] on the device, NO_TOKEN (-1) in rows that failed."""
+    """Drawn tokens. token_ids: int32 [N] on the device, NO_TOKEN (-1) in rows that failed."""
 
     token_ids: torch.Tensor
 
@@ -39,7 +39,7 @@ class DeviceSampler:
         self._identity = torch.arange(2 * len(state.occupied), device=columns.seed.device)
 
     def is_graphable(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all that these rows ask is computed by `sample` alone."""
+        """Return whether `sample` alone computes everything that these rows ask for."""
         return self._state.is_plain(slots)
 
     def sample(

@@ -1,4 +1,4 @@
-"""What a request changes in its logits before they become a law.
+"""Changes of a request to its logits, before they become a distribution.
 
 Order: user's logits processors → logit_bias → bans (allowed_token_ids, bad_words, min_tokens) →
 penalties → grammar mask. A banned token has the logit -inf.
@@ -54,11 +54,11 @@ NO_EDITS = RowEdits(
     0,
     0,
 )
-"""Of a row that changes nothing."""
+"""Edits of a row that changes nothing."""
 
 
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
-    """What `params` changes in logits; None when that is nothing.
+    """Return the changes that `params` makes to logits; None if there are none.
 
     stop_token_ids: those that end the sequence, beside `params.stop_token_ids`.
     """
@@ -152,7 +152,8 @@ def _ban(row: LogitArray, edits: RowEdits, output_ids: IntArray) -> None:
 
 
 def _ends_with(output_ids: IntArray, tokens: Sequence[int]) -> bool:
-    """Whether the output, without the prompt, ends with `tokens`; so it does with none."""
+    """Return whether the output, without the prompt, ends with `tokens`; true if `tokens` is
+    empty."""
     if not tokens:
         return True
     return output_ids.size >= len(tokens) and output_ids[-len(tokens) :].tolist() == list(tokens)

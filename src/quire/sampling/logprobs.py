@@ -46,8 +46,9 @@ def logprobs_of(
     normalizer: float | None = None,
     best: IdArray | None = None,
 ) -> tuple[TokenLogprobs, ...]:
-    """Of each of several tokens that may be at one position; row and k as in `token_logprobs`.
-    normalizer: `log_sum_exp` of the row, and best: its best ids in order, if they are known."""
+    """Return the log-probabilities of several possible tokens at one position; row and k as in
+    `token_logprobs`. normalizer: `log_sum_exp` of the row, and best: its best ids in order, if they
+    are known."""
     if normalizer is None:
         normalizer = log_sum_exp(row)
     num_listed = row.size if k < 0 else k
@@ -99,8 +100,9 @@ def prompt_logprobs(
 
 
 def log_sum_exp(row: LogitArray, scratch: LogitArray | None = None) -> float:
-    """Of logits [V] whose largest is finite, in float64; NaN if it is not. scratch: memory [S] to
-    be written over. The row is worked on in pieces of S, so that they stay near the processor."""
+    """Compute the log of the sum of exponentials of logits [V] whose largest is finite, in float64;
+    NaN if it is not. scratch: memory [S] to overwrite. The row is read in pieces of S, which stay
+    in cache."""
     if scratch is None:
         scratch = np.empty(min(row.size, NUM_IN_CACHE), np.float32)
     largest, total = row.max(), 0.0

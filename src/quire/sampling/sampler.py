@@ -1,4 +1,4 @@
-"""From logits to tokens: one token per row, whatever the other rows are."""
+"""Draws tokens from logits: one token per row, whatever the other rows are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 NO_TOKEN = -1
 
 BANNED = -2
-"""Where a device draws: a row has no token because its request bans them all."""
+"""Token of a row on a device whose request bans all tokens."""
 
 Draw = Callable[..., torch.Tensor]
 
@@ -52,7 +52,7 @@ class TokenHistory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """What was drawn.
+    """Result of a draw.
 
     token_ids: int32 [N]; NO_TOKEN (-1) in rows that failed, which must not be read on.
     logprobs: by slot, for rows that asked. failed: a sentence for each row that has no token.
@@ -70,7 +70,7 @@ def check_finite(largest: float, position: int) -> None:
 
 
 def not_finite(position: int, what: str = "") -> str:
-    """What to tell of a row whose logits for an absolute position are no numbers."""
+    """Return the message for a row whose logits for an absolute position are not finite."""
     return f"the model's logits for position {position} are not finite{what}. {NOT_FINITE_ADVICE}"
 
 
@@ -183,7 +183,7 @@ class Sampler:
     def _read_logprobs(
         self, rows: npt.NDArray[np.float32], batch: _Batch
     ) -> dict[int, TokenLogprobs]:
-        """By slot; of the raw logits, not of the edited ones."""
+        """Return log-probabilities by slot, from the raw logits, not the edited ones."""
         live = batch.live()
         asked = live[self._state.num_logprobs[batch.slots[live]] != NO_LOGPROBS]
         found: dict[int, TokenLogprobs] = {}

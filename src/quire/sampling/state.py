@@ -116,8 +116,8 @@ class SamplingState:
         self.edits.pop(slot, None)
 
     def is_plain(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all that these rows ask is to draw: no edits of logits, no masks, no
-        log-probabilities, no candidates."""
+        """Return whether these rows only draw: no edits of logits, no masks, no log-probabilities,
+        no candidates."""
         plain = ~(self.edited[slots] | self.masked[slots])
         plain &= self.num_logprobs[slots] == NO_LOGPROBS
         return bool((plain & (self.num_candidates[slots] == 0)).all())
@@ -125,8 +125,8 @@ class SamplingState:
     def draw_parameters(
         self, slots: npt.NDArray[np.integer[Any]]
     ) -> tuple[npt.NDArray[np.generic], ...]:
-        """Of rows `slots` [R], as `ops.sampling.draw` takes them: temperature, top_k, top_p, min_p,
-        seeds and sample indices, [R] each; temperature 0 in greedy rows."""
+        """Return the inputs of `ops.sampling.draw` for rows `slots` [R]: temperature, top_k, top_p,
+        min_p, seeds and sample indices, [R] each; temperature 0 in greedy rows."""
         return (
             np.where(self.greedy[slots], 0.0, self.temperature[slots]),
             self.top_k[slots],
@@ -155,4 +155,4 @@ class SamplingState:
 
 
 _EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0, False)
-"""What `_columns` hold in a free slot, in their order."""
+"""Values of `_columns` in a free slot, in their order."""

@@ -9,13 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import KVManager
+from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, no_ints
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
+from quire.speculation import Acceptance, DraftMethods, DraftPolicy
+from quire.speculation.step_times import StepTimes
 
-__all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "Drafts"]
+__all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "DraftTotals", "Drafts"]
 
 Slots = npt.NDArray[np.int64]
+
+FEWEST_DRAFTS = 16
+"""Drafts that a step may have whatever `max_num_seqs` is; more of them only instead of sequences,
+since memory is planned for the logits of so many."""
 
 
 def _no_slots() -> Slots:
@@ -48,6 +55,50 @@ class ChosenDrafts:
 NO_DRAFTS = ChosenDrafts()
 
 
+class MethodProposer:
+    """A `DraftProposer`: each sequence has a drafter by its request and the engine's settings."""
+
+    def __init__(self, methods: DraftMethods, vocab_size: int) -> None:
+        self._methods = methods
+        self._vocab_size = vocab_size
+
+    def propose(
+        self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
+    ) -> IntArray:
+        """See `DraftProposer`. Nothing after a token that may end the sequence is guessed."""
+        request = sequence.group.request
+        if sequence.drafter is None:
+            sequence.drafter = self._methods.drafter(request)
+        most = min(max_drafts, self._methods.num_drafts)
+        drafts = sequence.drafter.propose(known, num_in_flight, most)
+        for i, token in enumerate(drafts):
+            if not 0 <= token < self._vocab_size:
+                return np.array(drafts[:i], np.int32)
+            if token in request.stop_token_ids:
+                return np.array(drafts[: i + 1], np.int32)
+        return np.array(drafts, np.int32)
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Since the engine started. rows: that had drafts in a step. drafts: of these rows. accepted:
+    of these drafts. accepted_at: by place of a draft among those of its row."""
+
+    rows: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list[int])
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """A row had so many drafts, and the first so many were right."""
+        self.rows += 1
+        self.drafts += num_drafts
+        self.accepted += num_accepted
+        self.accepted_at += [0] * (num_accepted - len(self.accepted_at))
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
+
+
 class Drafts:
     """Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits
     for a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so
@@ -59,24 +110,64 @@ class Drafts:
         kv: KVManager,
         proposer: DraftProposer | None,
         max_num_batched_tokens: int,
+        methods: DraftMethods | None = None,
+        vocab_size: int = 2**31,
     ) -> None:
+        """proposer: whose drafts are all verified. methods: without a proposer, by which drafts are
+        made; a policy says how many of them are verified. vocab_size: ids from there on are no
+        drafts."""
         self._table = table
         self._kv = kv
         self._proposer = proposer if kv.states is None else None
         self._max_tokens = max_num_batched_tokens
+        self._methods = methods if kv.states is None and proposer is None else None
+        self._vocab_size = vocab_size
+        self._times = StepTimes()
+        self._policy: DraftPolicy | None = None
+        self.totals = DraftTotals()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def note(self, request: EngineRequest) -> None:
+        """A request comes. Before the first one that drafts are made for, a step pays nothing."""
+        if self._policy is None and self._methods is not None and self._methods.serves(request):
+            self._proposer = MethodProposer(self._methods, self._vocab_size)
+            self._policy = DraftPolicy(self._times)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence ends, and still has its tokens."""
+        if self._policy is None or self._methods is None:
+            return
+        is_here = sequence.slot >= 0
+        tokens = self._table.known_tokens(sequence.slot) if is_here else sequence.token_ids
+        request = sequence.group.request
+        self._methods.ended(request, tokens[len(request.prompt_token_ids) :].tolist())
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def await_results(self) -> bool:
+        """Whether the next step should be planned when the results in flight are there. Drafts that
+        follow tokens which nobody knows yet are mostly wrong, and so are those after drafts."""
+        policy, table = self._policy, self._table
+        if policy is None:
+            return False
+        if (table.num_drafted[table.live] > 0).any():
+            return True
+        slots = (table.todo() == 1).nonzero()[0]
+        tokens = np.ones(len(slots), np.int64)
+        return bool(self._verified_of(policy, slots, tokens, self._may_draft(slots, tokens)))
 
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
         """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
         for all of them."""
-        if self._proposer is None:
+        if self._proposer is None or not len(slots):
             return NO_DRAFTS
-        left = self._max_tokens - int(tokens.sum())
-        found: dict[int, IntArray] = {}
-        for slot in slots[self._may_draft(slots, tokens)].tolist():
-            guess = self._propose(self._proposer, slot, left)
-            if len(guess):
-                found[slot] = guess
-                left -= len(guess)
+        may_draft = self._may_draft(slots, tokens)
+        if self._policy is None:
+            found = self._guesses(slots, tokens, may_draft)
+        else:
+            is_known = self._table.num_known[slots] == self._table.num_total[slots]
+            found = self._verified_of(self._policy, slots, tokens, may_draft & is_known)
         if not found:
             return NO_DRAFTS
         chosen = ChosenDrafts(
@@ -85,6 +176,90 @@ class Drafts:
             np.concatenate(list(found.values())).astype(np.int32),
         )
         return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
+
+    def planned(self, now: float, tokens: Slots, drafts: ChosenDrafts) -> None:
+        """A step is planned whose rows compute `tokens` [R] beside these drafts."""
+        if self._policy is not None:
+            num_tokens = int(tokens.sum()) + len(drafts.token_ids)
+            is_decode = len(tokens) > 0 and int(tokens.max()) == 1
+            self._times.planned(now, num_tokens, is_drafted=len(drafts.slots) > 0, counts=is_decode)
+
+    def idle(self) -> None:
+        """Nothing can be planned now."""
+        self._times.idle()
+
+    def applied(self) -> None:
+        """The result of the oldest step in flight was applied."""
+        if self._policy is not None:
+            self._times.applied()
+            if not self._table.live.any():
+                self._times.idle()
+
+    def lost(self) -> None:
+        """The steps in flight have no results."""
+        self._times.lost()
+
+    def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
+        """Of the `drafted` [R] tokens of `slots` [R], `accepted` were right."""
+        rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
+        for slot, num_drafts, num_accepted in rows:
+            self.totals.count(num_drafts, num_accepted)
+            if self._policy is not None:
+                sequence = self._table.at(slot)
+                if sequence.acceptance is not None:
+                    sequence.acceptance.verified(num_drafts, num_accepted)
+
+    # --- what a step verifies -------------------------------------------------------------------
+
+    def _verified_of(
+        self,
+        policy: DraftPolicy,
+        slots: Slots,
+        tokens: Slots,
+        may_draft: npt.NDArray[np.bool_],
+    ) -> dict[int, IntArray]:
+        """By slot, what the policy takes of the guesses."""
+        found = self._guesses(slots, tokens, may_draft)
+        if not found:
+            return {}
+        records = [self._acceptance(slot) for slot in found]
+        counts = policy.counts(
+            int(tokens.sum()),
+            [record.chance for record in records],
+            [len(guess) for guess in found.values()],
+            self._room(slots, tokens),
+        )
+        for record, count in zip(records, counts, strict=True):
+            if not count:
+                record.skipped()
+        pairs = zip(found.items(), counts, strict=True)
+        return {slot: guess[:count] for (slot, guess), count in pairs if count}
+
+    def _acceptance(self, slot: int) -> Acceptance:
+        sequence = self._table.at(slot)
+        if sequence.acceptance is None:
+            sequence.acceptance = Acceptance()
+        return sequence.acceptance
+
+    def _room(self, slots: Slots, tokens: Slots) -> int:
+        """Drafts that a step may have in all."""
+        most = max(len(self._table.live) - len(slots), FEWEST_DRAFTS)
+        return min(self._max_tokens - int(tokens.sum()), most)
+
+    def _guesses(
+        self, slots: Slots, tokens: Slots, may_draft: npt.NDArray[np.bool_]
+    ) -> dict[int, IntArray]:
+        """Guesses by slot, of those that may have some. Without a policy they share what room there
+        is."""
+        assert self._proposer is not None
+        left = self._room(slots, tokens)
+        found: dict[int, IntArray] = {}
+        for slot in slots[may_draft].tolist():
+            guess = self._propose(self._proposer, slot, left)
+            if len(guess):
+                found[slot] = guess
+                left -= 0 if self._policy is not None else len(guess)
+        return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
         """Which rows reach their last token, draw the next, and have no others branch off."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,14 @@ from quire.kv_cache import NO_EXTRAS, BlockExtras
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams.intake import new_beam_group
-from quire.scheduler.constraints.tails import TokenCheck
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
-__all__ = ["RequestIntake"]
+__all__ = ["RequestIntake", "Watches"]
+
+Watches = Callable[[EngineRequest], bool]
+"""Whether verdicts decide what the client of a request gets."""
 
 
 class RequestIntake:
@@ -28,12 +31,12 @@ class RequestIntake:
         state: SchedulerState,
         lifecycle: Lifecycle,
         feasibility: Feasibility,
-        check: TokenCheck | None,
+        watches: Watches | None,
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._feasibility = feasibility
-        self._check = check
+        self._watches = watches
         self._num_groups = 0
 
     def add(self, request: EngineRequest) -> list[int]:
@@ -53,13 +56,13 @@ class RequestIntake:
         extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
-        is_checked = (
-            self._check is not None and request.beams is None and self._check.watches(request)
+        is_watched = (
+            self._watches is not None and request.pooling is None and self._watches(request)
         )
-        if is_checked and request.grammar is not None:
+        if is_watched and request.beams is not None:
             raise RequestError(
-                "structured output is not offered for requests whose tokens are checked. Leave the "
-                "grammar out."
+                "beam search is not offered for requests whose outputs are watched by hooks. Ask "
+                "for samples (n)."
             )
         tickets: list[int] = []
         for samples in self._feasibility.split(request, max_total):
@@ -68,7 +71,7 @@ class RequestIntake:
                 self._num_groups,
                 root,
                 max_total,
-                is_checked=is_checked,
+                is_watched=is_watched,
                 pins_hit=pins_hit,
                 extras=extras,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -20,8 +20,12 @@ class Lifecycle:
     preempted_total: groups that lost their blocks before they ended.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(
+        self, state: SchedulerState, on_end: Callable[[Sequence], None] = lambda _: None
+    ) -> None:
+        """on_end: told of each sequence that ends while it still has its tokens."""
         self._state = state
+        self._on_end = on_end
         self.preempted_total = 0
 
     def queue(self, group: SequenceGroup) -> None:
@@ -90,6 +94,18 @@ class Lifecycle:
         else:
             self._state.roster.wait(group)
 
+    def await_verdict(self, group: SequenceGroup) -> None:
+        """Block a group without slots one of whose sequences has nothing left to compute."""
+        group.verdict_ticket = self._state.tickets.start(group)
+        self._state.roster.block(group)
+
+    def settle_verdicts(self, group: SequenceGroup) -> None:
+        """Let a group go on that was blocked on verdicts, if the last one has come."""
+        ticket = group.verdict_ticket
+        if ticket is not None and not group.awaits_verdict:
+            group.verdict_ticket = None
+            self.end_ticket(ticket)
+
     # --- making room ----------------------------------------------------------------------------
 
     def yield_idle(self) -> bool:
@@ -135,6 +151,8 @@ class Lifecycle:
             group.beams.candidates.clear()  # each row will give its own again
         state.tickets.forget(group)
         state.roster.wait(group)
+        if group.awaits_verdict:
+            self.await_verdict(group)
         self.preempted_total += 1
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -237,6 +255,7 @@ class Lifecycle:
 
     def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
         """End one sequence and take back what it holds, but for a prefix that it pins."""
+        self._on_end(sequence)
         finish = self._state.pins.keep(sequence, finish)
         self.drop(sequence)
         self._close(sequence.group, finish)
@@ -249,6 +268,7 @@ class Lifecycle:
             self._state.kv.swaps.discard(sequence.swapped)
             sequence.swapped = None
         sequence.num_pending = 0
+        self._state.unsent.forget(sequence)
         sequence.group.sequences.remove(sequence)
 
     def end_group(self, group: SequenceGroup, finishes: Iterable[SequenceFinish]) -> None:
@@ -283,6 +303,8 @@ class Lifecycle:
         self._report(finish)
         if not group.sequences:
             self._end(group)
+        else:
+            self.settle_verdicts(group)
 
     def _end(self, group: SequenceGroup) -> None:
         self._state.tickets.forget(group)

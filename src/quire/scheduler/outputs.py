@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.request import EMPTY_HANDLES, EngineOutput, SequenceFinish
-from quire.protocol.step import EMPTY_INTS, PromptLogprobs, TokenLogprobs
+from quire.protocol.step import EMPTY_INTS, FloatArray, PromptLogprobs, TokenLogprobs
 
 __all__ = ["OutputCollector"]
 
@@ -23,6 +23,7 @@ class OutputCollector:
         self._logprobs: dict[int, list[TokenLogprobs]] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._cached: dict[int, int] = {}
+        self._vectors: dict[int, FloatArray] = {}
         self._finished: list[SequenceFinish] = []
 
     def tokens(self, handles: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32]) -> None:
@@ -36,6 +37,9 @@ class OutputCollector:
 
     def prompt_logprobs(self, handle: int, piece: PromptLogprobs) -> None:
         self._prompt_logprobs[handle] = piece
+
+    def vector(self, handle: int, vector: FloatArray) -> None:
+        self._vectors[handle] = vector
 
     def cached(self, handle: int, num_tokens: int) -> None:
         self._cached[handle] = num_tokens
@@ -54,6 +58,7 @@ class OutputCollector:
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._cached,
+            vectors=self._vectors,
             finished=tuple(self._finished),
         )
         self._clear()

@@ -54,8 +54,12 @@ class PlanBuilder:
 
     def extend(self, slot: int, token_ids: IntArray) -> None:
         """The prompt of a row goes on; one that is about to enter has the tokens already."""
-        if not any(entry[0].slot == slot for entry in self._enter):
+        if not self.is_entering(slot):
             self._extend.append(ExtendPrompt(slot, token_ids))
+
+    def is_entering(self, slot: int) -> bool:
+        """Whether a row enters with the next plan, with the tokens that it has then."""
+        return any(entry[0].slot == slot for entry in self._enter)
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
         self._forks.append(ForkRow(src, dst, sample_index))
@@ -70,10 +74,15 @@ class PlanBuilder:
             self._chosen[slot] = [token]
 
     def replace_tail(self, slot: int, num_tokens: int, token_ids: list[int]) -> None:
-        """The last `num_tokens` tokens of a row go, and `token_ids` come."""
-        if num_tokens:
-            self._rewinds[slot] = num_tokens
-        self._chosen[slot] = token_ids
+        """The last `num_tokens` tokens of a row go, and `token_ids` come. Some that go may be ones
+        that were to come with the next plan."""
+        coming = self._chosen.get(slot, [])
+        num_own = min(num_tokens, len(coming))
+        if num_tokens > num_own:
+            self._rewinds[slot] = self._rewinds.get(slot, 0) + num_tokens - num_own
+        tokens = [*coming[: len(coming) - num_own], *token_ids]
+        if tokens or coming:
+            self._chosen[slot] = tokens
 
     def build(
         self,
@@ -150,4 +159,5 @@ class PlanBuilder:
             checkpoint=checkpoint,
             media=tuple(each.span for each in request.media),
             waits_for_masks=sequence.group.grammar is not None,
+            pooling=request.pooling,
         )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit
+from quire.protocol.pooling_params import reads_whole_prompt
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.sequence import Sequence, SequenceGroup
@@ -62,8 +63,9 @@ class PrefixCache:
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
         """What is cached of a waiting sequence, its last token excepted. A request that asks for
-        prompt logprobs must see all of its prompt computed."""
-        if sequence.group.request.params.prompt_logprobs is not None:
+        prompt logprobs must see all of its prompt computed, and so must one that pools it."""
+        request = sequence.group.request
+        if request.params.prompt_logprobs is not None or reads_whole_prompt(request.pooling):
             return self._kv.prefixes.lookup([], 0)
         if self._enabled:
             group = sequence.group

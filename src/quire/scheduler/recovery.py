@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.kv_cache import KVManager, SavedTables
+from quire.protocol.pooling_params import reads_whole_prompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.table import SequenceTable
@@ -35,8 +36,11 @@ class Recovery:
     def save(self, group: SequenceGroup) -> None:
         """Swap out a running group whose slots will be taken, if that is the cheaper way back and
         the host has room. Prompt log-probabilities still in flight would be lost, so requests that
-        want them are computed again."""
-        if self._costs is None or group.request.params.prompt_logprobs is not None:
+        want them are computed again, and so would sums of hidden states."""
+        request = group.request
+        if self._costs is None or request.params.prompt_logprobs is not None:
+            return
+        if reads_whole_prompt(request.pooling):
             return
         slots = np.array([sequence.slot for sequence in group.sequences], np.int64)
         # The last token is always computed again: it draws, or gives a beam its candidates.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.protocol.step import IntArray, RowTokens, StepResult, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
-from quire.scheduler.constraints.tails import TailRewinds, TokenCheck, Verdict
+from quire.scheduler.constraints.tails import TailRewinds
+from quire.scheduler.constraints.unsent import Verdict
 from quire.scheduler.drafts import ChosenDrafts
 from quire.scheduler.lifecycle import Lifecycle
-from quire.scheduler.sequence import Sequence, SequenceGroup
+from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["ResultIntake"]
@@ -59,8 +60,9 @@ class ResultIntake:
         state: SchedulerState,
         lifecycle: Lifecycle,
         beams: BeamIntake,
-        check: TokenCheck | None,
+        on_verified: Callable[[Slots, Slots, Slots], None],
     ) -> None:
+        """on_verified: told of slots [R], how many drafts each had, and how many were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -68,9 +70,12 @@ class ResultIntake:
         self._outputs = state.outputs
         self._lifecycle = lifecycle
         self._beams = beams
-        self._check = check
+        self._on_verified = on_verified
+        self._unsent = state.unsent
         self._rewinds = TailRewinds(state)
         self._in_flight: deque[InFlight] = deque()
+        self._last_applied = -1
+        self._ended = set[int]()  # slots of watched sequences, in the step that is being applied
 
     def expect(self, step_id: int, starts: Slots, mark: int, drafts: ChosenDrafts) -> None:
         """A step was planned; its result comes after those of all steps before it. starts, mark:
@@ -101,6 +106,8 @@ class ResultIntake:
         step = self._in_flight.popleft()
         if step.step_id != result.step_id:
             raise EngineError(f"result of step {result.step_id} arrived, {step.step_id} was due")
+        self._last_applied = step.step_id
+        self._ended.clear()
         if result.failed:
             self._fail_rows(step, result)
         self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.mark())
@@ -110,14 +117,24 @@ class ResultIntake:
         slots = result.slots.astype(np.int64)
         alive = step.generation[slots] == self._table.generation[slots]
         is_plain = result.counts is None and step.drafts is None and not result.logprobs
-        if is_plain and self._check is None and alive.all():
+        if is_plain and alive.all():
             self._append(slots, result.token_ids)
         else:
             self._take_tokens(step, result, alive)
         for slot, candidates in result.candidates.items():
             if step.generation[slot] == self._table.generation[slot]:
-                self._beams.take(self._table.at(slot), candidates)
+                (of_next,) = candidates  # beams have no drafts
+                self._beams.take(self._table.at(slot), of_next)
+        for slot, vector in result.vectors.items():
+            self._take_vector(step, slot, vector)
         self._rewinds.settle(step.step_id)
+
+    def _take_vector(self, step: InFlight, slot: int, vector: FloatArray) -> None:
+        """End a sequence that pools, whether or not it was preempted meanwhile."""
+        sequence = step.sequences[slot]
+        if sequence is not None and sequence in sequence.group.sequences:
+            self._outputs.vector(sequence.handle, vector)
+            self._lifecycle.finish(sequence, SequenceFinish(sequence.handle, FinishReason.STOP))
 
     def _take_tokens(
         self, step: InFlight, result: StepResult, alive: npt.NDArray[np.bool_]
@@ -131,87 +148,17 @@ class ResultIntake:
             given = given.select(alive)
         if step.drafts is not None:
             self._rewind(given.slots, step.drafts[given.slots], given.counts)
-        if self._check is None or not self._table.is_checked[given.slots].any():
-            self._append_in_turn(given, result.logprobs)
-        else:
-            self._append_checked(self._check, given, result.logprobs)
+        self._append_in_turn(given, result.logprobs)
 
     def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Take back what the plan side counted of drafts that were not accepted."""
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
+        self._on_verified(slots, drafted, drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for step in self._in_flight:
             step.starts[slots] -= rejected  # of the same sequences: they are alive
-
-    def _append_checked(
-        self,
-        check: TokenCheck,
-        given: RowTokens,
-        logprobs: Mapping[int, tuple[TokenLogprobs, ...]],
-    ) -> None:
-        """Append what the check lets pass, and what it puts in place of other tokens."""
-        table, rows = self._table, dict[int, list[int]]()
-        refused = dict[int, tuple[int, int]]()  # by slot: tokens in place of others, and those
-        for i, slot in enumerate(given.slots.tolist()):
-            if not table.live[slot]:
-                continue  # a sibling has failed
-            rows[slot] = drawn = given.of_row(i)
-            if not table.is_checked[slot]:
-                continue
-            sequence = table.at(slot)
-            verdict = self._judge(check, sequence, table.known_tokens(slot), drawn)
-            if verdict is None:
-                continue
-            if isinstance(verdict, str):
-                del rows[slot]
-                self._lifecycle.fail(sequence.group, verdict)
-                continue
-            num_instead = len(verdict.instead)
-            rows[slot] = [*drawn[: verdict.num_accepted], *verdict.instead.tolist()]
-            refused[slot] = num_instead, len(drawn) - verdict.num_accepted
-            table.stop(slot, verdict.num_accepted, num_instead)
-        generation = {slot: int(table.generation[slot]) for slot in refused}
-        self._append_in_turn(
-            _row_tokens(
-                {  # of those with tokens and without a sibling that has failed
-                    slot: tokens for slot, tokens in rows.items() if tokens and table.live[slot]
-                }
-            ),
-            logprobs,
-        )
-        for slot, (num_instead, num_refused) in refused.items():
-            if table.generation[slot] == generation[slot] and table.live[slot]:
-                self._replace_tail(slot, num_instead, num_refused)
-
-    def _judge(
-        self, check: TokenCheck, sequence: Sequence, known: IntArray, drawn: list[int]
-    ) -> Verdict | str | None:
-        """None if all tokens stay; a sentence if the request fails for it."""
-        try:
-            verdict = check.judge(sequence, known.copy(), np.array(drawn, np.int32))
-            if verdict is None or (verdict.num_accepted == len(drawn) and not len(verdict.instead)):
-                return None
-            if not 0 <= verdict.num_accepted <= len(drawn) or (verdict.instead < 0).any():
-                raise ValueError(f"{verdict} is no verdict on {len(drawn)} tokens")
-        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its request
-            return f"the check of this request's tokens failed ({error!r}): send it again"
-        if len(verdict.instead) and sequence.group.request.params.logprobs is not None:
-            return (
-                "tokens of this output were replaced, so nobody knows their log-probabilities: "
-                "ask without logprobs"
-            )
-        return verdict
-
-    def _replace_tail(self, slot: int, num_instead: int, num_refused: int) -> None:
-        """Have a stopped row forget the tokens that were refused, and all that came of them."""
-        sequence = self._table.at(slot)
-        last = self._drop(sequence)
-        if self._rewinds.may_stay(slot, num_instead):
-            self._rewinds.begin(slot, num_instead, num_refused, last)
-        else:
-            self._lifecycle.preempt(sequence.group, may_swap=False)
 
     def _drop(self, sequence: Sequence) -> int:
         """What steps in flight compute of a sequence is not wanted. The last of these steps."""
@@ -220,7 +167,7 @@ class ResultIntake:
                 if each is sequence:
                     step.generation[slot] = -1
                     step.dropped.add(slot)
-        return self._in_flight[-1].step_id if self._in_flight else -1
+        return self._in_flight[-1].step_id if self._in_flight else self._last_applied
 
     def _append_in_turn(
         self, given: RowTokens, logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
@@ -233,10 +180,14 @@ class ResultIntake:
         for turn in range(num_turns):
             if turn:
                 rows = (given.counts > turn) & (table.generation[given.slots] == generation)
+                if self._ended:
+                    is_over = rows & np.isin(given.slots, list(self._ended))
+                    self._rewinds.count(given.slots[is_over].tolist(), [1] * int(is_over.sum()))
+                    rows &= ~is_over
                 slots, starts = given.slots[rows], given.starts[rows]
             for slot in slots.tolist() if logprobs else ():
                 if slot in logprobs:
-                    self._outputs.logprobs(int(table.handle[slot]), logprobs[slot][turn])
+                    self._give_logprobs(table.at(slot), logprobs[slot][turn])
             self._append(slots, given.token_ids[starts + turn])
 
     def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
@@ -246,18 +197,127 @@ class ResultIntake:
         table.token_ids[slots, ends] = tokens
         ends += 1
         table.num_known[slots] = ends
-        self._outputs.tokens(table.handle[slots], tokens)
+        self._give(slots, tokens)
         self._prefixes.publish(slots)
         stopped = table.stops(slots, tokens)
         ended = stopped | (ends >= table.max_total[slots])
         for i in ended.nonzero()[0].tolist():
             sequence = table.at(int(slots[i]))
             stop = int(tokens[i]) if stopped[i] else None
-            self._lifecycle.finish(sequence, self._ended(sequence, stop))
+            self._end(sequence, stop)
 
-    def _ended(self, sequence: Sequence, stop_token_id: int | None) -> SequenceFinish:
+    def _give(self, slots: Slots, tokens: IntArray) -> None:
+        """Send tokens [R] to the clients of `slots` [R], but for those that wait for verdicts."""
+        table = self._table
+        if table.has_watched:
+            is_watched = table.is_watched[slots]
+            for i in is_watched.nonzero()[0].tolist():
+                self._unsent.append(table.at(int(slots[i])), int(tokens[i]))
+            slots, tokens = slots[~is_watched], tokens[~is_watched]
+        self._outputs.tokens(table.handle[slots], tokens)
+
+    def _give_logprobs(self, sequence: Sequence, entry: TokenLogprobs) -> None:
+        if sequence.group.is_watched:
+            self._unsent.append_logprobs(sequence, entry)
+        else:
+            self._outputs.logprobs(sequence.handle, entry)
+
+    def _end(self, sequence: Sequence, stop_token_id: int | None) -> None:
+        """The last token of a sequence has come. A watched one keeps what it has until the verdict,
+        since that may have it go on."""
         reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
-        return SequenceFinish(sequence.handle, reason, stop_token_id)
+        finish = SequenceFinish(sequence.handle, reason, stop_token_id)
+        if not sequence.group.is_watched:
+            self._lifecycle.finish(sequence, finish)
+            return
+        last, slot = self._drop(sequence), sequence.slot
+        if slot >= 0:
+            self._stop(slot, int(self._table.num_known[slot]), last)
+            self._ended.add(slot)
+        sequence.num_pending = 0
+        self._unsent.end(sequence, finish)
+        if sequence.group.state is GroupState.WAITING:
+            self._lifecycle.await_verdict(sequence.group)
+
+    def _stop(self, slot: int, num_kept: int, last_step: int) -> bool:
+        """Have a slot compute nothing before its row has gone back to `num_kept` tokens, after the
+        result of `last_step`. False: the row cannot, and is stopped for good."""
+        table = self._table
+        may_stay = self._rewinds.may_stay(slot, num_kept)
+        if may_stay:
+            num_computed = int(table.num_computed[slot] - table.num_drafted[slot])
+            self._rewinds.begin(slot, num_kept, num_computed, last_step)
+        table.stop(slot, num_kept)
+        return may_stay
+
+    # --- verdicts -------------------------------------------------------------------------------
+
+    def judge(self, verdict: Verdict) -> None:
+        """Take in what becomes of tokens that were not sent."""
+        sequence = self._unsent.find(verdict.handle)
+        if sequence is None or sequence.unsent is None:
+            return
+        unsent = sequence.unsent
+        if verdict.failure is not None:
+            self._lifecycle.fail(sequence.group, verdict.failure)
+            return
+        self._unsent.answered(unsent, verdict.num_passed)
+        if verdict.end is not None:
+            reason = FinishReason.CONTENT_FILTER
+            self._lifecycle.finish(
+                sequence, SequenceFinish(sequence.handle, reason, message=verdict.end)
+            )
+        elif verdict.num_kept is not None:
+            self._replace(sequence, verdict.num_kept - verdict.num_passed, verdict.instead)
+        elif unsent.finish is not None and unsent.is_end_told:
+            self._lifecycle.finish(sequence, unsent.finish)
+        else:
+            self._unsent.went_on(sequence)
+        self._rewinds.settle(self._last_applied)
+
+    def _replace(self, sequence: Sequence, num_kept: int, instead: IntArray) -> None:
+        """Put tokens in place of the unsent ones after the first `num_kept`."""
+        group, unsent = sequence.group, sequence.unsent
+        assert unsent is not None
+        if group.request.params.logprobs is not None:
+            self._lifecycle.fail(
+                group,
+                "tokens of this output were replaced, so nobody knows their log-probabilities: "
+                "ask without logprobs",
+            )
+            return
+        num_gone = self._unsent.cut(unsent, num_kept)
+        self._go_back(sequence, num_gone)
+        for token in instead.tolist():
+            if unsent.finish is not None:
+                break
+            if sequence.slot >= 0:
+                self._append(np.array([sequence.slot]), np.array([token], np.int32))
+            else:
+                self._append_to(sequence, token)
+        if sequence.slot >= 0:
+            self._table.stop(sequence.slot, int(self._table.num_known[sequence.slot]))
+        self._unsent.written(sequence)
+        self._lifecycle.settle_verdicts(group)
+
+    def _go_back(self, sequence: Sequence, num_gone: int) -> None:
+        """A sequence forgets its last known tokens, and all that came of them: where it is, or else
+        its group is computed again."""
+        last, slot, group = self._drop(sequence), sequence.slot, sequence.group
+        if slot >= 0:
+            num_kept = int(self._table.num_known[slot]) - num_gone
+            is_here = not group.is_coming_in
+            if is_here and self._stop(slot, num_kept, last):
+                return
+            if not is_here:
+                self._table.stop(slot, num_kept)
+            self._lifecycle.preempt(group, may_swap=False)
+        else:
+            num_kept = len(sequence.token_ids) - num_gone
+            sequence.token_ids = sequence.token_ids[:num_kept]
+        self._recovery.forget(group)
+        del sequence.names[num_kept // self._kv.block_size :]
+        sequence.num_pending = 0
 
     def _handle_of(self, step: InFlight, slot: int) -> int | None:
         """Whose row this slot was in that step, if it is live or was preempted meanwhile."""
@@ -282,36 +342,25 @@ class ResultIntake:
                 continue
             sequence.num_pending -= 1 + step.num_drafts(slot)
             entries = logprobs.get(slot, ())
-            for turn, token in enumerate(self._passed(sequence, given.of_row(i))):
-                if sequence not in sequence.group.sequences:
+            for turn, token in enumerate(given.of_row(i)):
+                if sequence not in sequence.group.sequences or sequence.has_ended:
                     break  # the token before has ended it
                 if entries:
-                    self._outputs.logprobs(sequence.handle, entries[turn])
+                    self._give_logprobs(sequence, entries[turn])
                 self._append_to(sequence, token)
-
-    def _passed(self, sequence: Sequence, drawn: list[int]) -> list[int]:
-        """What the check makes of the tokens of a sequence that was preempted."""
-        if self._check is None or not sequence.group.is_checked:
-            return drawn
-        verdict = self._judge(self._check, sequence, sequence.token_ids, drawn)
-        if verdict is None:
-            return drawn
-        if isinstance(verdict, str):
-            self._lifecycle.fail(sequence.group, verdict)
-            return []
-        self._drop(sequence)
-        sequence.num_pending = 0
-        return [*drawn[: verdict.num_accepted], *verdict.instead.tolist()]
 
     def _append_to(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids = np.append(sequence.token_ids, np.int32(token))
-        self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
+        if sequence.group.is_watched:
+            self._unsent.append(sequence, token)
+        else:
+            self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
         request = sequence.group.request
         num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
         if request.is_stop(token, num_output):
-            self._lifecycle.finish(sequence, self._ended(sequence, token))
+            self._end(sequence, token)
         elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
-            self._lifecycle.finish(sequence, self._ended(sequence, None))
+            self._end(sequence, None)
 
     def _fail_rows(self, step: InFlight, result: StepResult) -> None:
         """Fail the requests of failed rows. What was published since the step was planned may be
@@ -369,9 +418,3 @@ class ResultIntake:
                     sequence.num_pending = 0  # drawn again, and the same: noise has no state
         self._rewinds.forget()
         self._in_flight.clear()
-
-
-def _row_tokens(rows: Mapping[int, list[int]]) -> RowTokens:
-    counts = np.array([len(tokens) for tokens in rows.values()], np.int64)
-    token_ids = [token for tokens in rows.values() for token in tokens]
-    return RowTokens(np.fromiter(rows, np.int64, len(rows)), counts, np.array(token_ids, np.int32))

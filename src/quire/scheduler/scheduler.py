@@ -18,11 +18,12 @@ from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.masks import LateMasks
-from quire.scheduler.constraints.tails import TokenCheck
+from quire.scheduler.constraints.unsent import Question, UnsentTokens, Verdict
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
-from quire.scheduler.intake import RequestIntake
+from quire.scheduler.intake import RequestIntake, Watches
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
@@ -34,6 +35,7 @@ from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import TokenBudget
+from quire.speculation import DraftMethods
 from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["Scheduler"]
@@ -63,13 +65,15 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         recovery_costs: RecoveryCosts | None = None,
         proposer: DraftProposer | None = None,
-        check: TokenCheck | None = None,
+        methods: DraftMethods | None = None,
+        vocab_size: int = 2**31,
+        watches: Watches | None = None,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
-        proposer: of drafts, None to decode token by token. check: of drawn tokens, before clients
-            get them."""
-        has_windows = any(group.window is not None for group in kv.layout.groups)
-        table = SequenceTable(settings.max_num_seqs, max_model_len, has_windows=has_windows)
+        proposer: whose drafts are all verified. methods: by which drafts are made where there is no
+        proposer, and as many verified as pay. vocab_size: token ids from there on stand for media.
+        watches: whose tokens wait for verdicts before clients get them; None: nobody's."""
+        table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         self.state = state = SchedulerState(
@@ -81,16 +85,19 @@ class Scheduler:
             prefixes=prefixes,
             recovery=Recovery(table, kv, recovery_costs),
             deadlines=Deadlines(prefixes.num_uncached),
+            outputs=outputs,
+            unsent=UnsentTokens(table, outputs),
         )
         stops_at = prefixes.stops_at if prefixes.keeps_states else None
         self._budget = TokenBudget(table, settings, stops_at)
-        self._drafts = Drafts(table, kv, proposer, settings.max_num_batched_tokens)
-        self._lifecycle = Lifecycle(state)
-        self._requests = RequestIntake(state, self._lifecycle, feasibility, check)
+        max_tokens = settings.max_num_batched_tokens
+        self._drafts = Drafts(table, kv, proposer, max_tokens, methods, vocab_size)
+        self._lifecycle = Lifecycle(state, self._drafts.ended)
+        self._requests = RequestIntake(state, self._lifecycle, feasibility, watches)
         self._allocation = Allocation(state)
         self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
         beams = BeamIntake(state, self._lifecycle)
-        self._results = ResultIntake(state, self._lifecycle, beams, check)
+        self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
         self._counter = policy if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0
@@ -105,7 +112,9 @@ class Scheduler:
         grammar it is blocked on tickets, which are returned; for each of them `grammar_opened`
         or `grammar_refused` follows."""
         self._has_grammars |= request.grammar is not None
-        return self._requests.add(request)
+        tickets = self._requests.add(request)
+        self._drafts.note(request)
+        return tickets
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
         """The grammar is there for which a group is blocked; nothing happens if it is gone."""
@@ -182,6 +191,7 @@ class Scheduler:
                 slots, tokens, now, only_resumed=self._is_admission_held
             )
         if not len(slots) and not self._has_news_to_fetch:
+            self._drafts.idle()
             return None
         state.recovery.note_planned(slots)
         self._count(slots, tokens, now)
@@ -190,10 +200,17 @@ class Scheduler:
         sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
+        self._drafts.planned(now, tokens, drafts)
         if self._has_grammars:
             self._masks.expect(plan, sampling)
         self._num_in_flight += 1
         return plan
+
+    @property
+    def awaits_results(self) -> bool:
+        """Whether the next step is better planned when the results in flight have been applied:
+        drafts follow the tokens that they bring."""
+        return self._num_in_flight > 0 and self._drafts.await_results()
 
     @property
     def _has_news_to_fetch(self) -> bool:
@@ -271,6 +288,7 @@ class Scheduler:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
         self._num_in_flight -= 1
         self._results.apply(result)
+        self._drafts.applied()
         for ticket in result.done:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:
@@ -296,6 +314,7 @@ class Scheduler:
         """Take in that the steps in flight are lost: requests that were in them fail, those that
         wait do not, and nothing that was cached is trusted any more."""
         self._results.lose_all()
+        self._drafts.lost()
         self.state.speed.steps_lost()
         self._num_in_flight = 0
         self._lifecycle.lose_steps(message)
@@ -304,6 +323,26 @@ class Scheduler:
         self.state.kv.drop_cached()
         self.state.kv.settle(self.state.kv.mark())
         return self.state.outputs.drain()
+
+    # --- tokens that wait for verdicts ----------------------------------------------------------
+
+    def questions(self) -> list[Question]:
+        """What to ask about watched sequences now. Once; a verdict follows on each of those that
+        have not ended before."""
+        return self.state.unsent.questions()
+
+    def forgotten(self) -> list[int]:
+        """Handles of watched sequences that have ended. Once."""
+        return self.state.unsent.forgotten()
+
+    def judge(self, verdict: Verdict) -> None:
+        """Take in the answer to a question; nothing happens if the sequence has ended."""
+        self._results.judge(verdict)
+
+    @property
+    def waits_for_verdicts(self) -> bool:
+        """Whether verdicts are to come."""
+        return self.state.unsent.has_open_questions
 
     # --- readings -------------------------------------------------------------------------------
 

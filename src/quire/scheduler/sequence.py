@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 
 from quire.grammar import Grammar, Matcher
 from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
-from quire.protocol.request import EngineRequest
-from quire.protocol.step import IntArray, TokenCandidates
+from quire.protocol.request import EngineRequest, SequenceFinish
+from quire.protocol.step import IntArray, TokenCandidates, TokenLogprobs
 from quire.scheduler.beams.search import BeamSearch
+from quire.speculation import Acceptance, Drafter
 
-__all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup"]
+__all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup", "Unsent"]
+
+MAX_UNJUDGED = 8
+"""A watched sequence computes so many tokens ahead of its verdicts: quick ones cost no step."""
 
 
 class GroupState(enum.Enum):
@@ -22,6 +26,32 @@ class GroupState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Unsent:
+    """Tokens of a watched sequence that its client has not got.
+
+    logprobs: one per token, if asked; else empty. num_told, num_judged: the first ones, which a
+    question has had and a verdict has answered. finish: how the sequence ends if nobody objects.
+    is_asked: whether a question waits for its verdict. is_end_told: whether one has said that the
+    sequence ends.
+    """
+
+    handle: int
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    num_told: int = 0
+    num_judged: int = 0
+    finish: SequenceFinish | None = None
+    is_asked: bool = False
+    is_end_told: bool = False
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the sequence computes nothing before the next verdict."""
+        has_ended = self.finish is not None
+        return has_ended or len(self.token_ids) - self.num_judged >= MAX_UNJUDGED
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One sample of a request. With a slot its counts live in the `SequenceTable`; without one,
     `token_ids` holds all tokens whose values are known.
@@ -29,7 +59,8 @@ class Sequence:
     names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
     flight will still bring to a sequence that was preempted after they were planned. swapped: its
     K/V in host memory, if that is where they wait, or from where they are being copied. matcher: of
-    the group's grammar, once it was asked for masks.
+    the group's grammar, once it was asked for masks. drafter, acceptance: of drafts, once it was
+    asked for some. unsent: of a watched sequence, once it has tokens.
     """
 
     group: SequenceGroup
@@ -40,10 +71,18 @@ class Sequence:
     num_pending: int = 0
     swapped: SavedTables | None = None
     matcher: Matcher | None = None
+    drafter: Drafter | None = None
+    acceptance: Acceptance | None = None
+    unsent: Unsent | None = None
 
     @property
     def handle(self) -> int:
         return self.group.request.first_handle + self.sample_index
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its tokens have come; a verdict may still replace some."""
+        return self.unsent is not None and self.unsent.finish is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +111,9 @@ class SequenceGroup:
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens. grammar: to which the outputs belong. is_checked: whether a `TokenCheck` is asked
-    about its tokens.
+    beside tokens. grammar: to which the outputs belong. is_watched: whether verdicts decide what
+    its client gets. verdict_ticket: on which it is blocked while it has no slots and one of its
+    sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -86,7 +126,8 @@ class SequenceGroup:
     account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
-    is_checked: bool = False
+    is_watched: bool = False
+    verdict_ticket: int | None = None
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
@@ -96,6 +137,16 @@ class SequenceGroup:
     @property
     def has_slots(self) -> bool:
         return any(sequence.slot >= 0 for sequence in self.sequences)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the data side draws its next tokens."""
+        return self.beams is None and self.request.pooling is None
+
+    @property
+    def awaits_verdict(self) -> bool:
+        """Whether a sequence of it ends if nobody objects."""
+        return self.is_watched and any(sequence.has_ended for sequence in self.sequences)
 
     @property
     def is_coming_in(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.kv_cache import KVManager
+from quire.scheduler.constraints.unsent import UnsentTokens
 from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
@@ -59,7 +60,7 @@ class SchedulerState:
     table: running sequences, by slot. kv: their blocks. roster: groups by what becomes of them.
     builder: changes for the next plan. outputs: news for clients. prefixes, pins: cached and
     pinned K/V. recovery: way back of preempted groups. tickets: what groups are blocked on.
-    deadlines, speed: who comes too late.
+    deadlines, speed: who comes too late. unsent: tokens that wait for verdicts.
     """
 
     kv: KVManager
@@ -70,9 +71,10 @@ class SchedulerState:
     prefixes: PrefixCache
     recovery: Recovery
     deadlines: Deadlines
+    outputs: OutputCollector
+    unsent: UnsentTokens
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
     tickets: Tickets = field(default_factory=Tickets)
-    outputs: OutputCollector = field(default_factory=OutputCollector)
 
     @property
     def waiting(self) -> Policy:

@@ -24,17 +24,14 @@ class SequenceTable:
     flight both are upper bounds, and num_drafted says by how much they may be too large. The values
     of the tokens are `token_ids[slot, :num_known]`. standing: tokens per step that the data side
     was told. account: that of the group. draws: 1 where the data side draws the next token, 0 where
-    the plan side chooses it. num_held_back: known tokens that must not be computed yet: the last
-    one while the prompt is open, since the row would then draw; all while a rewind is due.
-    is_checked: whether a check may refuse tokens in flight. generation: rises when a slot changes
-    hands, so that late results find no stranger.
+    the plan side chooses it or none follows. num_held_back: known tokens that must not be computed
+    yet: the last one while the prompt is open, since the row would then draw; all while a rewind is
+    due. is_watched: whether verdicts decide what the client gets. is_paused: whether the slot
+    computes nothing before the next verdict. generation: rises when a slot changes hands, so that
+    late results find no stranger.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, *, has_windows: bool = False) -> None:
-        """has_windows: of some layers. A sequence whose tokens may be refused would have to keep
-        more blocks than its windows need, which nobody has proved to fit; it computes nothing
-        while tokens are in flight then."""
-        self._has_windows = has_windows
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.sequences: list[Sequence | None] = [None] * max_num_seqs
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
@@ -49,14 +46,15 @@ class SequenceTable:
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.draws = np.ones(max_num_seqs, np.int64)
         self.num_held_back = np.zeros(max_num_seqs, np.int64)
-        self.is_checked = np.zeros(max_num_seqs, np.bool_)
+        self.is_watched = np.zeros(max_num_seqs, np.bool_)
+        self.is_paused = np.zeros(max_num_seqs, np.bool_)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.more_stops: dict[int, frozenset[int]] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
-        self._has_checked = False  # likewise
+        self.has_watched = False  # likewise
 
     @property
     def num_free(self) -> int:
@@ -78,10 +76,11 @@ class SequenceTable:
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
-        self.draws[slot] = group.beams is None
+        self.draws[slot] = group.draws
         self.num_held_back[slot] = group.request.is_open
-        self.is_checked[slot] = group.is_checked
-        self._has_checked |= group.is_checked
+        self.is_watched[slot] = group.is_watched
+        self.is_paused[slot] = sequence.unsent is not None and sequence.unsent.must_wait
+        self.has_watched |= group.is_watched
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
         sequence.slot = slot
@@ -111,8 +110,8 @@ class SequenceTable:
     def todo(self) -> Slots:
         """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
         left = self.num_total - self.num_held_back - self.num_computed
-        if self._has_checked and self._has_windows:
-            left = np.where(self.is_checked & (self.num_total > self.num_known), 0, left)
+        if self.has_watched:
+            left = np.where(self.is_paused, 0, left)
         return np.where(self.live & (self.num_total < self.max_total), left, 0)
 
     def first_query(self, slots: Slots) -> Slots:
@@ -120,9 +119,6 @@ class SequenceTable:
         starts = self.num_computed[slots]
         if self._has_drafted:
             starts = starts - self.num_drafted[slots]
-        if self._has_checked:
-            lowest = np.minimum(starts, self.num_known[slots] - 1)
-            starts = np.where(self.is_checked[slots], lowest, starts)
         return starts
 
     def draft(self, slots: Slots, counts: Slots) -> None:
@@ -137,13 +133,13 @@ class SequenceTable:
         self.num_total[slots] -= rejected
         self.num_computed[slots] -= rejected
 
-    def stop(self, slot: int, num_accepted: int, num_instead: int) -> None:
-        """Of the tokens in flight only `num_accepted` stay, and `num_instead` others follow; they
-        are appended next. The slot computes nothing before `go_on`."""
-        num_known = int(self.num_known[slot]) + num_accepted
+    def stop(self, slot: int, num_known: int) -> None:
+        """Only the first `num_known` tokens stay, and none is in flight any more. The slot computes
+        nothing before `go_on`."""
+        self.num_known[slot] = num_known
         self.num_drafted[slot] = 0
         self.num_computed[slot] = min(int(self.num_computed[slot]), num_known - 1)
-        self.num_total[slot] = num_known + num_instead
+        self.num_total[slot] = num_known
         self.num_held_back[slot] = self.num_total[slot] - self.num_computed[slot]
 
     def go_on(self, slot: int, num_computed: int) -> None:
@@ -166,6 +162,7 @@ class SequenceTable:
         self.sequences[slot] = None
         self.live[slot] = False
         self.num_held_back[slot] = 0
+        self.is_watched[slot] = self.is_paused[slot] = False
         self.generation[slot] += 1
         self.standing[slot] = 0
         self.more_stops.pop(slot, None)

@@ -58,6 +58,12 @@ class ServerSettings:
         "they stay in the KV cache",
         repeats=True,
     )
+    tool_call_parser: str | None = _setting(
+        None, "format of tool calls, by vLLM's name (found from the chat template)"
+    )
+    reasoning_parser: str | None = _setting(
+        None, "format of thinking, by vLLM's name (found from the chat template)"
+    )
     trust_request_chat_template: bool = _setting(
         False, "let requests bring their own chat_template (it runs in a sandbox)"
     )

@@ -1,4 +1,4 @@
-"""What the engine counts, for metrics and logs."""
+"""Counters of the engine, for metrics and logs."""
 
 from quire.telemetry.engine_stats import EngineStats
 

@@ -1,4 +1,4 @@
-"""What the second half of a worker's start is asked for, and what it gives."""
+"""Input and result of the second half of a worker's start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What computes steps. host: where blocks are swapped to. computing: within it, what torch is
-    given is done in the order of the steps."""
+    """Parts that compute steps. host: where blocks are swapped to. computing: a context in which
+    torch's work is done in the order of the steps."""
 
     runner: Runner
     pages: torch.Tensor

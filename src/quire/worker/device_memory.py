@@ -1,4 +1,4 @@
-"""How much memory of a GPU this process holds."""
+"""GPU memory that this process holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceMemory(Protocol):
         ...
 
     def watch(self) -> None:
-        """From now on, for `most_held`."""
+        """Reset the peak that `most_held` reads."""
         ...
 
     def most_held(self) -> int:
@@ -32,7 +32,7 @@ class DeviceMemory(Protocol):
         ...
 
     def num_refused(self) -> int:
-        """How often memory ran out since `watch`."""
+        """Count the times that memory ran out since `watch`."""
         ...
 
 

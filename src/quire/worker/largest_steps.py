@@ -28,7 +28,7 @@ class LargestSteps:
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool that they need."""
+        """Blocks of the pool that the steps need."""
         return self.layout.blocks_for(self._longest_row)
 
     def plans(self) -> tuple[StepPlan, StepPlan]:

@@ -48,7 +48,7 @@ class LoadedModel:
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether tokens of a prompt see all of it, so that one step computes it."""
+        """True if tokens of a prompt see all of it, so that one step computes it."""
         return self.spec.prompt_attention == "bidirectional"
 
     @property
@@ -68,7 +68,7 @@ class LoadedModel:
 
     @property
     def numerics(self) -> Literal["fast", "invariant"]:
-        """Whether a row's bits depend on the rows beside it."""
+        """ "invariant" if a row's bits do not depend on the rows beside it, else "fast"."""
         family = self.kernel_family
         is_invariant = family == "triton_invariant" or (
             self.device.type == "cpu" and family != REFERENCE
@@ -77,7 +77,8 @@ class LoadedModel:
 
 
 def open_device(platform: Platform) -> torch.device:
-    """Where tensors live. Raises ConfigError with the driver's words if it does not start."""
+    """Return the device for tensors. Raises ConfigError with the driver's words if it does not
+    start."""
     if platform.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", 0)  # of those that the process may see
@@ -98,7 +99,7 @@ def load(
     """Choose kernels, build the model and fill it, tensor by tensor. replaced: weights, by name,
     that take the place of the checkpoint's. Raises ConfigError if it cannot be loaded as asked."""
     torch.set_num_threads(settings.chosen.num_threads)
-    # Where a GPU computes, no thread of ours does.
+    # If a GPU computes, none of our threads does.
     team = Team(settings.chosen.num_threads if device.type == "cpu" else 1)
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
     kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
@@ -152,7 +153,8 @@ def load(
 
 
 def _cache_scales(settings: WorkerSettings, kv_dtype: torch.dtype) -> CacheScales:
-    """Of a cache in float8. Raises ConfigError for a checkpoint that has impossible ones."""
+    """Return the scales of a cache in float8. Raises ConfigError for a checkpoint with impossible
+    ones."""
     is_float8 = kv_dtype.itemsize == 1 and kv_dtype.is_floating_point
     if not is_float8 or settings.load_format == "dummy":
         return {}
@@ -165,7 +167,7 @@ def _cache_scales(settings: WorkerSettings, kv_dtype: torch.dtype) -> CacheScale
 def _attention(
     settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, team: Team
 ) -> GroupBackends:
-    """By what each layer group needs."""
+    """Choose backends by the needs of each layer group."""
     groups = settings.layout.groups
     chosen = select_backends(
         settings.platform,

@@ -105,7 +105,7 @@ def _unreadable(error: Exception) -> RequestError:
 
 
 def _why_no_matrix(tensor: Any) -> str | None:
-    """What keeps a tensor from being a plain matrix of floats in host memory or a GPU's."""
+    """Say why a tensor is no plain matrix of floats in host or GPU memory; None if it is."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return "sparse or quantized"
     if tensor.is_meta:

@@ -15,7 +15,8 @@ from quire.protocol.step import EnterRow, IntArray, StepPlan, StepResult
 __all__ = ["measure_recovery"]
 
 NUM_TOKENS = 128
-"""Of the prompt that is computed: enough rows for the matrix kernels to be at their speed."""
+"""Tokens of the prompt that is computed: enough rows for the matrix kernels to be at their
+speed."""
 
 NUM_BLOCKS = 64
 REPEATS = 2

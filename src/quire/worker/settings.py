@@ -1,4 +1,4 @@
-"""What a worker is told."""
+"""Settings of a worker."""
 
 from __future__ import annotations
 

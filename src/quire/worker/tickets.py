@@ -27,7 +27,7 @@ class TicketedStep:
         return self.step.is_over
 
     def result(self) -> StepResult:
-        """As that of the step."""
+        """Return the step's result, with its tickets."""
         return replace(self.step.result(), done=self.done, failed_tickets=self.failed)
 
 

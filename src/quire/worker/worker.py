@@ -79,7 +79,8 @@ class Worker:
         )
 
     def measure(self) -> Report:
-        """What was loaded, and what steps take where that can be measured. Before `allocate`."""
+        """Report what was loaded, and the memory of steps where it can be measured. Call before
+        `allocate`."""
         return replace(self._report, measured=self.measure_memory())
 
     def control(self, op: ControlOp) -> Report:
@@ -272,7 +273,7 @@ class Worker:
         return self.launch(plan).result()
 
     def measure_recovery(self) -> RecoveryCosts:
-        """What it costs to bring a preempted request back, before any request is served."""
+        """Measure the costs of bringing a preempted request back, before any request is served."""
         assert self._assembly is not None, "allocate comes first"
         settings, size = self._settings, self._size
         return measure_recovery(

@@ -26,7 +26,7 @@ DEFAULT_LENGTH = 128
 
 
 def add_length_flags(parser: CommandParser) -> None:
-    """Of prompts and outputs."""
+    """Add flags for the lengths of prompts and outputs."""
     parser.add_argument(
         "--dataset-name",
         choices=("random", "sharegpt", "alpaca"),
@@ -58,7 +58,8 @@ def given_lengths(options: argparse.Namespace) -> tuple[Lengths, Lengths]:
 
 
 def add_record_flags(parser: CommandParser, *, draws_seed: bool = False) -> None:
-    """Of every kind. draws_seed: without the flag the workload is another one in each run."""
+    """Add flags for every kind of benchmark. draws_seed: without the flag each run has a new
+    workload."""
     default, shown = (None, "drawn for each run") if draws_seed else (0, "0")
     parser.add_argument(
         "--bench-seed", type=int, default=default, help=f"of the workload ({shown})"

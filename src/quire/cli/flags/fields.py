@@ -70,7 +70,7 @@ def as_flag(name: str) -> str:
 
 
 def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
-    """What argparse is told about a field."""
+    """Return argparse's arguments for a field."""
     rules, kind = item.metadata, str(item.type).split(" | ")[0]
     common: dict[str, Any] = {"dest": prefix + item.name, "default": argparse.SUPPRESS}
     if kind == "bool":

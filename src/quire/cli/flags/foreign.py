@@ -43,8 +43,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
         "the engine has a process of its own, which costs one message a step", None
     ),
     "disable_fastapi_docs": ForeignName("/docs needs the API key like every route", None),
-    "enable_auto_tool_choice": ForeignName("answers are not parsed for tool calls yet"),
-    "tool_call_parser": ForeignName("answers are not parsed for tool calls yet"),
+    "enable_auto_tool_choice": ForeignName("tools are always offered to the model", None),
     "default_chat_template_kwargs": ForeignName(
         "requests name chat_template_kwargs themselves so far"
     ),
@@ -53,7 +52,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
     ),
     "logits_processors": ForeignName("a server takes none; LLM in Python does"),
 }
-"""What `quire serve` alone says of them, or says otherwise."""
+"""Flags whose explanation differs for `quire serve`, or exists only there."""
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),
@@ -62,7 +61,6 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
-    "speculative_config": ("-sc",),
 }
 
 

@@ -11,8 +11,8 @@ from quire.cli.parser import CommandParser
 __all__ = ["add_sampling_flags", "chat_sampling", "given_sampling"]
 
 _CHAT_TEMPERATURE, _CHAT_MIN_P = 0.7, 0.05
-"""Of chats with models that state no values of their own. Plain draws from the whole vocabulary,
-which is what the API does then, make small models babble."""
+"""Defaults of chats with models that state no values of their own. The API then draws from the
+whole vocabulary, which makes small models babble."""
 _SHAPE = ("temperature", "top_p", "top_k", "min_p")
 
 _NUMBERS: tuple[tuple[str, type, str], ...] = (
@@ -28,7 +28,8 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
 
 
 def add_sampling_flags(parser: CommandParser) -> None:
-    """Those that are not given have the model's own values, or the server's."""
+    """Add flags of sampling. A flag that is not given has the model's own value, or the
+    server's."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _NUMBERS:
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="NUMBER", help=text)

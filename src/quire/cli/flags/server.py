@@ -19,7 +19,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "sse_keep_alive_s": ("--sse-keep-alive-interval",),
     "api_server_count": ("-asc",),
 }
-"""How vLLM spells some of them."""
+"""vLLM's spellings of some flags."""
 
 
 def add_server_flags(parser: CommandParser) -> None:

@@ -25,7 +25,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_source_flags(parser: CommandParser) -> None:
-    """Of the server, of sampling, and of the engine."""
+    """Add flags of the server, of sampling, and of the engine."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--url",

@@ -1,5 +1,10 @@
 """Readers of config.json, one file per lineage of model families."""
 
-from quire.config.families.reader import SUPPORTED_ARCHITECTURES, SpecReader, read_model_spec
+from quire.config.families.reader import (
+    SUPPORTED_ARCHITECTURES,
+    SpecReader,
+    flat_config,
+    read_model_spec,
+)
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quire.config.families.llama import read_llama_like
-from quire.config.families.shared import ACTIVATIONS, FULL, SLIDING, read_layer_types, read_windows
+from quire.config.families.shared import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    read_layer_types,
+    read_num_layers,
+    read_windows,
+)
 from quire.config.hf import RawConfig
 from quire.config.model_spec import Gemma2Traits, Gemma3Traits, LlamaTraits, ModelSpec, RopeSpec
 from quire.config.rope import extended_context, read_ropes
@@ -16,7 +23,7 @@ __all__ = ["read_gemma2", "read_gemma3"]
 
 def read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.reject("use_bidirectional_attention", True, "quire serves decoder-only models")
-    num_layers = raw.read_size("num_hidden_layers")
+    num_layers = read_num_layers(raw)
     alternating = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
     layer_types = read_layer_types(raw, num_layers, alternating)
     bias = raw.read(bool, "attention_bias", default=False)
@@ -42,7 +49,7 @@ def read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:
 
 def read_gemma3(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.reject("use_bidirectional_attention", True, "quire serves decoder-only models")
-    num_layers = raw.read_size("num_hidden_layers")
+    num_layers = read_num_layers(raw)
     pattern = raw.read_size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     by_pattern = tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
     layer_types = read_layer_types(raw, num_layers, by_pattern)

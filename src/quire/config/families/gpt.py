@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from quire.config.families.shared import ACTIVATIONS, plain_block_matrices, read_heads
+from quire.config.families.shared import (
+    ACTIVATIONS,
+    plain_block_matrices,
+    read_heads,
+    read_num_layers,
+)
 from quire.config.hf import RawConfig
 from quire.config.model_spec import GPT2Traits, MatrixShape, ModelSpec, OPTTraits, ParameterCounts
 
@@ -13,7 +18,7 @@ def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.reject("add_cross_attention", True, "quire serves decoder-only models")
     hidden = raw.read_size("n_embd", "hidden_size")
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    num_layers = raw.read_size("n_layer", "num_hidden_layers")
+    num_layers = read_num_layers(raw, "n_layer", "num_hidden_layers")
     positions = raw.read_size("n_positions", "max_position_embeddings", default=1024)
     inner, vocab = raw.read_size("n_inner", default=4 * hidden), raw.read_size("vocab_size")
     scale = head_dim**-0.5 if raw.read(bool, "scale_attn_weights", default=True) else 1.0
@@ -55,7 +60,7 @@ def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
 def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
     hidden, ffn = raw.read_size("hidden_size"), raw.read_size("ffn_dim")
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    num_layers, vocab = raw.read_size("num_hidden_layers"), raw.read_size("vocab_size")
+    num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
     positions = raw.read_size("max_position_embeddings", default=2048)
     norm_before = raw.read(bool, "do_layer_norm_before", default=True)
     traits = OPTTraits(
@@ -104,5 +109,5 @@ def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
 
 
 def _narrow_matrices(hidden: int, embed_size: int) -> tuple[MatrixShape, ...]:
-    """From narrow embeddings into the layers and back."""
+    """Return the matrices from narrow embeddings into the layers and back."""
     return MatrixShape(hidden, embed_size), MatrixShape(embed_size, hidden)

@@ -8,6 +8,7 @@ from quire.config.families.shared import (
     SLIDING,
     read_heads,
     read_layer_types,
+    read_num_layers,
     read_windows,
 )
 from quire.config.hf import RawConfig
@@ -21,22 +22,22 @@ def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", "bias", default=False)
     mlp_bias = raw.read(bool, "mlp_bias", default=False)
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
-    return read_llama_like(raw, dtype, traits, (FULL,) * raw.read_size("num_hidden_layers"))
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
 
 def read_mistral(raw: RawConfig, dtype: str) -> ModelSpec:
-    layer_types = _mistral_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _mistral_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(), layer_types)
 
 
 def read_qwen2(raw: RawConfig, dtype: str) -> ModelSpec:
-    layer_types = _qwen_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _qwen_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(qkv_bias=True), layer_types)
 
 
 def read_qwen3(raw: RawConfig, dtype: str) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", default=False)
-    layer_types = _qwen_layer_types(raw, raw.read_size("num_hidden_layers"))
+    layer_types = _qwen_layer_types(raw, read_num_layers(raw))
     traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm=True)
     return read_llama_like(raw, dtype, traits, layer_types)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.config.families.shared import read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape, ModelSpec, MPTTraits, ParameterCounts
 from quire.errors import ConfigError
@@ -36,7 +37,7 @@ def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
     hidden, num_heads = raw.read_size("d_model"), raw.read_size("n_heads")
     if hidden % num_heads:
         raise ConfigError(f"{raw.source}: d_model={hidden} is no multiple of n_heads={num_heads}")
-    num_layers, vocab = raw.read_size("n_layers"), raw.read_size("vocab_size")
+    num_layers, vocab = read_num_layers(raw, "n_layers"), raw.read_size("vocab_size")
     inner = hidden * raw.read_size("expansion_ratio", default=4)
     tied = raw.read(bool, "tie_word_embeddings", default=True)
     sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))

@@ -17,6 +17,7 @@ from quire.config.families.gemma import read_gemma2, read_gemma3
 from quire.config.families.gpt import read_gpt2, read_opt
 from quire.config.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
 from quire.config.families.mpt import read_mpt
+from quire.config.families.nested import text_config
 from quire.config.generation import read_generation_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
@@ -24,7 +25,7 @@ from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.config.packed import read_packed_settings
 from quire.errors import ConfigError
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "read_model_spec"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]
 
 _log = logging.getLogger("quire.config")
 
@@ -32,7 +33,7 @@ SpecReader = Callable[[RawConfig, str], ModelSpec]
 
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 USUAL_DTYPE = "bfloat16"
-"""Of models that say nothing of it and have no weights here, as `load_format="dummy"` allows."""
+"""Dtype of models that state none and have no weights here, as `load_format="dummy"` allows."""
 
 
 def read_model_spec(
@@ -58,7 +59,7 @@ def read_model_spec(
             f"{folder}: has no config.json; give the folder of a Hugging Face style checkpoint, a "
             "GGUF file, or the type of one in a repository, such as organization/name:Q4_K_M"
         )
-    raw = read_json(path).overridden(overrides or {})
+    raw = flat_config(read_json(path)).overridden(overrides or {})
     architecture, reader = _find_reader(raw)
     read_packed_settings(folder)
     spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
@@ -72,6 +73,16 @@ def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
     raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
     return replace(reader(raw, dtype_of(header)), architecture=architecture)
+
+
+def flat_config(raw: RawConfig) -> RawConfig:
+    """config.json as one of a text model alone would be: the nested part of one of several parts
+    whose text model is of a known family."""
+    nested = None if any(name in _READERS for name in _stated(raw)) else text_config(raw)
+    if nested is None:
+        return raw
+    architecture = _ARCHITECTURES[nested.read(str, "model_type")]
+    return nested.with_defaults({"architectures": [architecture]})
 
 
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
@@ -88,9 +99,9 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
 
 
 def _architecture(raw: RawConfig) -> str:
-    """As stated, or that of the model's type: trainers and converters leave the first out."""
-    stated = raw.read_list(str, "architectures")
-    if stated:
+    """Return the stated architecture, or that of the model type: trainers and converters omit the
+    first."""
+    if stated := _stated(raw):
         return stated[0]
     kind = raw.read_optional(str, "model_type")
     if kind not in _ARCHITECTURES:
@@ -102,6 +113,10 @@ def _architecture(raw: RawConfig) -> str:
         kind,
     )
     return _ARCHITECTURES[kind]
+
+
+def _stated(raw: RawConfig) -> tuple[str, ...]:
+    return raw.read_list(str, "architectures") or ()
 
 
 def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
@@ -154,5 +169,5 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""By model_type: the one that generates text."""
+"""Text-generating architecture of each model_type."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

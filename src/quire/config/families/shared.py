@@ -13,6 +13,7 @@ __all__ = [
     "plain_block_matrices",
     "read_heads",
     "read_layer_types",
+    "read_num_layers",
     "read_windows",
 ]
 
@@ -35,6 +36,23 @@ def read_heads(raw: RawConfig, hidden_size: int) -> tuple[int, int, int]:
             f"num_attention_heads={num_heads}; state head_dim"
         )
     return num_heads, num_kv_heads, raw.read_size("head_dim", default=hidden_size // num_heads)
+
+
+MAX_LAYERS = 10_000
+"""Ten times those of the deepest models. A wrong number fails here, not when memory is full."""
+
+
+def read_num_layers(raw: RawConfig, *keys: str) -> int:
+    """Number of layers, from the first of `keys` that is there; num_hidden_layers if none is
+    given."""
+    keys = keys or ("num_hidden_layers",)
+    num_layers = raw.read_size(*keys)
+    if num_layers > MAX_LAYERS:
+        key = next(key for key in keys if raw.has(key))
+        raise ConfigError(
+            f"{raw.source}: {key}={num_layers} must be at most {MAX_LAYERS}; fetch the file again"
+        )
+    return num_layers
 
 
 def read_layer_types(raw: RawConfig, num_layers: int, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
     **_names("runner task", "models generate text", ("auto", "generate")),
     **_names("convert", "models generate text", ("auto", "none")),
 }
-"""Those that mostly ask for what is so anyway."""
+"""Settings that mostly ask for the default behaviour."""
 
 _MISSING: Mapping[str, ForeignName] = {
     **_names(
@@ -136,8 +136,8 @@ _MISSING: Mapping[str, ForeignName] = {
         "answers are not parsed for reasoning yet",
     ),
     **_names(
-        "speculative_config speculative_model num_speculative_tokens",
-        "there is no speculative decoding yet",
+        "speculative_model num_speculative_tokens",
+        "give it in speculative_config",
     ),
     **_names(
         "kv_transfer_config kv_events_config ec_transfer_config",
@@ -177,7 +177,7 @@ _MISSING: Mapping[str, ForeignName] = {
     ),
     **_names("override_neuron_config", "quire does not run on Neuron devices"),
 }
-"""Those whose feature is missing."""
+"""Settings whose feature is missing."""
 
 FOREIGN_SETTINGS: Mapping[str, ForeignName] = {**_NOT_NEEDED, **_MISSING}
-"""By name."""
+"""All settings of other engines, by name."""

@@ -43,7 +43,7 @@ BUFFERS = ("rope_freqs.weight",)
 
 @dataclass(frozen=True, slots=True)
 class GGUFArchitecture:
-    """How files of one architecture differ from Hugging Face folders.
+    """Differences between files of one architecture and Hugging Face folders.
 
     name: of the architecture in config.json. block: names of a block's tensors. pairs_heads: rows
     of q and k are in the order of the rotated pairs. adds_one: norms hold the 1 that is added to
@@ -70,7 +70,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
-    """How the rows of a tensor on disk become those of its Hugging Face counterpart.
+    """Mapping of a tensor's rows on disk to those of its Hugging Face counterpart.
 
     entry: where and what it is. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.

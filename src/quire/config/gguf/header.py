@@ -81,7 +81,7 @@ class GGUFHeader:
         with _mapped(self.file) as cursor:
             cursor.position = found.start
             if found.kind == _STRING:
-                return [cursor.string() for _ in range(found.count)]
+                return cursor.strings(found.count)
             form = f"<{found.count}{_SCALARS[found.kind]}"
             return list(struct.unpack(form, cursor.take(struct.calcsize(form))))
 
@@ -152,6 +152,21 @@ class _Cursor:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.broken(f"a text at {self.position - length} is not UTF-8") from error
+
+    def strings(self, count: int) -> list[str]:
+        """Return the next `count` strings, which `skip_strings` has found to be there."""
+        data, start, position = self._data, 0, self.position
+        length = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                start = position + 8
+                position = start + length(data, position)[0]
+                found.append(data[start:position].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise self.broken(f"a text at {start} is not UTF-8") from error
+        self.position = position
+        return found
 
     def skip_strings(self, count: int) -> None:
         """Skip `count` strings at once; vocabularies have hundreds of thousands."""

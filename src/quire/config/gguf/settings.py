@@ -15,6 +15,7 @@ __all__ = ["config_of", "dtype_of", "end_token_ids"]
 
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_MAX_DIVISORS = 1 << 16
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 """Layers of the one size whose factor on q·k comes from hidden size over heads."""
@@ -52,7 +53,9 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "eos_token_id": list(end_token_ids(header)),
         "pad_token_id": header.integer("tokenizer.ggml.padding_token_id"),
     }
+    _refuse_more_blocks_than_tensors(header, values["num_hidden_layers"])
     _refuse_value_length(header, name)
+    _refuse_rotated_parts(header, name)
     window = _value(header, f"{name}.attention.sliding_window")
     raw = RawConfig(values, str(header.file))
     scaling = _scaling(header, name, raw)
@@ -114,6 +117,30 @@ def _refuse_value_length(header: GGUFHeader, name: str) -> None:
         )
 
 
+def _refuse_more_blocks_than_tensors(header: GGUFHeader, num_blocks: Any) -> None:
+    """A number of a few bytes must not describe a model that fills any memory."""
+    if isinstance(num_blocks, int) and num_blocks > len(header.tensors):
+        raise ConfigError(
+            f"{header.file}: states {num_blocks} blocks and has {len(header.tensors)} tensors; "
+            "fetch the file again"
+        )
+
+
+def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
+    rotated = header.integer(f"{name}.rope.dimension_count")
+    head_dim = _value(header, f"{name}.attention.key_length")
+    if head_dim is None:
+        heads = _value(header, f"{name}.attention.head_count")
+        hidden = _value(header, f"{name}.embedding_length")
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            head_dim = hidden // heads
+    if rotated is not None and isinstance(head_dim, int) and rotated != head_dim:
+        raise ConfigError(
+            f"{header.file}: {name}.rope.dimension_count={rotated} rotates a part of heads of "
+            f"{head_dim}, which quire does not serve; take the model's Hugging Face folder"
+        )
+
+
 def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:
     divisors = _rope_divisors(header)
     context = raw.read_optional(int, "max_position_embeddings")
@@ -139,8 +166,11 @@ def _rope_divisors(header: GGUFHeader) -> list[float] | None:
     entry = header.tensors.get("rope_freqs.weight")
     if entry is None:
         return None
-    if entry.kind.name != "F32" or len(entry.shape) != 1:
-        raise ConfigError(f"{header.file}: rope_freqs.weight is no list of float32 numbers")
+    if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > _MAX_DIVISORS:
+        raise ConfigError(
+            f"{header.file}: rope_freqs.weight of type {entry.kind.name} and shape "
+            f"{list(entry.shape)} is no list of float32 numbers, one per pair of a head"
+        )
     try:
         with entry.file.open("rb") as file:
             file.seek(entry.start)

@@ -1,4 +1,4 @@
-"""How much memory an engine may take, and of which memory."""
+"""Budget of an engine: how much memory it may take, and of which kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ DEFAULT_UTILIZATION = 0.9
 """The rest covers what no plan can know, such as fragmentation."""
 
 FREE_SHARE = 0.97
-"""Of what other programs leave of a GPU, if that is less than the share of it that may be used."""
+"""Share of a GPU's free memory that counts, if that is less than the share of the GPU that may be
+used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class MemoryBudget:
 
 
 def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
-    """Of an engine on a CPU: a share of the memory that is free."""
+    """Return the budget of an engine on a CPU: a share of the free memory."""
     share, free = settings.memory_utilization or DEFAULT_UTILIZATION, platform.free_bytes
     limit = int(free * share) if free else None
     of = f"{_percent(share)} of {format_bytes(free)} free memory"
@@ -41,8 +42,8 @@ def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
 
 
 def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudget:
-    """Of an engine on a GPU: a share of all its memory, since it is nobody else's, or what others
-    leave of it. total, free: bytes of the device, 0 if it does not say."""
+    """Return the budget of an engine on a GPU: a share of all its memory, or the memory that other
+    programs leave. total, free: bytes of the device, 0 if it does not say."""
     if not total or not free:
         return MemoryBudget(0, None, "", is_shared=False)
     share = settings.memory_utilization or DEFAULT_UTILIZATION
@@ -56,8 +57,8 @@ def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudg
 
 
 def check_host_memory(swap_bytes: int, platform: Platform) -> None:
-    """Whether the swap space of an engine on a GPU fits into the host's memory. Raises
-    ConfigError. It is pinned, so the system cannot put it anywhere else."""
+    """Check that the swap space of an engine on a GPU fits into the host's memory. Raises
+    ConfigError. The swap space is pinned, so the system cannot put it anywhere else."""
     limit = int(platform.free_bytes * DEFAULT_UTILIZATION)
     if platform.free_bytes and swap_bytes > limit:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an engine needs beside its KV cache, as predicted before anything is loaded."""
+"""Memory of an engine beside its KV cache, as predicted before anything is loaded."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from quire.config.model_spec import ModelSpec
 __all__ = ["GPU_RUNTIME_BYTES", "MAX_GRAPH_ROWS", "FixedOf", "device_fixed", "host_fixed"]
 
 FixedOf = Callable[[int], FixedBytes]
-"""Of the longest sequence, in tokens."""
+"""Fixed bytes as a function of the longest sequence, in tokens."""
 
 GPU_RUNTIME_BYTES = 768 * 2**20
-"""Of the device, beside tensors: the driver's context, code of kernels, workspaces of libraries. An
-estimate; what it really is, is measured before the KV cache takes its memory."""
+"""Device memory beside tensors: the driver's context, code of kernels, workspaces of libraries. An
+estimate; the real value is measured before the KV cache takes its memory."""
 
 MAX_GRAPH_ROWS = 512
 """Rows of the largest decode step that is captured on a GPU. Beyond it the GPU computes longer than
@@ -34,7 +34,7 @@ GRAPH_TOKENS = 512
 """Tokens of the largest mixed step that is captured in pieces."""
 
 GRAPH_RUNTIME_BYTES = 256 * 2**20
-"""What the driver keeps of the captured steps themselves, all sizes together. An estimate."""
+"""Driver memory for the captured steps themselves, all sizes together. An estimate."""
 
 
 def host_fixed(
@@ -47,10 +47,11 @@ def host_fixed(
     num_host_blocks: int,
     captures: bool,
 ) -> FixedOf:
-    """Of an engine on a CPU, where all is in one memory. captures: whether steps are captured."""
+    """Return the bytes of an engine on a CPU, where all is in one memory. captures: whether steps
+    are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
     tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
-    # Where steps are captured, one that is computed call by call gives back their memory first.
+    # If steps are captured, one that is computed call by call first gives back their memory.
     activations = max(
         activation_bytes(spec, max_num_batched_tokens), capture_bytes(spec, captured, tokens)
     )
@@ -79,7 +80,7 @@ def device_fixed(
     max_num_batched_tokens: int,
     captures: bool,
 ) -> FixedOf:
-    """Of the memory of a GPU. The swap space is not in it."""
+    """Return the bytes of an engine in a GPU's memory. The swap space is not included."""
     captured = min(max_num_seqs, MAX_GRAPH_ROWS) if captures else 0
     activations = activation_bytes(spec, max_num_batched_tokens)
     logits = logits_bytes(spec, max_num_seqs)

@@ -1,4 +1,4 @@
-"""How much memory an engine needs, from sizes alone: nothing is loaded and nothing is allocated."""
+"""Memory that an engine needs, from sizes alone: nothing is loaded and nothing is allocated."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _TABLES = re.compile(r"(^|\.)(embed_tokens|embed_positions|wte|wpe)\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """What is needed before the first KV block. activations: of the largest step, which on a CPU
-    may be a captured one. tables: token ids, block tables and rope tables, which grow with the
-    context. swap: blocks in host memory, 0 where that is not the device's. graphs: held back on a
-    GPU for steps that are captured later."""
+    """Bytes needed before the first KV block. activations: of the largest step, which on a CPU may
+    be a captured one. tables: token ids, block tables and rope tables, which grow with the context.
+    swap: blocks in host memory, 0 where that is not the device's. graphs: held back on a GPU for
+    steps that are captured later."""
 
     weights: int
     runtime: int
@@ -74,7 +74,7 @@ class FixedBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the memory goes. All sizes in bytes.
+    """Distribution of the memory. All sizes in bytes.
 
     free: of the machine before start, 0 if it does not say. budget: the most that the engine may
     take; None if `free` is unknown. kv_per_token: over all layers. capacity_tokens: held by the
@@ -117,8 +117,9 @@ def weight_bytes(
 
 
 def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bool) -> int:
-    """From the files' headers, or without files from the number of parameters. A tied LM head that
-    is stored a second time counts once. widened: matrices that come quantized count as plain."""
+    """Return the bytes of the weights by the files' headers, or without files by the number of
+    parameters. A tied LM head that is stored a second time counts once. widened: matrices that come
+    quantized count as plain."""
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes
     tensors = {
@@ -137,7 +138,7 @@ def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bo
 
 
 def _is_table(name: str, spec: ModelSpec) -> bool:
-    """Whether the matrix is only looked up, so that it is kept in `spec.dtype`."""
+    """Return whether the matrix is only looked up, so that it is kept in `spec.dtype`."""
     return _TABLES.search(name) is not None and not spec.tie_word_embeddings
 
 

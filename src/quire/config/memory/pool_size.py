@@ -1,4 +1,4 @@
-"""How long a context and how large a KV cache fit into the memory of a machine."""
+"""Longest context and largest KV cache that fit into the memory of a machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 __all__ = ["PoolSizing"]
 
 DEFAULT_KV_SHARE = 0.5
-"""Of what weights and activations leave: other programs of the machine need memory too."""
+"""Share of the memory beside weights and activations: other programs need memory too."""
 
 UNKNOWN_MEMORY_KV_BYTES = 2**30
 """Size of the KV cache on a machine that does not say how much memory is free."""
@@ -50,7 +50,7 @@ class PoolSizing:
         self._longest = spec.max_context if longest is None else longest
 
     def fits(self, context: int) -> bool:
-        """Whether one sequence of `context` tokens fits the largest KV cache there may be."""
+        """Return whether one sequence of `context` tokens fits the largest possible KV cache."""
         blocks = self._largest_pool(context)
         return blocks > 0 and self._blocks_for(context) <= blocks
 
@@ -101,7 +101,7 @@ class PoolSizing:
         return blocks, reason
 
     def plan(self, context: int, num_blocks: int) -> MemoryPlan:
-        """Where the memory goes with a pool of `num_blocks`."""
+        """Plan the memory with a pool of `num_blocks`."""
         layout = self._layout
         per_hit = layout.blocks_for(layout.hit_tokens)
         capacity = num_blocks // per_hit * layout.hit_tokens

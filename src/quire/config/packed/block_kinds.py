@@ -10,7 +10,7 @@ from typing import Literal
 __all__ = ["BLOCK_KINDS", "E2M1_LEVELS", "IQ4_LEVELS", "BlockFormat", "BlockKind"]
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""Of IQ4_NL and IQ4_XS, by code."""
+"""Levels of IQ4_NL and IQ4_XS, by code."""
 
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
 E2M1_LEVELS = (*_E2M1, *(-level for level in _E2M1))
@@ -68,7 +68,7 @@ BLOCK_KINDS: Mapping[str, BlockKind] = MappingProxyType(
         )
     }
 )
-"""By name, in the order of `with_kind` of csrc/linear/block_kinds.h."""
+"""Kinds by name, in the order of `with_kind` of csrc/linear/integers/block_kinds.h."""
 
 
 @dataclass(frozen=True, slots=True)

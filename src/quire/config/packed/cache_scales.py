@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 __all__ = ["CacheScales", "is_cache_scale", "read_cache_scales"]
 
 CacheScales = dict[int, tuple[float, float]]
-"""By layer: what K and V are divided by before they are stored."""
+"""Divisors of K and V before they are stored, by layer."""
 
 _NAME = re.compile(
     r"\.(self_attn|attn|attention)\.(([kv]|kv|q|prob|prob_output)_scale"
@@ -26,12 +26,12 @@ _CODES = {"F32": "<f", "F16": "<e", "F64": "<d"}
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether the tensor belongs to an 8-bit cache, and is no weight."""
+    """Return whether the tensor belongs to an 8-bit cache, and is no weight."""
     return _NAME.search(name) is not None
 
 
 def read_cache_scales(tensors: Iterable[StoredTensor], num_layers: int) -> CacheScales:
-    """Of every layer; 1.0 where the checkpoint says nothing.
+    """Return the scales of every layer; 1.0 where the checkpoint says nothing.
 
     Raises ConfigError, naming file and tensor, for one that is no positive number.
     """

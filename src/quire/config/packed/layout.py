@@ -1,4 +1,5 @@
-"""Which tensors of a folder are one quantized matrix, and how it is kept in memory."""
+"""Layouts of quantized matrices: which tensors of a folder form one, and how it is kept in
+memory."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class PackedLayout:
 
     @property
     def num_bytes(self) -> int:
-        """What the matrix takes in memory."""
+        """Bytes of the matrix in memory."""
         blocks = None if self.kernel is None else BlockFormat.named(self.kernel)
         if blocks is not None:
             return blocks.kind.matrix_bytes(self.outputs, self.inputs, blocks.size)
@@ -77,7 +78,8 @@ def layouts_of(
 
 
 def describe_layouts(layouts: Sequence[PackedLayout]) -> str:
-    """By what they compute: "14 matrices by linear_int4, 2 widened as they are used"."""
+    """Describe layouts by their kernels: "14 matrices by linear_int4, 2 widened as they are
+    used"."""
     kernels = Counter(
         "widened as they are used"
         if layout.kernel is None

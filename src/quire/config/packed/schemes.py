@@ -46,7 +46,7 @@ class Scheme(Protocol):
     dropped: ClassVar[tuple[str, ...]]
 
     def holds(self, parts: Parts) -> bool:
-        """Whether these tensors are a matrix in this scheme, and not a plain one."""
+        """Return whether these tensors are a matrix in this scheme, and not a plain one."""
         ...
 
     def measure(self, parts: Parts) -> tuple[int, int]:
@@ -247,7 +247,7 @@ class Float8:
 
     @staticmethod
     def scale_of(tensors: Any) -> str:
-        """Which of the names the scale has; it is multiplied with under both."""
+        """Return the scale's name; either name means a factor."""
         return "weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"
 
     def kernel(self, inputs: int) -> str | None:
@@ -345,8 +345,9 @@ class BitsAndBytes4:
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """What bitsandbytes says of a matrix. nested_block_size: largest magnitudes that share one
-    themselves, and nested_offset what is added to them; None if they are not quantized."""
+    """Quantization state that bitsandbytes stores with a matrix. nested_block_size: largest
+    magnitudes that share a scale themselves, and nested_offset is added to them; None if they are
+    not quantized."""
 
     shape: tuple[int, int]
     block_size: int

@@ -1,4 +1,4 @@
-"""What a folder says of how its matrices are quantized: one scheme, or several by module."""
+"""Quantization settings of a folder: one scheme, or several by module."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PackedSettings:
         return (self.default, *(rule.scheme for rule in self.rules))
 
     def scheme_of(self, module: str) -> Scheme:
-        """How `module` is stored, if it is quantized at all."""
+        """Return the scheme of `module`, if it is quantized at all."""
         for rule in self.rules:
             if rule.pattern.match(module):
                 return rule.scheme
@@ -58,8 +58,8 @@ class PackedSettings:
 
 
 def read_packed_settings(folder: Path) -> PackedSettings | None:
-    """Of config.json, or of the files beside it in which older tools wrote; None if the folder's
-    weights are plain.
+    """Read the settings in config.json, or in the files beside it that older tools wrote; None if
+    the folder's weights are plain.
 
     Raises ConfigError, naming file, key and value, for a format that quire does not read.
     """
@@ -202,7 +202,7 @@ def _read_compressed_tensors(raw: RawConfig) -> PackedSettings:
 
 
 def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
-    """Of a group of config_groups. layout: its `format`."""
+    """Return the scheme of a group of config_groups. layout: its `format`."""
     bits, kind = weights.read(int, "num_bits", default=8), weights.read(str, "type", default="int")
     symmetric = weights.read(bool, "symmetric", default=True)
     size = weights.read(int, "group_size", default=-1)
@@ -270,7 +270,7 @@ METHODS: Mapping[str, Callable[[RawConfig], PackedSettings]] = MappingProxyType(
         "squeezellm": _read_squeezellm,
     }
 )
-"""By `quant_method`."""
+"""Readers by `quant_method`."""
 
 _FILES_BESIDE = MappingProxyType(
     {
@@ -279,4 +279,4 @@ _FILES_BESIDE = MappingProxyType(
         "hf_quant_config.json": "modelopt",
     }
 )
-"""Where older tools wrote the settings, with the method that a file without one means."""
+"""Files in which older tools wrote the settings, with the method that a file without one means."""

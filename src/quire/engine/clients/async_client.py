@@ -12,7 +12,7 @@ from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
-from quire.protocol.step import IntArray, PromptLogprobs, TokenLogprobs
+from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs
 from quire.telemetry import EngineStats
 
 __all__ = [
@@ -37,12 +37,14 @@ class RequestUpdate(msgspec.Struct, gc=False):
     """News of one request since the last update.
 
     samples: those with news, by index, each once. prompt_logprobs: pieces, of which one may come
-    again. num_cached_tokens: once, when the request's first step was planned.
+    again. num_cached_tokens: once, when the request's first step was planned. vector: float32 [E],
+    of a request that pools, with its end.
     """
 
     samples: list[SampleUpdate]
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     num_cached_tokens: int | None = None
+    vector: FloatArray | None = None
 
 
 class UpdateStream(Protocol):
@@ -73,7 +75,7 @@ class UpdateStream(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether every sample has finished, and all of it has been taken."""
+        """True if every sample has finished, and all of it has been taken."""
         ...
 
     def abort(self, sample_index: int | None = None) -> None:
@@ -92,7 +94,7 @@ class UpdateStream(Protocol):
 
 
 class AsyncEngineClient(Protocol):
-    """What a server may ask of an engine, wherever that runs. For one event loop."""
+    """A server's view of an engine, wherever that runs. For one event loop."""
 
     def reserve_handles(self, count: int) -> int:
         """The first of `count` consecutive handles that no request had before: a request takes

@@ -1,4 +1,4 @@
-"""What a client asks its core, beside requests: one answer each, or none if the core dies."""
+"""Queries of a client to its core, beside requests: one answer each, or none if the core dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CoreQueries:
             del self._waiting[number]
 
     def answer(self, number: int, found: object) -> None:
-        """What the core says; an answer that nobody waits for is dropped."""
+        """Deliver the core's answer; it is dropped if nobody waits for it."""
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(found)

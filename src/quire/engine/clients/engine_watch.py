@@ -1,4 +1,4 @@
-"""What a client knows of its engine's state, from heartbeats and from its connection."""
+"""A client's knowledge of its engine's state, from heartbeats and from its connection."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class EngineWatch:
         )
 
     def _phases(self, state: EngineState) -> tuple[StartPhase, ...]:
-        """Those of the latest beat; while a core starts, the last one is not done."""
+        """Return the phases of the latest beat; while a core starts, the last one is not done."""
         phases = () if self._beat is None else self._beat.phases
         is_start = state in (EngineState.STARTING, EngineState.RESTARTING)
         if not is_start or (phases and not phases[-1].is_done):
@@ -128,7 +128,7 @@ class EngineWatch:
     # --- waiting --------------------------------------------------------------------------------
 
     async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
-        """Until the state, a phase, the capacity or the number of restarts differs."""
+        """Wait until the state, a phase, the capacity or the number of restarts differs."""
         while _key(status) == self._key():
             await self._changed.wait()
         return self.status

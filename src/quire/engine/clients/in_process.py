@@ -17,7 +17,7 @@ __all__ = ["EngineClient", "InProcessClient"]
 
 
 class EngineClient(Protocol):
-    """What a front may ask of an engine, wherever that runs."""
+    """A front's view of an engine, wherever that runs."""
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it."""
@@ -47,7 +47,7 @@ class EngineClient(Protocol):
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether a step could do nothing before some open prompt goes on."""
+        """True if a step could do nothing before some open prompt goes on."""
         ...
 
     def step(self) -> EngineOutput:

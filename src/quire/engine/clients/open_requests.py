@@ -61,7 +61,7 @@ class OpenRequests:
                 stream.abort(index)
 
     def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request that has not ended."""
+        """Return whether this is an open request that has not ended."""
         entry = self._own.get(handle)
         return entry is not None and entry[0].request.is_open
 
@@ -104,6 +104,9 @@ class OpenRequests:
                 stream, _ = in_core[handle]
                 stream.take_prompt_logprobs(piece)
                 grown[stream] = None
+        for handle, vector in output.vectors.items():
+            if handle in in_core:
+                in_core[handle][0].take_vector(vector)  # its finish announces it
         logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
         for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
             entry = in_core.get(handle)
@@ -155,11 +158,11 @@ class OpenRequests:
             )
 
     def core_started(self) -> list[EngineRequest]:
-        """What to send to a core that has nothing of this client yet."""
+        """Return the requests to send to a core that has nothing of this client yet."""
         return self._resume(self._replays.core_started(self._streams))
 
     def next_trial(self) -> list[EngineRequest]:
-        """What to send now that was held back for its trial; to be asked after every output."""
+        """Return held-back requests whose trial comes now; call it after every output."""
         return self._resume(self._replays.next_trial()) if self._replays.has_held else []
 
     def _resume(self, streams: Iterable[RequestStream]) -> list[EngineRequest]:

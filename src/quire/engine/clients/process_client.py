@@ -54,7 +54,7 @@ MAX_FAILED_GREETINGS = 5
 at all."""
 
 MESSAGE_HEAD_BYTES = 64
-"""What `PutMedia` takes beside its data, at most."""
+"""Upper bound on the bytes of `PutMedia` beside its data."""
 
 NO_QUERY = -1
 """The number of a question whose answer nobody waits for."""
@@ -159,8 +159,8 @@ class ProcessEngineClient:
             self._connection.send(Extend(in_core, token_ids, is_last))
 
     def awaits_prompt(self, handle: int) -> bool:
-        """Whether this is an open request of this client that may be extended: not when its prompt
-        is complete, nor when it is known to have ended, however it did."""
+        """Return whether this is an open request of this client that may be extended. It may not
+        when its prompt is complete, nor when it is known to have ended in any way."""
         return self._open.awaits_prompt(handle)
 
     async def control(self, op: AdminOp) -> Report:
@@ -279,7 +279,7 @@ class ProcessEngineClient:
         connection.send(Add(request))
 
     def _send_media(self, connection: CoreConnection, request: EngineRequest) -> None:
-        """What the core lacks of that which a request names: another one may have died with it."""
+        """Send the media of a request that the core lacks: a core that had them may have died."""
         for handle in {each.span.handle for each in request.media} - self._media_in_core:
             if handle in self._media:
                 connection.send(PutMedia(NO_QUERY, handle, self._media[handle]))
@@ -358,7 +358,7 @@ class ProcessEngineClient:
 
 
 async def _failure_of(connection: CoreConnection) -> Exception | None:
-    """What ended a connection; None if its core is gone."""
+    """Return the error that ended a connection; None if its core is gone."""
     try:
         await connection.run()
     except Exception as error:  # noqa: BLE001  whatever it is, streams must go on

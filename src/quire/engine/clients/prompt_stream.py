@@ -106,7 +106,7 @@ class PromptStream:
 
     @property
     def handle(self) -> int:
-        """By which the engine knows the request at the moment."""
+        """The engine's current name for the request."""
         return self._request.first_handle
 
     @property

@@ -1,4 +1,4 @@
-"""What becomes of the open requests when the core that computed them dies.
+"""Replay of open requests after the core that computed them died.
 
 They are sent to the next core as if they had been preempted, with the tokens that they have: noise
 depends on (seed, sample, position) alone, so they continue as they would have. A request may be
@@ -61,8 +61,8 @@ class Replays:
         self._trial_goal = 0
 
     def core_died(self, in_flight: Iterable[RequestStream]) -> list[RequestStream]:
-        """Which of those that were being computed must fail now. A suspect on trial is charged
-        alone: the others have run without it."""
+        """Return the requests of the dead core's last step that must fail now. A suspect on trial
+        is charged alone: the others have run without it."""
         charged = list(in_flight)
         if self._on_trial in charged and not self._is_trial_over:
             charged = [self._on_trial]
@@ -76,7 +76,7 @@ class Replays:
         return failed
 
     def core_started(self, unfinished: Iterable[RequestStream]) -> list[RequestStream]:
-        """Which requests to send to the new core at once; the others wait for their turn."""
+        """Return the requests to send to the new core at once; the others wait for their turn."""
         released: list[RequestStream] = []
         for stream in unfinished:
             is_suspect = 0 < self._max_replays <= stream.crashes
@@ -101,5 +101,5 @@ class Replays:
 
     @property
     def has_held(self) -> bool:
-        """Whether requests wait for their trial."""
+        """True if requests wait for their trial."""
         return bool(self._held)

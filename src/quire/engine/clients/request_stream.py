@@ -11,7 +11,7 @@ from typing import Self
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
 from quire.errors import RequestError
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
-from quire.protocol.step import PromptLogprobs, TokenLogprobs
+from quire.protocol.step import FloatArray, PromptLogprobs, TokenLogprobs
 
 __all__ = ["RequestStream", "SampleProgress"]
 
@@ -46,13 +46,14 @@ class RequestStream:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._num_cached_tokens: int | None = None
         self._is_cached_read = False
+        self._vector: FloatArray | None = None
         self._refusal: str | None = None
         self._has_news = False
         self._on_news: Callable[[], None] | None = None
 
     @property
     def is_finished(self) -> bool:
-        """Whether every sample has ended, or the request was refused; not whether that is read."""
+        """True if every sample has ended, or the request was refused; not whether that is read."""
         return self._num_unfinished == 0
 
     @property
@@ -78,6 +79,12 @@ class RequestStream:
     def take_num_cached(self, num_tokens: int) -> None:
         if self._num_cached_tokens is None and not self.is_finished:
             self._num_cached_tokens = num_tokens
+            self._has_news = True
+
+    def take_vector(self, vector: FloatArray) -> None:
+        """The end of the request follows at once."""
+        if not self.is_finished:
+            self._vector = vector
             self._has_news = True
 
     def finish(self, index: int, finish: SequenceFinish) -> None:
@@ -140,6 +147,7 @@ class RequestStream:
         if self._prompt_logprobs:
             update.prompt_logprobs = list(self._prompt_logprobs.values())
             self._prompt_logprobs.clear()
+        update.vector, self._vector = self._vector, None
         if not self._is_cached_read and self._num_cached_tokens is not None:
             update.num_cached_tokens = self._num_cached_tokens
             self._is_cached_read = True

@@ -1,4 +1,4 @@
-"""Which clients a core serves, and what each of them has in it."""
+"""The clients that a core serves, and their requests in it."""
 
 from __future__ import annotations
 
@@ -60,10 +60,12 @@ class ClientTable:
 
 
 def split_by_client(output: EngineOutput) -> dict[int, EngineOutput]:
-    """What of an output belongs to which client; those without news have no entry."""
+    """Split an output by client; clients without news have no entry."""
     owners = output.handles // HANDLES_PER_CLIENT
     ids = set(np.unique(owners).tolist())
-    for handles in (output.logprobs, output.prompt_logprobs, output.num_cached_tokens):
+    for handles in (
+        output.logprobs, output.prompt_logprobs, output.num_cached_tokens, output.vectors
+    ):  # fmt: skip
         ids |= {client_of(handle) for handle in handles}
     ids |= {client_of(finish.handle) for finish in output.finished}
     if len(ids) == 1:
@@ -82,5 +84,6 @@ def _part(output: EngineOutput, mine: np.ndarray, client_id: int) -> EngineOutpu
         logprobs=own(output.logprobs),
         prompt_logprobs=own(output.prompt_logprobs),
         num_cached_tokens=own(output.num_cached_tokens),
+        vectors=own(output.vectors),
         finished=tuple(f for f in output.finished if client_of(f.handle) == client_id),
     )

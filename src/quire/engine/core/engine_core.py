@@ -132,8 +132,8 @@ class EngineCore:
     # --- between steps --------------------------------------------------------------------------
 
     def is_ready_for(self, op: ControlOp) -> bool:
-        """Whether `control` may follow: not while a pause waits for requests to end. Until it may,
-        nobody new is admitted."""
+        """Return whether `control` may follow: not while a pause waits for requests to end. Until
+        it may, no new request is admitted."""
         if not isinstance(op, Pause | Sleep) or op.mode != "wait" or self._is_paused:
             return True
         self._scheduler.hold_admission(is_held=True)
@@ -229,12 +229,12 @@ class EngineCore:
 
     @property
     def uses_priority(self) -> bool:
-        """Whether requests may name a priority."""
+        """True if requests may name a priority."""
         return self._scheduler.uses_priority
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether a step could do nothing before some prompt goes on, or the engine does."""
+        """True if a step could do nothing before some prompt goes on, or the engine does."""
         if self._in_flight or self._held or self._opening:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
@@ -254,6 +254,8 @@ class EngineCore:
         if self._opening:
             self._take_grammars()
         while len(self._in_flight) < self._depth and not self._is_paused:
+            if self._scheduler.awaits_results:
+                break
             plan = self._scheduler.plan(now)
             if plan is None:
                 break
@@ -267,7 +269,7 @@ class EngineCore:
         return self._flush()
 
     def _take_oldest(self) -> EngineOutput:
-        """What the oldest step in flight gave."""
+        """Return the output of the oldest step in flight."""
         future = self._in_flight[0]
         self._give_late_input()
         try:
@@ -282,7 +284,8 @@ class EngineCore:
         return output
 
     def _give_late_input(self) -> None:
-        """What the oldest step in flight awaits. Its forward is under way meanwhile."""
+        """Give the oldest step in flight the input that it awaits. Its forward is under way
+        meanwhile."""
         late = self._scheduler.late_input()
         if late is not None:
             self._executor.late(late)

@@ -1,4 +1,4 @@
-"""Which sequences a core computes at the moment, in a file that outlives it.
+"""Sequences that a core computes at the moment, in a file that outlives it.
 
 Whoever replays the requests of a core that died learns here which of them were in the step that
 killed it, and suspects those alone.

@@ -1,5 +1,5 @@
-"""What a supervisor and the core that it starts tell each other, but for the heartbeat: the launch
-on the core's standard input, and in files how the start ended."""
+"""Messages between a supervisor and a starting core, beside the heartbeat: the launch on the core's
+standard input, and the end of the start in files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 def launch_bytes(launch: msgspec.Struct) -> bytes:
-    """What to write to the standard input of a process."""
+    """Encode a launch for the standard input of a process."""
     data = encode(launch)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
@@ -45,7 +45,7 @@ def read_message(descriptor: int, codec: Codec[Message]) -> Message:
 
 
 def read_launch(descriptor: int) -> Launch:
-    """Of a core. Raises ConfigError if there is none, or of another version of quire."""
+    """Read a core's launch. Raises ConfigError if there is none, or of another version of quire."""
     launch: Launch = read_message(descriptor, Codec(Launch))
     if launch.version != PROTOCOL_VERSION:
         raise ConfigError(
@@ -93,7 +93,7 @@ def mark_ready(directory: Path, instance: int) -> None:
 
 
 def was_ready(directory: Path, instance: int) -> bool:
-    """Whether a core's start had ended well."""
+    """Return whether a core's start had ended well."""
     return _ready_path(directory, instance).exists()
 
 

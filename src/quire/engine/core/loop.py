@@ -170,7 +170,7 @@ class CoreLoop:
             self._drop(client, "is gone")
 
     def _look_around(self, now: float, *, is_idle: bool = False) -> None:
-        """What is done now and then, beside steps. is_idle: there will be no next time soon."""
+        """Do the periodic work beside steps. is_idle: there will be no next time soon."""
         if is_idle or now >= self._stats_due:
             self._report_stats(now)
         if now >= self._probe_due:
@@ -319,7 +319,8 @@ class CoreLoop:
         self._socket.send(client.peer, encode(Output(output)))
 
     def _abort(self, client: ConnectedClient, handles: list[int]) -> None:
-        """Those of other clients are not live here, and so they are ignored."""
+        """Abort the client's own requests; handles of other clients are not live here and are
+        ignored."""
         own = [handle for handle in handles if handle in client.live]
         self._counts["aborted_total"] += len(own)
         self._core.abort(own)

@@ -72,7 +72,7 @@ class CoreSocket:
         return self._try_send(peer, message)
 
     def is_owed(self, peer: bytes) -> bool:
-        """Whether the peer has not read all that was sent to it, as far as is known."""
+        """Return whether the peer, as far as is known, has not read everything sent to it."""
         return peer in self._owed
 
     def send_owed(self) -> list[bytes]:
@@ -106,6 +106,6 @@ class CoreSocket:
         return True
 
     def close(self) -> None:
-        """What was sent gets a moment to leave."""
+        """Close the socket after a moment for sent messages to leave."""
         self._socket.close(linger=LINGER_MS)
         self._context.term()

@@ -32,9 +32,9 @@ CORE_COMMAND = (sys.executable, "-m", "quire.engine.supervision.core_process")
 STOP_TIMEOUT_S = 10.0
 WATCH_AGAIN_S = 0.5
 CORE_FILES = ("ready", "failure", "partial", "in-flight")
-"""What a core leaves in the directory, each with its number: see `launch` and `in_flight`."""
+"""Files that a core leaves in the directory, each with its number: see `launch` and `in_flight`."""
 STACKS_S = 0.5
-"""How long a hung core gets to write its stacks to standard error before it is killed."""
+"""Seconds for a hung core to write its stacks to standard error before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the present core process."""
+        """Process id of the present core."""
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:

@@ -1,60 +1,32 @@
-"""Checks of tokens on the plan side: what a check refuses, rows forget."""
+"""Tokens that a verdict replaces: rows forget them, and get the others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.request import EngineRequest
-from quire.protocol.step import IntArray, no_ints
-from quire.scheduler.sequence import Sequence
 from quire.scheduler.state import SchedulerState
 
-__all__ = ["TailRewinds", "TokenCheck", "Verdict"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How many of the tokens stay, and token ids that follow these in place of the others."""
-
-    num_accepted: int
-    instead: IntArray = field(default_factory=no_ints)
-
-
-class TokenCheck(Protocol):
-    """Judges drawn tokens before a client sees them, such as a grammar that no mask can express, or
-    a filter that changes the end of an output. An exception fails the request that it was asked
-    about. Beams are chosen on the plan side anyway, so it is not asked about them."""
-
-    def watches(self, request: EngineRequest) -> bool:
-        """Whether `judge` is asked about this request. Asked once, when it arrives."""
-        ...
-
-    def judge(self, sequence: Sequence, known: IntArray, drawn: IntArray) -> Verdict | None:
-        """What becomes of `drawn`, int32 [N], which follow `known`, int32 [M]; None: all stay.
-
-        If tokens go and none come in their place, the sequence draws again. Noise depends on the
-        position alone, so it draws the same token unless something else has changed.
-        """
-        ...
+__all__ = ["TailRewinds"]
 
 
 @dataclass(slots=True)
 class _Rewind:
-    """A row that waits for the results of steps that computed with refused tokens.
+    """A row that waits for the results of steps that computed with tokens which are gone.
 
-    num_instead: of its known tokens, the last ones that the row does not have. num_refused: tokens
-    that only the row has. last_step: whose result is the last one to wait for.
+    num_kept: tokens of the row that stay; known ones after these it does not have. num_refused:
+    tokens that only the row has. num_computed: at least so many had been computed. last_step: whose
+    result is the last one to wait for.
     """
 
     slot: int
     generation: int
-    num_instead: int
+    num_kept: int
     num_refused: int
+    num_computed: int
     last_step: int
 
 
@@ -66,17 +38,30 @@ class TailRewinds:
         self._state = state
         self._waiting: list[_Rewind] = []
 
-    def begin(self, slot: int, num_instead: int, num_refused: int, last_step: int) -> None:
-        """A stopped row has been given its tokens and goes on."""
-        generation = int(self._state.table.generation[slot])
-        self._waiting.append(_Rewind(slot, generation, num_instead, num_refused, last_step))
+    def begin(self, slot: int, num_kept: int, num_computed: int, last_step: int) -> None:
+        """Of the known tokens of a row the first `num_kept` stay, before others follow and the slot
+        is stopped. It goes on when the result of `last_step` was applied."""
+        table = self._state.table
+        generation, num_known = int(table.generation[slot]), int(table.num_known[slot])
+        for rewind in self._waiting:
+            if (rewind.slot, rewind.generation) == (slot, generation):
+                num_more = max(rewind.num_kept - num_kept, 0)
+                rewind.num_kept -= num_more
+                rewind.num_refused += num_more
+                rewind.last_step = last_step
+                return
+        refused = num_known - num_kept
+        self._waiting.append(_Rewind(slot, generation, num_kept, refused, num_computed, last_step))
 
-    def may_stay(self, slot: int, num_instead: int) -> bool:
-        """Whether a stopped row can be rewound where it is. To draw again it computes its last
-        token again, which must not be in a block that others may have found by name. A recurrent
-        state cannot be taken back."""
-        kv, num_known = self._state.kv, int(self._state.table.num_known[slot])
-        return kv.states is None and (num_instead > 0 or num_known % kv.block_size > 0)
+    def may_stay(self, slot: int, num_kept: int) -> bool:
+        """Whether a row can go back to its first `num_kept` tokens where it is: none after them is
+        in a block that others may have found by name, and no window has left what they need. A
+        recurrent state cannot be taken back."""
+        state, kv = self._state, self._state.kv
+        if kv.states is not None or any(group.window is not None for group in kv.layout.groups):
+            return False
+        num_named = len(state.table.at(slot).names) * kv.block_size
+        return num_named <= num_kept and not state.builder.is_entering(slot)
 
     def count(self, slots: Iterable[int], counts: Iterable[int]) -> None:
         """Rows of these slots were given tokens that were not asked for any more."""
@@ -97,12 +82,9 @@ class TailRewinds:
         table, slot = self._state.table, rewind.slot
         if table.generation[slot] != rewind.generation:
             return
-        num_known = int(table.num_known[slot])
-        num_kept = num_known - rewind.num_instead
+        num_known, num_kept = int(table.num_known[slot]), rewind.num_kept
         num_in_row = num_kept + rewind.num_refused
-        if not rewind.num_instead:
-            num_kept -= 1  # the last one is given again, so that the row computes it
-        num_computed = min(num_in_row - 1, num_kept)
+        num_computed = min(num_in_row - 1, num_kept, rewind.num_computed)
         tokens: list[int] = table.token_ids[slot, num_kept:num_known].tolist()
         table.go_on(slot, num_computed)
         slots: npt.NDArray[np.int64] = np.array([slot])

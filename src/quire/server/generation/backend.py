@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from quire.dialect import Dialect
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.engine.model_front import ModelFront
 from quire.protocol.status import (
@@ -23,13 +24,15 @@ __all__ = ["Backend", "Ready", "ServedModel", "describe"]
 class ServedModel:
     """names: what requests may call it, the first in responses. root: folder or hub id.
     created: Unix seconds, the same for the life of the server. seed: of the seeds of requests that
-    name none; None for ones that nobody can predict."""
+    name none; None for ones that nobody can predict. dialect: how it writes calls and thinking;
+    None without a chat."""
 
     names: tuple[str, ...]
     root: str
     created: int
     front: ModelFront
     seed: int | None = None
+    dialect: Dialect | None = None
 
     def check_name(self, name: str | None) -> None:
         """RefusedError 404 for a model that is not served; None means the one that is."""

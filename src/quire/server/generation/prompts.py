@@ -10,11 +10,12 @@ import base64
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from quire.dialect.describe import described
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
@@ -94,14 +95,19 @@ class PromptRenderer:
             raise RefusedError(str(error), param="prompt_embeds") from error
 
     async def render_chat(
-        self, renderer: Renderer, body: ChatRequest | TokenizeRequest, max_model_len: int
+        self,
+        renderer: Renderer,
+        body: ChatRequest | TokenizeRequest,
+        max_model_len: int,
+        tools_text: str = "",
     ) -> RenderedPrompt:
-        """Messages, through the model's chat template or, if trusted, the request's own."""
+        """Messages, through the model's chat template or, if trusted, the request's own.
+        tools_text: describes the tools, for a template that has no place for them."""
         messages = self._checked_messages(body.messages)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
-        work = functools.partial(self._render_chat, renderer, body, messages, most)
+        work = functools.partial(self._render_chat, renderer, body, messages, most, tools_text)
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
@@ -109,6 +115,20 @@ class PromptRenderer:
         if size > SHORT_CHARS or self._has_slow_template:
             return await self._pool.run(work)
         return self._timed(work)
+
+    async def render_prediction(
+        self, renderer: Renderer, prompt: RenderedPrompt, text: str, max_model_len: int
+    ) -> RenderedPrompt:
+        """The prompt, with the answer that its client expects. No more of it than could be one."""
+        self._check_chars(len(text), max_model_len, "prediction")
+        if renderer.tokenizer is None:
+            raise RefusedError(
+                "prediction is a text, but this server has no tokenizer. Leave it out.",
+                param="prediction",
+            )
+        work = functools.partial(renderer.tokenizer.encode, text, add_special_tokens=False)
+        token_ids = await self._run(work, len(text))
+        return replace(prompt, prediction=tuple(token_ids[:max_model_len]))
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
         """Any other work on text; `size` in characters or tokens."""
@@ -135,6 +155,7 @@ class PromptRenderer:
         body: ChatRequest | TokenizeRequest,
         messages: list[dict[str, Any]],
         max_prompt_chars: int,
+        tools_text: str,
     ) -> RenderedPrompt:
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
@@ -142,12 +163,12 @@ class PromptRenderer:
         if isinstance(body, ChatRequest):
             documents = body.documents
             if body.reasoning_effort is not None:
-                variables.setdefault("reasoning_effort", body.reasoning_effort)
+                variables = {**_effort_variables(body.reasoning_effort), **variables}
             if body.chat_template is not None:
                 template = renderer.request_template(body.chat_template)
         asked = body.add_generation_prompt
-        return renderer.render_chat(
-            messages,
+        render = functools.partial(
+            renderer.render_chat,
             documents=documents,
             add_generation_prompt=not continues if asked is None else asked,
             continue_final_message=continues,
@@ -156,6 +177,12 @@ class PromptRenderer:
             add_special_tokens=bool(body.add_special_tokens),
             max_prompt_chars=max_prompt_chars,
         )
+        if not tools_text:
+            return render(messages, body.tools)
+        try:
+            return render(described(messages, tools_text), body.tools)
+        except RequestError:  # some templates refuse a system message
+            return render(described(messages, tools_text, in_system=False), body.tools)
 
     def _check_template(self, source: str) -> None:
         if not self._trust_templates:
@@ -202,7 +229,8 @@ class PromptRenderer:
         highest = self._limits.prompt_chars(max_model_len)
         if num_chars > highest:
             raise RefusedError(
-                f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+                f"This model's maximum context length is {max_model_len} tokens. The "
+                f"{'prediction' if param == 'prediction' else 'prompt'} has "
                 f"{num_chars} characters, which is more than is worth tokenizing "
                 f"(max_prompt_chars, {highest}). Shorten it.",
                 param=param,
@@ -230,7 +258,13 @@ def _num_part_chars(part: str | dict[str, Any]) -> int:
 def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
     """Of what a template may write beside the messages."""
     documents = body.documents if isinstance(body, ChatRequest) else None
-    return _num_chars(documents) + _num_chars(body.chat_template_kwargs)
+    return sum(map(_num_chars, (documents, body.chat_template_kwargs, body.tools)))
+
+
+def _effort_variables(effort: str) -> dict[str, Any]:
+    """Return the variables of a reasoning effort: templates read the word, or a switch."""
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _num_chars(value: object) -> int:

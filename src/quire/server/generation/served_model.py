@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
-from quire.engine.model_front import load_model_front
+from quire.dialect import Dialect, find_dialect
+from quire.engine.model_front import ModelFront, load_model_front
 from quire.engine.supervision.supervisor import SettingValue
+from quire.errors import ConfigError
 from quire.server.generation.backend import ServedModel
 from quire.server.settings import ServerSettings
 
@@ -17,11 +20,29 @@ __all__ = [
     "core_settings",
     "front_settings",
     "load_served_model",
+    "model_dialect",
     "served_names",
     "with_model",
 ]
 
 BUNDLED_NAME = "bundled"
+
+_THINK = ("<think>", "</think>")
+_THINKING: Mapping[str, tuple[str, str] | None] = {
+    **dict.fromkeys(
+        (
+            "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "hunyuan_a13b", "kimi_k2",
+            "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3",
+        ),
+        _THINK,
+    ),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "openai_gptoss": None,
+}  # fmt: skip
+"""Markers by the names of vLLM's `--reasoning-parser`; None where they belong to the format of
+calls."""
 
 
 def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedModel:
@@ -30,7 +51,28 @@ def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedM
     found = find_model(settings)  # no plan of the memory: the core may have taken it already
     front = load_model_front(settings, found.folder, found.spec)
     names, root = served_names(engine, server)
-    return ServedModel(names, root, int(time.time()), front, settings.seed)
+    dialect = model_dialect(front, server.tool_call_parser, server.reasoning_parser)
+    return ServedModel(names, root, int(time.time()), front, settings.seed, dialect)
+
+
+def model_dialect(
+    front: ModelFront, tool_parser: str | None = None, reasoning_parser: str | None = None
+) -> Dialect | None:
+    """Find how a model writes calls and thinking: from its chat template, unless parsers are
+    named; None for a model without a chat. ConfigError for an unknown name."""
+    renderer = front.renderer
+    if reasoning_parser is not None and reasoning_parser not in _THINKING:
+        raise ConfigError(
+            f"There is no reasoning parser {reasoning_parser!r}. Give one of "
+            f"{', '.join(sorted(_THINKING))}, or none: the format is found from the model."
+        )
+    if renderer.tokenizer is None or renderer.chat_template is None:
+        return None
+    dialect = find_dialect(renderer.chat_template, renderer.tokenizer, tool_parser)
+    markers = _THINKING.get(reasoning_parser or "")
+    if markers is None:
+        return dialect
+    return replace(dialect, thinking=markers).bound(renderer.tokenizer)
 
 
 def served_names(engine: EngineSettings, server: ServerSettings) -> tuple[tuple[str, ...], str]:

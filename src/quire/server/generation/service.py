@@ -11,10 +11,12 @@ from typing import Literal
 
 import msgspec
 
+from quire.dialect import Part
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, RequestError
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -22,6 +24,7 @@ from quire.protocol.step import TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
+from quire.server.generation.parsed import AnswerForm, PartsReader
 from quire.server.generation.prompts import check_context
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.readings.metrics import ServerMetrics
@@ -39,7 +42,8 @@ TextEnding = Literal["stop", "length"]
 
 class SampleDelta(msgspec.Struct, gc=False):
     """What one update adds to one sample. logprobs: one per token, if asked. finish_reason and
-    stop_reason (a stop string or token id) come once, with the last delta."""
+    stop_reason (a stop string or token id) come once, with the last delta. parts: of an answer that
+    is parsed, which has no text beside them."""
 
     index: int
     text: str
@@ -47,11 +51,15 @@ class SampleDelta(msgspec.Struct, gc=False):
     logprobs: Sequence[TokenLogprobs]
     finish_reason: TextEnding | None = None
     stop_reason: int | str | None = None
+    parts: Sequence[Part] = ()
 
 
 @dataclass(slots=True)
 class _Sample:
-    renderer: OutputRenderer
+    """prediction: where the output stands in it, if the client has predicted one."""
+
+    renderer: OutputRenderer | PartsReader
+    prediction: PredictionReader | None = None
     ending: str | None = None
 
 
@@ -74,8 +82,13 @@ class Generation:
         timeline: Timeline,
         metrics: ServerMetrics,
         beams: BeamRules | None = None,
+        form: AnswerForm | None = None,
+        has_grammar: bool = False,
+        grammar_field: str | None = None,
     ) -> None:
-        """beams: if the samples are those that a search finds, which come at its end."""
+        """beams: if the samples are those that a search finds, which come at its end. form: if they
+        are parsed. has_grammar: whether the engine has to compile one first. grammar_field: of the
+        request, that states it."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -89,8 +102,15 @@ class Generation:
         self._timeline = timeline
         self._metrics = metrics
         self._beams = beams
+        self._is_parsed = form is not None
+        self._has_grammar = has_grammar
+        self._grammar_field = grammar_field
+        self._is_scheduled = False
         self._samples = [
-            _Sample(front.renderer.output_of(prompt.known_token_ids, params, front.eos_token_ids))
+            _Sample(
+                _reader(front, prompt, params, form),
+                PredictionReader(prompt.prediction) if prompt.prediction else None,
+            )
             for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
@@ -104,10 +124,27 @@ class Generation:
             since_s=begun_s,
         )
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Count them over all samples so far; None if the answers are not parsed."""
+        if not self._is_parsed:
+            return None
+        readers = (sample.renderer for sample in self._samples)
+        return sum(r.num_reasoning_tokens for r in readers if isinstance(r, PartsReader))
+
+    @property
+    def num_predicted(self) -> tuple[int, int] | None:
+        """Tokens of the prediction that have appeared in the outputs, and others; None without
+        one."""
+        readers = [each.prediction for each in self._samples if each.prediction is not None]
+        if not readers:
+            return None
+        return sum(r.num_accepted for r in readers), sum(r.num_rejected for r in readers)
+
     async def settle(self) -> None:
         """Wait until it is known whether the engine can hold to the request's grammar, so that a
         refusal is one by status. Errors as in `run`. Other requests wait for nothing."""
-        if self.params.structured_outputs is None:
+        if not self._has_grammar:
             return
         news = asyncio.Event()
         self._stream.listen(news.set)
@@ -144,6 +181,9 @@ class Generation:
         self._place.leave()
         timeline = self._timeline
         timeline.num_generation_tokens += self.num_tokens
+        if (predicted := self.num_predicted) is not None:
+            timeline.num_accepted_prediction_tokens = predicted[0]
+            timeline.num_rejected_prediction_tokens = predicted[1]
         for sample in self._samples:
             timeline.finish_reason = sample.ending or self._early_end()
             self._metrics.count_finish(timeline.finish_reason)
@@ -174,9 +214,14 @@ class Generation:
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
         finish = news.finish
-        text, num_kept, ending = sample.renderer.take(news.token_ids, finish)
+        grown, num_kept, ending = sample.renderer.take(news.token_ids, finish)
         self.num_tokens += num_kept
-        delta = SampleDelta(news.index, text, news.token_ids, news.logprobs)
+        if sample.prediction is not None:
+            sample.prediction.read(news.token_ids[:num_kept])
+        if isinstance(grown, str):
+            delta = SampleDelta(news.index, grown, news.token_ids, news.logprobs)
+        else:
+            delta = SampleDelta(news.index, "", news.token_ids, news.logprobs, parts=grown)
         if ending is None:
             return delta
         delta.token_ids, delta.logprobs = news.token_ids[:num_kept], news.logprobs[:num_kept]
@@ -198,14 +243,23 @@ class Generation:
                 f"{finish.message[:1].upper()}{finish.message[1:]}.", status=503, retry_after_s=5
             )
         if finish.is_request_fault:
-            raise RequestError(finish.message)
+            raise self._fault(finish.message)
         self._has_failed = True
         raise self._expiry or EngineError(
             finish.message or "The engine ended the request early. Send it again."
         )
 
+    def _fault(self, message: str) -> Exception:
+        """Make the error of a request at fault. Before its first step its grammar is."""
+        is_of_grammar = not self._is_scheduled or message.startswith("the grammar ")
+        if not self._has_grammar or not is_of_grammar:
+            return RequestError(message)
+        is_of_tools = message.startswith("tools[")
+        return RefusedError(message, param="tools" if is_of_tools else self._grammar_field)
+
     def _scheduled(self, num_cached_tokens: int) -> None:
         self._place.start()
+        self._is_scheduled = True
         self.num_cached_tokens = num_cached_tokens
         timeline = self._timeline
         timeline.num_cached_tokens += num_cached_tokens
@@ -256,6 +310,17 @@ class Generation:
         return loop.call_later(max(0.0, latest() - timeline.now()), expire)
 
 
+def _reader(
+    front: ModelFront, prompt: RenderedPrompt, params: SamplingParams, form: AnswerForm | None
+) -> OutputRenderer | PartsReader:
+    """Make the reader of one sample."""
+    renderer = front.renderer
+    if form is None:
+        return renderer.output_of(prompt.known_token_ids, params, front.eos_token_ids)
+    stop_tokens = renderer.stop_tokens(params.stop_strings)
+    return form.reader(prompt, params, stop_tokens, front.eos_token_ids)
+
+
 class GenerationService:
     """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
@@ -279,9 +344,12 @@ class GenerationService:
         salt: str = "",
         beams: BeamRules | None = None,
         limit_field: str | None = "max_tokens",
+        form: AnswerForm | None = None,
+        grammar_field: str | None = None,
     ) -> AsyncGenerator[Generation]:
         """Render and add one prompt, and abort what is unfinished of it on leaving. limit_field:
-        of the request, that bounds the answer; None if a default does.
+        of the request, that bounds the answer; None if a default does. form: of an answer that is
+        parsed. grammar_field: of the request, that says to which language the answer belongs.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.
@@ -291,7 +359,17 @@ class GenerationService:
             prompt = await self._rendered(ready, render, params, timeline, truncate, limit_field)
             place.hold(len(prompt.token_ids))
             added = self._added(
-                ready, prompt, params, scheduling, place, timeline, salt, beams, limit_field is None
+                ready,
+                prompt,
+                params,
+                scheduling,
+                place,
+                timeline,
+                salt,
+                beams,
+                form,
+                grammar_field,
+                max_tokens_is_default=limit_field is None,
             )
             async with added as generation:
                 yield generation
@@ -327,6 +405,9 @@ class GenerationService:
         timeline: Timeline,
         salt: str,
         beams: BeamRules | None,
+        form: AnswerForm | None,
+        grammar_field: str | None,
+        *,
         max_tokens_is_default: bool,
     ) -> AsyncGenerator[Generation]:
         client = ready.client
@@ -340,7 +421,10 @@ class GenerationService:
             beams,
             max_tokens_is_default=max_tokens_is_default,
         )
-        async with await client.add(replace(request, salt=salt, scheduling=scheduling)) as stream:
+        request = replace(request, salt=salt, scheduling=scheduling)
+        if form is not None:
+            request = form.held(request, prompt)
+        async with await client.add(request) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()
             generation = Generation(
@@ -353,6 +437,9 @@ class GenerationService:
                 timeline=timeline,
                 metrics=self._metrics,
                 beams=beams,
+                form=form,
+                has_grammar=request.grammar is not None,
+                grammar_field=grammar_field,
             )
             try:
                 yield generation

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a typed object, within bounds."""
+"""Decodes the bytes of a request into a typed object, within bounds."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class BodyDecoder(Generic[Body]):
 
 
 def _is_same(value: object, other: object) -> bool:
-    """As JSON: true is not 1."""
+    """Return whether two values are equal in JSON: true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 

@@ -36,7 +36,7 @@ def check_shape(body: bytes, limits: Limits) -> None:
 
 
 async def check_shape_by_turns(body: bytes, limits: Limits) -> None:
-    """As `check_shape`, giving way to other tasks after every window but the first."""
+    """Run `check_shape`, giving way to other tasks after every window but the first."""
     for number, _ in enumerate(_Scan(body, limits).windows()):
         if number:
             await asyncio.sleep(0)
@@ -96,7 +96,7 @@ class _Scan:
                 raise _too_much("number of values", "max_json_nodes", limits)
 
     def _leave_string(self, start: int, end: int) -> int:
-        """Where the string ends that was cut off; the end of the window if it does not."""
+        """Return the end of a string that was cut off; the end of the window if it goes on."""
         match = _REST_OF_STRING.match(self._body, start, end)
         assert match is not None, "it matches nothing at least"
         if match.group(1):
@@ -106,7 +106,8 @@ class _Scan:
         return match.end()
 
     def _check_is_no_key(self, start: int, end: int) -> None:
-        """What follows on a string that is too long for a key, up to the end of the window."""
+        """Check the text behind a string that is too long for a key, up to the end of the
+        window."""
         space = _SPACE.match(self._body, start, end)
         assert space is not None, "it matches nothing at least"
         self._may_be_key = space.end() == end

@@ -47,9 +47,9 @@ class _AsgiBody:
 
 
 class EventSink:
-    """Where a stream is written: an `Outlet`, full until the response has started. What is written
-    while the client's buffer is full is for the writer to keep back, so that a slow reader holds no
-    more than that buffer here; tokens wait in the engine's client, in few bytes."""
+    """Destination of a stream: an `Outlet`, full until the response has started. While the client's
+    buffer is full, the writer keeps its output back. So a slow reader holds no more than that
+    buffer here, and tokens wait in the engine's client, in few bytes."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -61,7 +61,7 @@ class EventSink:
 
     @property
     def has_started(self) -> bool:
-        """Whether the client has the status: from then on all that goes wrong is an event."""
+        """True if the client has the status: from then on every fault is an event."""
         return self._started.is_set()
 
     @property

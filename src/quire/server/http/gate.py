@@ -1,4 +1,4 @@
-"""Where every HTTP request comes in: headers, host and key are checked before any route is tried.
+"""Entrance of every HTTP request: headers, host and key are checked before any route is tried.
 
 Nothing is open unless it is named here, so that a new route is guarded from its first day.
 """
@@ -143,7 +143,7 @@ class Gate:
 
 
 def _is_local(name: str) -> bool:
-    """Whether no resolver makes another machine of this name (RFC 6761, 6.3) or address."""
+    """Return whether no resolver makes another machine of this name (RFC 6761, 6.3) or address."""
     labels = name.removesuffix(".").split(".")
     if labels[-1] == "localhost" and all(labels):
         return True

@@ -52,7 +52,7 @@ class StreamBody:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client takes less than it is sent."""
+        """True if the client takes less than it is sent."""
         return self._flow.write_paused
 
     async def drain(self) -> None:
@@ -235,7 +235,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         return [value for name, value in self.headers if name == wanted]
 
     def _fault_of_framing(self) -> ErrorReply | None:
-        """What of version and framing the parser takes, but this server does not speak."""
+        """Return the fault of a version or framing that the parser takes, but this server does not
+        speak."""
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             return ErrorReply(505, f"The request is of HTTP/{version}. Send HTTP/1.1.")

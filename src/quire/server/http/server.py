@@ -18,11 +18,12 @@ from quire.server.settings import ServerSettings
 __all__ = ["HttpServer", "uvicorn_config"]
 
 LAST_RESPONSES_S = 3
-"""How long responses that have been told to end may take to leave."""
+"""Seconds for responses to leave after they have been told to end."""
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves the application. ConfigError if the TLS files cannot be read."""
+    """Return uvicorn's configuration for the application. ConfigError if the TLS files cannot be
+    read."""
     tls_context(settings)
     limits = settings.limits
     config = uvicorn.Config(

@@ -71,5 +71,5 @@ class RequestTrace:
 
 
 def is_label(text: str, max_chars: int) -> bool:
-    """Whether `text` can stand in headers, logs and JSON as it is."""
+    """Return whether `text` can stand unchanged in headers, logs and JSON."""
     return 0 < len(text) <= max_chars and text.isascii() and text.isprintable()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from quire.dialect import Part
 from quire.protocol.step import TokenLogprobs
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation, SampleDelta
@@ -167,13 +168,14 @@ class ChunkWriter:
 
 @dataclass(slots=True)
 class WholeSample:
-    """A sample, whole when it has ended."""
+    """A sample, whole when it has ended. parts: of one that is parsed, which has no text."""
 
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
+    parts: list[Part] = field(default_factory=list[Part])
 
     @property
     def text(self) -> str:
@@ -183,6 +185,7 @@ class WholeSample:
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        self.parts.extend(delta.parts)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason

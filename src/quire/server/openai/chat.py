@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import RenderedPrompt
+from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
@@ -24,6 +25,7 @@ from quire.server.openai.answer import (
 )
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
+from quire.server.openai.parts import ChatMessage, PartsWriter, message_of, reason_of
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import ChatRequest
 
@@ -41,12 +43,6 @@ CHAT_SHAPE = ChunkShape(
 
 class ChatLogprobs(msgspec.Struct):
     content: list[Any]
-    refusal: None = None
-
-
-class ChatMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
     refusal: None = None
 
 
@@ -73,11 +69,12 @@ class ChatCompletion(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The answer to one request, whole or as a stream."""
+    """The answer to one request, whole or as a stream. form: if it is parsed."""
 
     job: Job
     body: ChatRequest
     params: SamplingParams
+    form: AnswerForm | None = None
 
     async def whole(self) -> bytes:
         """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
@@ -109,36 +106,60 @@ class ChatAnswer:
         async with self._open() as generation:
             await generation.settle()
             await sink.start()
-            wants_logprobs = self.params.logprobs is not None
-            chunks = ChunkWriter(
-                head,
-                CHAT_SHAPE,
-                generation,
-                logprobs=[
-                    _PieceLogprobs(self._writer(generation))
-                    for _ in range(self.params.n if wants_logprobs else 0)
-                ],
-                has_ids=bool(self.body.return_token_ids),
-                usage_in_each=in_each,
-            )
+            event = self._chunks(head, generation, usage_in_each=in_each).event
 
             def write(deltas: list[SampleDelta]) -> None:
-                sink.write(b"".join(map(chunks.event, deltas)))
+                sink.write(b"".join(map(event, deltas)))
 
             await generation.run(write, sink)
         usage = usage_of([generation]) if at_end else None
         timeline = self.job.timeline if self.body.return_timeline else None
         return head.last_event(usage, timeline) + DONE
 
-    def _open(self) -> AbstractAsyncContextManager[Generation]:
-        job = self.job
-        render = partial(
-            job.prompts.render_chat,
-            job.ready.model.front.renderer,
-            self.body,
-            job.ready.capacity.max_model_len,
+    def _chunks(
+        self, head: AnswerHead, generation: Generation, *, usage_in_each: bool
+    ) -> ChunkWriter | PartsWriter:
+        wants_logprobs = self.params.logprobs is not None
+        logprobs = [
+            _PieceLogprobs(self._writer(generation))
+            for _ in range(self.params.n if wants_logprobs else 0)
+        ]
+        has_ids = bool(self.body.return_token_ids)
+        if self.form is None:
+            return ChunkWriter(
+                head,
+                CHAT_SHAPE,
+                generation,
+                logprobs=logprobs,
+                has_ids=has_ids,
+                usage_in_each=usage_in_each,
+            )
+        return PartsWriter(
+            head,
+            generation,
+            is_named=self.form.is_named,
+            shows_reasoning=self._shows_reasoning,
+            logprobs=logprobs,
+            has_ids=has_ids,
+            usage_in_each=usage_in_each,
         )
-        return job.open(render, self.params, self.body)
+
+    @property
+    def _shows_reasoning(self) -> bool:
+        return self.body.include_reasoning is not False
+
+    def _open(self) -> AbstractAsyncContextManager[Generation]:
+        return self.job.open(self._render, self.params, self.body, self.form)
+
+    async def _render(self) -> RenderedPrompt:
+        prompts, ready, body = self.job.prompts, self.job.ready, self.body
+        renderer, max_model_len = ready.model.front.renderer, ready.capacity.max_model_len
+        tools_text = "" if self.form is None else self.form.tools_text
+        prompt = await prompts.render_chat(renderer, body, max_model_len, tools_text)
+        if body.prediction is None:
+            return prompt
+        text = body.prediction.text
+        return await prompts.render_prediction(renderer, prompt, text, max_model_len)
 
     def _head(self, kind: str) -> AnswerHead:
         return self.job.head("chatcmpl-", kind)
@@ -150,11 +171,19 @@ class ChatAnswer:
         logprobs = None
         if self.params.logprobs is not None:
             logprobs = ChatLogprobs(list(self._writer(generation).chat(sample.logprobs)))
+        message, reason = ChatMessage(sample.text), sample.finish_reason
+        if self.form is not None:
+            message = message_of(sample.parts, shows_reasoning=self._shows_reasoning)
+            reason = reason_of(
+                reason,
+                has_calls=message.tool_calls is not UNSET,
+                is_named=self.form.is_named,
+            )
         return ChatChoice(
             index,
-            ChatMessage(sample.text),
+            message,
             logprobs,
-            sample.finish_reason,
+            reason,
             sample.stop_reason,
             sample.token_ids if self.body.return_token_ids else UNSET,
         )

@@ -10,6 +10,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import Renderer
 from quire.server.generation.backend import Ready
+from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import Generation, GenerationService, Render
 from quire.server.generation.waiting import Party
@@ -17,6 +18,7 @@ from quire.server.openai.answer import AnswerHead
 from quire.server.openai.beams import beam_rules
 from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import limit_field
+from quire.server.openai.structured import dropped_keywords, structured_field
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import GenerationRequest
 
@@ -77,8 +79,11 @@ class Job:
         render: Render,
         params: SamplingParams,
         body: GenerationRequest,
+        form: AnswerForm | None = None,
     ) -> AbstractAsyncContextManager[Generation]:
         """As `GenerationService.open`."""
+        if params.structured_outputs is not None or form is not None:
+            self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
         return self.generations.open(
             self.ready,
             render,
@@ -90,7 +95,18 @@ class Job:
             scheduling=self._scheduling(body),
             beams=beam_rules(body, self.max_beam_width),
             limit_field=limit_field(body),
+            form=form,
+            grammar_field=self._grammar_field(params, body, form),
         )
+
+    def _grammar_field(
+        self, params: SamplingParams, body: GenerationRequest, form: AnswerForm | None
+    ) -> str | None:
+        if params.structured_outputs is not None:
+            return structured_field(body)
+        if form is None:
+            return None
+        return "tools" if form.tools else "thinking_token_budget"
 
     def _scheduling(self, body: GenerationRequest) -> SchedulingParams:
         return SchedulingParams(body.priority or 0, body.deadline_s, self.tenant, self.weight)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any, cast
 
 from quire.errors import RequestError
 from quire.protocol.grammar import StructuredOutputsParams
+from quire.protocol.json_schema import all_unsupported
+from quire.server.generation.parsed import AnswerForm
 from quire.server.requests.bodies import GenerationRequest
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["structured_outputs"]
+__all__ = ["dropped_keywords", "structured_field", "structured_outputs"]
 
 _GUIDED = {
     "guided_json": "json",
@@ -20,20 +23,21 @@ _GUIDED = {
     "guided_json_object": "json_object",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
+MAX_DROPPED = 64
+"""Paths that a timeline keeps."""
 _KNOWN = frozenset(field.name for field in fields(StructuredOutputsParams))
+
+
+def structured_field(body: GenerationRequest) -> str | None:
+    """The field that says to which language the output belongs, None for free text. RefusedError
+    as in `structured_outputs`."""
+    return next(iter(_given(body)), None)
 
 
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
     """What the request asks for, None for free text. RefusedError if several fields do, or one is
     wrong."""
-    guided = _of_guided(body)
-    first_guided = next((old for old, name in _GUIDED.items() if name in guided), "guided_json")
-    found = {
-        "response_format": _of_response_format(body.response_format) or None,
-        "structured_outputs": body.structured_outputs,
-        first_guided: guided or None,
-    }
-    given = {name: asked for name, asked in found.items() if asked is not None}
+    given = _given(body)
     if not given:
         return None
     if len(given) > 1:
@@ -58,6 +62,40 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
         return StructuredOutputsParams(**{k: v for k, v in asked.items() if v is not None})
     except RequestError as error:
         raise RefusedError(str(error), param=param) from error
+
+
+def dropped_keywords(
+    structured: StructuredOutputsParams | None, form: AnswerForm | None
+) -> list[str]:
+    """Return the paths in the schemas of a request that its answers are not held to."""
+    found: list[str] = []
+    if structured is not None and structured.json is not None and not structured.strict:
+        found += _dropped(structured.json)
+    for tool in () if form is None else form.tools:
+        if not tool.is_strict:
+            found += (f"{tool.name}: {place}" for place in _dropped(tool.parameters))
+    return found[:MAX_DROPPED]
+
+
+def _dropped(schema: object) -> list[str]:
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):  # the engine refuses it
+            return []
+    return all_unsupported(schema)
+
+
+def _given(body: GenerationRequest) -> dict[str, dict[str, Any]]:
+    """Fields of `StructuredOutputsParams`, by the field of the request that states them."""
+    guided = _of_guided(body)
+    first_guided = next((old for old, name in _GUIDED.items() if name in guided), "guided_json")
+    found = {
+        "response_format": _of_response_format(body.response_format) or None,
+        "structured_outputs": body.structured_outputs,
+        first_guided: guided or None,
+    }
+    return {name: asked for name, asked in found.items() if asked is not None}
 
 
 def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a person sees while the server starts: phases with durations, then how to use it."""
+"""Boot screen of the server: phases with durations, then how to use it."""
 
 from __future__ import annotations
 

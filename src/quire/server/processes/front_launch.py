@@ -1,4 +1,4 @@
-"""What a front process is told when it starts, and what its exit status says."""
+"""Launch message of a front process, and the meaning of its exit status."""
 
 from __future__ import annotations
 

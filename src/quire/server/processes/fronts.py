@@ -23,7 +23,7 @@ __all__ = ["Fronts"]
 logger = logging.getLogger("quire.server")
 
 LAST_S = 10.0
-"""How long a front that was told to end may take to."""
+"""Seconds for a front to end after it was told to."""
 BEATS = 8
 """So many heartbeats at least come in the time after which a front counts as hung."""
 STEADY_S = 60.0
@@ -78,7 +78,7 @@ class Fronts:
             raise failures.exceptions[0] from None
 
     async def wait_until_ready(self) -> None:
-        """Until each of the processes can serve: it has what it needs of the model, and has heard
+        """Wait until each of the processes can serve: it has its part of the model, and has heard
         that the engine runs."""
         while len(self._fronts) < len(self._listeners) or not all(
             map(self.board.has, self._fronts)

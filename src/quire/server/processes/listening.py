@@ -61,7 +61,7 @@ def _listen(settings: ServerSettings) -> list[socket.socket]:
     listeners = _at_all_addresses(settings.host, settings.port)
     if count == 1:
         return listeners
-    # Those above do not share, so that another server at this port was found.
+    # Sockets above do not share, so that another server at this port was found.
     places = [(each.family, each.getsockname()[:2]) for each in listeners]
     for listener in listeners:
         listener.close()

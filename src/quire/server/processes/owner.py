@@ -39,7 +39,7 @@ TICK_S = 1.0
 
 
 class Owner:
-    """From the first line of the boot screen to the end of the last process."""
+    """Owns the server from the first line of the boot screen to the end of the last process."""
 
     def __init__(
         self,

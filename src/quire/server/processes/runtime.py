@@ -1,4 +1,4 @@
-"""How each process of a server runs: its event loop, and its log."""
+"""Event loop and log of each process of a server."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def log_to_stderr() -> None:
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's access log is to be written: those of probes and of scrapes that
-    went well come every few seconds."""
+    """Return whether a line of uvicorn's access log is worth writing. Successful probes and
+    scrapes, which come every few seconds, are not."""
     if not isinstance(record.args, tuple) or len(record.args) != 5:
         return True
     _, _, path, _, status = record.args

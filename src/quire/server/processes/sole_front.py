@@ -102,7 +102,7 @@ class SoleFront:
         self._screen.show(status)
         await keeper.start()
         self._screen.ready(status, model.names[0], model.root)
-        # What start-up made stays: collections need not visit it between tokens.
+        # Objects of the start-up stay: collections need not visit them between tokens.
         gc.collect()
         gc.freeze()
         await keeper.keep()
@@ -115,4 +115,4 @@ class SoleFront:
         await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         draining.cancel()
-        # What is still open fails, with a message, when the client is closed.
+        # Requests still open fail, with a message, when the client is closed.

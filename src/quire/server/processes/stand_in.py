@@ -24,7 +24,7 @@ __all__ = ["StandIn"]
 
 RETRY_S = 2.0
 LINGER_S = 2.0
-"""How long a client may go on sending what nobody will read, so that it can read the answer."""
+"""Seconds for a client to go on sending, unread, so that it can read the answer."""
 
 
 class StandIn:
@@ -39,7 +39,7 @@ class StandIn:
         self._servers: dict[int, asyncio.Server] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self.status: Callable[[], ShortStatus] = self._importing
-        """What is told; to be set as soon as more is known."""
+        """Status to report; set it as soon as more is known."""
 
     async def open(self, listeners: Iterable[socket.socket]) -> None:
         """Several may be the same one."""
@@ -84,7 +84,7 @@ class StandIn:
         assert task is not None, "streams are handled in tasks"
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
-        # What a client does to its connection concerns nobody else.
+        # A client's treatment of its connection concerns nobody else.
         with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
             if len(self._answering) <= self._limits.max_connections:
                 await self._exchange(reader, writer)

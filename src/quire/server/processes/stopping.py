@@ -42,8 +42,8 @@ class StopSignals:
 
 
 async def until(event: asyncio.Event, tasks: Mapping[asyncio.Task[Any], str]) -> None:
-    """Until `event` is set. Raises what a task raises, and EngineError with its text if a task ends
-    that has one."""
+    """Wait until `event` is set. Raises a task's exception, and EngineError with a task's text if
+    that task ends."""
     stopping = asyncio.create_task(event.wait())
     waited: set[asyncio.Task[Any]] = {stopping, *tasks}
     try:

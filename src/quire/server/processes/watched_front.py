@@ -42,8 +42,8 @@ class WatchedFront:
             await self._stdin.drain()
 
     async def watch(self, hang_limit_s: float, on_listening: Callable[[], None]) -> bool:
-        """Until it has ended (False), or has said nothing for so long (True). on_listening: called
-        when it takes connections."""
+        """Wait until the front has ended (False), or was silent for the limit (True). on_listening:
+        called when it takes connections."""
         heard = await self._hear(START_S)
         if heard:
             on_listening()
@@ -52,7 +52,8 @@ class WatchedFront:
         return heard is None
 
     async def _hear(self, limit_s: float) -> bytes | None:
-        """What it says: nothing when it has ended, None if nothing came for so long.
+        """Read the front's output: nothing when it has ended, None if nothing came within the
+        limit.
 
         In halves: the first one may have passed while this process slept itself, with beats that
         have not been read.
@@ -74,11 +75,11 @@ class WatchedFront:
         self._stdin.close()
 
     async def wait(self) -> int:
-        """Until it has ended; its exit status."""
+        """Wait until the front has ended. Returns its exit status."""
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """Until it has ended, whatever it does."""
+        """Kill the front and wait for its end."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

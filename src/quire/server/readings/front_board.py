@@ -1,4 +1,4 @@
-"""What the front processes of one server tell each other: readings, in files that all can read."""
+"""Readings that the front processes of one server exchange, in files that all can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "front-"
 
 
 class FrontReading(msgspec.Struct):
-    """What one front counts, or several do. num_waiting_…: requests before their first step, and
+    """Counts of one front, or of several. num_waiting_…: requests before their first step, and
     their prompt tokens. refused: requests shed by the waiting room, by reason."""
 
     metrics: ServerMetrics
@@ -47,7 +47,7 @@ class FrontBoard:
         partial.rename(self._path(front))
 
     def has(self, front: int) -> bool:
-        """Whether the front has written a reading."""
+        """Return whether the front has written a reading."""
         return self._path(front).exists()
 
     def retire(self, front: int) -> None:

@@ -1,4 +1,4 @@
-"""What the server counts. The names of the exported metrics are in `exposition.py`."""
+"""Counters of the server. The names of the exported metrics are in `exposition.py`."""
 
 from __future__ import annotations
 

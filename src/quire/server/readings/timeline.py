@@ -1,4 +1,4 @@
-"""What happened to a request, and when."""
+"""Timeline of a request."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Timeline:
     gave how many tokens. In a request of several prompts: of the first that got there, and of all
     together.
     tenant: whose request it was, as `Gate` names the caller's key; not shown.
+    dropped_keywords: paths in its schemas that its answers are not held to; shown if there are any.
     """
 
     request_id: str
@@ -38,8 +39,11 @@ class Timeline:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    dropped_keywords: list[str] = field(default_factory=list[str])
     num_chunks: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))
     chunk_sizes: array[int] = field(default_factory=lambda: array("L"))
@@ -78,6 +82,8 @@ class Timeline:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_generation_tokens=self.num_generation_tokens,
+            num_accepted_prediction_tokens=self.num_accepted_prediction_tokens,
+            num_rejected_prediction_tokens=self.num_rejected_prediction_tokens,
             finish_reason=self.finish_reason,
             error=self.error,
             num_chunks=self.num_chunks,
@@ -86,6 +92,8 @@ class Timeline:
                 for when, num in zip(self.chunk_times, self.chunk_sizes, strict=True)
             ],
         )
+        if self.dropped_keywords:
+            found["dropped_keywords"] = self.dropped_keywords
         return found
 
 
@@ -99,7 +107,7 @@ class TimelineLog:
         self._kept.append(timeline)
 
     def latest(self, tenant: str) -> Iterator[Timeline]:
-        """Those of one tenant, newest first."""
+        """Yield the timelines of one tenant, newest first."""
         return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
 
     def find(self, request_id: str, tenant: str) -> Timeline | None:

@@ -21,7 +21,8 @@ IGNORED_FIELDS = frozenset(
 )
 """Taken and left alone: they never change the text of an answer, only bookkeeping elsewhere."""
 
-_TOOLS = "tool calls are not offered yet"
+_TOOLS = "completions have no tools; send messages and tools to /v1/chat/completions"
+_REASONING = "completions do not tell reasoning from the answer; chats do"
 _MEDIA = "the served model takes text only"
 _NONE: tuple[Any, ...] = ()
 
@@ -30,10 +31,17 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "echo": ("an answer repeats nothing of the chat; completions have it", (False,)),
     "ec_transfer_params": ("there is no disaggregated encoder", _NONE),
     "frequency_penalty_decay": ("there is no such penalty", _NONE),
-    "function_call": (_TOOLS, ("none",)),
-    "functions": (_TOOLS, ([],)),
+    "function_call": (
+        'this is the older form of tool_choice; send that, such as {"type": "function", '
+        '"function": {"name": …}}',
+        ("none", "auto"),
+    ),
+    "functions": (
+        'this is the older form of tools; send those, each as {"type": "function", "function": …}',
+        ([],),
+    ),
     "guided_decoding_backend": ("there is one library for structured output", ("auto",)),
-    "include_reasoning": ("reasoning is not told from the answer", (True,)),
+    "include_reasoning": (_REASONING, (True,)),
     "kv_transfer_params": ("there is no disaggregated prefill", _NONE),
     "logprob_token_ids": ("log-probabilities are of the most likely tokens", ([],)),
     "logits_processors": ("code is never taken from requests", ([],)),
@@ -41,14 +49,14 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (_MEDIA, ({},)),
     "modalities": (_MEDIA, (["text"],)),
     "parallel_tool_calls": (_TOOLS, (True, False)),
-    "prediction": ("predicted outputs are not offered", _NONE),
+    "prediction": ("predicted outputs are offered for chats", _NONE),
     "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),
     "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
     "return_prompt_text": ("send echo to completions", (False,)),
     "return_token_offsets": ("they are not computed", (False,)),
     "stream_interval": ("chunks go out as tokens come", (1,)),
     "suffix": ("text is only continued, not filled in", ("",)),
-    "thinking_token_budget": ("reasoning is not told from the answer", _NONE),
+    "thinking_token_budget": (_REASONING, _NONE),
     "tool_choice": (_TOOLS, ("none",)),
     "tools": (_TOOLS, ([],)),
     "verbosity": ("the model has no such switch", ("medium",)),

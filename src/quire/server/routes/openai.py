@@ -17,6 +17,7 @@ from quire.server.openai.answer import encode
 from quire.server.openai.chat import ChatAnswer
 from quire.server.openai.completions import CompletionAnswer
 from quire.server.openai.sampling import chat_params, completion_params
+from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
 from quire.server.routes.services import Services
@@ -55,9 +56,10 @@ def openai_router(services: Services) -> APIRouter:
         ready = services.ready()
         body = await chats.decode(await services.bodies.read(request))
         params = chat_params(body, ready.model.front.default_sampling, limits)
+        form = answer_form(asked_tools(body), body, ready.model)
 
         def answer(timeline: Timeline) -> Answer:
-            return ChatAnswer(services.job(ready, request, body, timeline), body, params)
+            return ChatAnswer(services.job(ready, request, body, timeline), body, params, form)
 
         return await _respond(services, request, body, answer)
 

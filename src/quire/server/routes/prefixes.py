@@ -26,6 +26,7 @@ from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
 from quire.server.openai.job import tenant_salt
 from quire.server.openai.sampling import check_label
+from quire.server.openai.tools import tools_text
 from quire.server.prefixes.pinning import pin_prefix
 from quire.server.requests.bodies import PinRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -142,10 +143,12 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
     if body.messages is not None:
         chat = TokenizeRequest(
             messages=body.messages,
+            tools=body.tools,
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=False,
         )
-        found = await services.prompts.render_chat(renderer, chat, max_model_len)
+        text = tools_text(body.tools, ready.model)
+        found = await services.prompts.render_chat(renderer, chat, max_model_len, text)
     else:
         found = await services.prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)

@@ -14,6 +14,7 @@ from quire.server.http.body import BodyDecoder
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
+from quire.server.openai.tools import tools_text
 from quire.server.requests.bodies import DetokenizeRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.services import Services
@@ -74,7 +75,8 @@ async def _tokenize(services: Services, ready: Ready, body: TokenizeRequest) -> 
         raise RefusedError("Give either prompt or messages.", param="prompt")
     token_ids: list[int] = []
     if body.messages is not None:
-        rendered = await services.prompts.render_chat(renderer, body, max_model_len)
+        text = tools_text(body.tools, ready.model)
+        rendered = await services.prompts.render_chat(renderer, body, max_model_len, text)
         token_ids = rendered.token_ids
     elif body.prompt:
         rendered = await services.prompts.render_prompt(

@@ -1,7 +1,7 @@
 // y = x Wᵀ + b with weights of few bits in blocks along the inputs (block_kinds.h), by 8-bit
 // activations with a scale for each group: one loop over tiles for all kinds.
-#include "linear/block_kinds.h"
-#include "linear/wide_tile.h"
+#include "linear/integers/block_kinds.h"
+#include "linear/integers/wide_tile.h"
 #include "native/replay.h"
 #include "rows/ids.h"
 

@@ -6,9 +6,9 @@
 // kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
 // - zero times the sum of the integers.
 #include "rows/ids.h"
-#include "linear/int4.h"
-#include "linear/int4_tiles.h"
-#include "linear/int4_wide.h"
+#include "linear/integers/int4.h"
+#include "linear/integers/int4_tiles.h"
+#include "linear/integers/int4_wide.h"
 #include "native/replay.h"
 
 namespace quire::linear_int {

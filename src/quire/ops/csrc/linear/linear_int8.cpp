@@ -4,7 +4,7 @@
 // for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
 // integers is taken off at the start of its sums.
 #include "rows/ids.h"
-#include "linear/int.h"
+#include "linear/integers/int.h"
 #include "native/replay.h"
 #include "linear/tile_loop.h"
 

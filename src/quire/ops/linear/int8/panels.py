@@ -1,4 +1,4 @@
-"""What the integer linear layers of csrc/linear/int.h have in common on the side of Python."""
+"""Common parts of the integer linear layers (csrc/linear/integers/int.h) on the side of Python."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 
 #if defined(__AMX_INT8__)
 
-#include "linear/int4.h"
+#include "linear/integers/int4.h"
 #include "linear/tiles.h"
 
 namespace quire::linear_int {

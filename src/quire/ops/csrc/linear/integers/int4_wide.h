@@ -7,8 +7,8 @@
 
 #if defined(__AVX512VNNI__)
 
-#include "linear/int4.h"
-#include "linear/wide_tile.h"
+#include "linear/integers/int4.h"
+#include "linear/integers/wide_tile.h"
 
 namespace quire::linear_int {
 

@@ -10,7 +10,7 @@
 #include <array>
 #include <utility>
 
-#include "linear/int_rows.h"
+#include "linear/integers/int_rows.h"
 #include "linear/panel_parts.h"
 #include "native/scratch.h"
 #include "linear/staged_outputs.h"

@@ -10,7 +10,7 @@
 // quads of inputs as fit, half by half.
 #pragma once
 
-#include "linear/int.h"
+#include "linear/integers/int.h"
 
 namespace quire::linear_int {
 

@@ -7,7 +7,7 @@
 
 #if defined(__AVX512VNNI__)
 
-#include "linear/int.h"
+#include "linear/integers/int.h"
 
 namespace quire::linear_int {
 

@@ -1,0 +1,94 @@
+"""Let a model call functions of this program, with the official OpenAI client.
+
+    quire serve &
+    python examples/tool_loop.py "What is 6 times 7?" --force
+
+The loop sends the question and the tools, runs the calls of the answer, sends their results, and
+goes on until the answer is text. Small models seldom call a tool by themselves: `--force` asks for
+a call in the first answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from openai import OpenAI
+
+MAX_ROUNDS = 4
+
+
+def calculate(operation: str, a: int, b: int) -> int:
+    """Do one operation on two integers."""
+    return {"add": a + b, "subtract": a - b, "multiply": a * b}[operation]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"calculate": calculate}
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 999}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculate",
+            "description": "Do one operation on two integers.",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "operation": {"enum": ["add", "subtract", "multiply"]},
+                    "a": NUMBER,
+                    "b": NUMBER,
+                },
+                "required": ["operation", "a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+def converse(client: OpenAI, question: str, *, force: bool = False) -> Iterator[str]:
+    """Yield one line for each call, and the last answer."""
+    model = client.models.list().data[0].id
+    messages: list[Any] = [{"role": "user", "content": question}]
+    choice: Any = "required" if force else "auto"
+    for _ in range(MAX_ROUNDS):
+        answer = client.chat.completions.create(
+            model=model,
+            messages=messages,
+            tools=TOOLS,
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            temperature=0,
+            max_tokens=128,
+        )
+        message = answer.choices[0].message
+        messages.append(message)
+        if answer.choices[0].finish_reason != "tool_calls":
+            yield message.content or ""
+            return
+        for call in message.tool_calls or ():
+            assert call.type == "function"
+            arguments = json.loads(call.function.arguments)  # it fits the schema
+            result = FUNCTIONS[call.function.name](**arguments)
+            yield f"{call.function.name}({call.function.arguments}) = {result}"
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+        choice = "auto"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Let a model call functions.")
+    parser.add_argument("question")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--force", action="store_true", help="ask for a call at first")
+    options = parser.parse_args(arguments)
+    with OpenAI(base_url=options.url, api_key="none") as client:
+        for line in converse(client, options.question, force=options.force):
+            sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()

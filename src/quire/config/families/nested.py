@@ -1,0 +1,83 @@
+"""The text model of a checkpoint that has more parts, such as one for images.
+
+transformers writes a nested config without the values that its class has anyway, so that these
+defaults belong to the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.config.hf import RawConfig
+
+__all__ = ["TEXT_DEFAULTS", "text_config"]
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_QWEN = {
+    **_LLAMA,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+_GEMMA = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": _LLAMA,
+        "mistral": {
+            **_LLAMA,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+        "qwen2": _QWEN,
+        "qwen3": {**_QWEN, "head_dim": 128},
+        "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "gemma3_text": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072},
+    }
+)
+"""What transformers' config classes have where a file is silent, by model_type."""
+
+_SHARED = (
+    "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings",
+)  # fmt: skip
+_OTHER_ATTENTION = ("paligemma",)
+"""Models whose text attends to what follows it."""
+
+
+def text_config(raw: RawConfig) -> RawConfig | None:
+    """The part of config.json that describes the text model; None if there is no such part, or
+    the text model is of no family that is known."""
+    if not isinstance(raw.as_dict().get("text_config"), dict):
+        return None
+    nested = raw.section("text_config")
+    kind = None if nested is None else nested.read_optional(str, "model_type")
+    if nested is None or kind is None or kind not in TEXT_DEFAULTS:
+        return None
+    if raw.read_optional(str, "model_type") in _OTHER_ATTENTION:
+        return None
+    whole = raw.as_dict()
+    outer = {key: whole[key] for key in _SHARED if raw.has(key) and not nested.has(key)}
+    own = nested.as_dict()  # with null, which takes a default away
+    own.pop("architectures", None)  # of the checkpoint that the text model was made from
+    return RawConfig({**TEXT_DEFAULTS[kind], **outer, **own}, f"{raw.source}: text_config")

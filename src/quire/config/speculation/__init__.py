@@ -1,0 +1,5 @@
+"""Which drafts an engine makes."""
+
+from quire.config.speculation.settings import METHODS, SpeculationSettings, parse_speculation
+
+__all__ = ["METHODS", "SpeculationSettings", "parse_speculation"]

@@ -1,0 +1,126 @@
+"""What `speculative_config` asks for, in the names of vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from quire.errors import ConfigError
+from quire.foreign import nearest
+
+__all__ = ["METHODS", "SpeculationSettings", "parse_speculation"]
+
+METHODS = ("ngram", "suffix", "auto")
+"""Methods that guess the next tokens; auto: the better of the other two at each place."""
+
+MAX_DRAFTS = 64
+
+_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 16, "auto": 8}
+_LATER = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp")
+_SPELLINGS = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+
+_INTEGERS = {
+    "num_speculative_tokens": (1, MAX_DRAFTS),
+    "prompt_lookup_min": (1, 256),
+    "prompt_lookup_max": (1, 256),
+    "suffix_decoding_max_tree_depth": (2, 256),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """method: of `METHODS`. num_speculative_tokens: drafts per row and step at most.
+    prompt_lookup_min, prompt_lookup_max: tokens that must occur before, and that are compared at
+        most (ngram).
+    max_tree_depth: tokens of context that are compared at most (suffix). min_token_prob: a draft is
+        left out where what went before makes it less likely than that.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    max_tree_depth: int = 24
+    min_token_prob: float = 0.1
+
+
+def parse_speculation(text: str | None) -> SpeculationSettings | None:
+    """Settings of a JSON object; None without one. ConfigError if it asks for what cannot be."""
+    if text is None:
+        return None
+    given = cast("Mapping[str, Any]", json.loads(text))
+    known = {"method", "model", *_INTEGERS, "suffix_decoding_min_token_prob"}
+    for name in given:
+        if name not in known:
+            near = nearest(name, sorted(known))
+            advice = (
+                f"Did you mean {near}?" if near else f"Use some of: {', '.join(sorted(known))}."
+            )
+            raise ConfigError(f"speculative_config has no key {name!r}. {advice}")
+    numbers = {name: _integer(given, name, *bounds) for name, bounds in _INTEGERS.items()}
+    method = _method(given)
+    shortest, longest = numbers["prompt_lookup_min"], numbers["prompt_lookup_max"]
+    default = 2 if method == "auto" else 5
+    shortest = shortest or longest or default
+    longest = longest or max(shortest, 5)
+    if shortest > longest:
+        raise ConfigError(
+            f"speculative_config has prompt_lookup_min={shortest}, which is above "
+            f"prompt_lookup_max={longest}: swap them"
+        )
+    return SpeculationSettings(
+        method,
+        numbers["num_speculative_tokens"] or _DEFAULT_DRAFTS[method],
+        shortest,
+        longest,
+        numbers["suffix_decoding_max_tree_depth"] or 24,
+        _probability(given, "suffix_decoding_min_token_prob", 0.1),
+    )
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    """The method, which vLLM's users may also name as the model."""
+    model = given.get("model")
+    method = given.get("method")
+    if method is None:
+        method = model if model in (*METHODS, *_SPELLINGS) else None
+        if method is None and model is not None:
+            method = "draft_model"
+    elif model is not None and method in METHODS:
+        raise ConfigError(
+            f"speculative_config names model={model!r}, which method={method!r} does not read: "
+            "leave it out"
+        )
+    method = _SPELLINGS.get(method, method) if isinstance(method, str) else method
+    if method in METHODS:
+        return method
+    if method in _LATER:
+        raise ConfigError(
+            f"Speculative decoding by method {method!r} is not offered yet. "
+            f"Give one of: {', '.join(METHODS)}."
+        )
+    raise ConfigError(
+        f"speculative_config has method={method!r}. Give one of: {', '.join(METHODS)}."
+    )
+
+
+def _integer(given: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(
+            f"speculative_config has {name}={value!r}. Give an integer from {low} to {high}."
+        )
+    return value
+
+
+def _probability(given: Mapping[str, Any], name: str, default: float) -> float:
+    value = given.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"speculative_config has {name}={value!r}. Give a number from 0 to 1.")
+    return float(value)

@@ -1,0 +1,26 @@
+"""How a model writes thinking and tool calls: as a grammar, and read back as it comes."""
+
+from quire.dialect.detect import find_dialect
+from quire.dialect.grammar import answer_grammar
+from quire.dialect.parser import AnswerParser
+from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
+from quire.dialect.spec import Dialect, Thinking, thinking_at_end
+from quire.dialect.tools import NamedTool, Tool, ToolChoice, tools_prompt
+
+__all__ = [
+    "AnswerParser",
+    "CallArguments",
+    "CallStart",
+    "Dialect",
+    "NamedTool",
+    "Part",
+    "Reasoning",
+    "Text",
+    "Thinking",
+    "Tool",
+    "ToolChoice",
+    "answer_grammar",
+    "find_dialect",
+    "thinking_at_end",
+    "tools_prompt",
+]

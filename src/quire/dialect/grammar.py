@@ -1,0 +1,173 @@
+"""Which answers a model may give: text, thinking and calls, as one grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quire.dialect.argument_rules import arguments_rule
+from quire.dialect.rules import Rules, regex
+from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
+from quire.dialect.tools import Tool, ToolChoice, chosen_tools
+from quire.errors import RequestError
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+
+__all__ = ["answer_grammar"]
+
+_IDS = {
+    IdStyle.RANDOM: "/[a-zA-Z0-9_-]{1,40}/",
+    IdStyle.SHORT: "/[a-zA-Z0-9]{9}/",
+    IdStyle.COUNTED: "/[0-9]{1,4}/",
+}
+_GAP = r"/[ \n]{0,3}/"
+"""Templates write up to two line breaks behind the thinking."""
+
+
+def answer_grammar(
+    dialect: Dialect,
+    tools: Sequence[Tool],
+    tool_choice: ToolChoice = "auto",
+    *,
+    parallel: bool = True,
+    thinking: Thinking = Thinking.NONE,
+    thinking_budget: int | None = None,
+    response: GrammarSpec | None = None,
+) -> GrammarSpec | None:
+    """The grammar of one answer; None where nothing needs to be held.
+
+    parallel: whether there may be several calls. thinking: where the prompt leaves the model.
+    thinking_budget: how many tokens its thinking may have. response: what a text has to be,
+    where the answer is no call. RequestError for tools or a budget that cannot be held.
+    """
+    chosen = chosen_tools(tools, tool_choice)
+    if dialect.describes_tools and not chosen:
+        tools = ()  # the model knows of none
+    thinks = dialect.thinking is not None and thinking is not Thinking.CLOSED
+    if not tools and not (thinks and (thinking_budget is not None or response is not None)):
+        return response
+    answer = _Answer(dialect, response, thinking if thinks else Thinking.CLOSED)
+    parts = [answer.thinking(thinking_budget)] if thinks else []
+    if not chosen:
+        parts.append(answer.text())
+    else:
+        places = {tool.name: index for index, tool in enumerate(tools)}
+        is_parallel = parallel and not dialect.is_single and tool_choice in ("auto", "required")
+        is_free = tool_choice == "auto"
+        parts.append(answer.with_calls(chosen, places, is_free=is_free, is_parallel=is_parallel))
+    return answer.rules.spec(" ".join(parts))
+
+
+class _Answer:
+    """Writes the rules of one answer."""
+
+    def __init__(self, dialect: Dialect, response: GrammarSpec | None, thinking: Thinking) -> None:
+        self.rules = Rules(dialect.tokens)
+        self._dialect = dialect
+        self._response = response
+        self._state = thinking
+        self._arguments: Mapping[str, str] = {}
+
+    def thinking(self, budget: int | None) -> str:
+        """Up to its end marker; with its first one, or none of it, unless it is open."""
+        assert self._dialect.thinking is not None
+        opening, closing = self._dialect.thinking
+        rules = self.rules
+        if closing in rules.tokens.ids:
+            limit = "" if budget is None else f"[max_tokens={budget}]"
+            rules.add(f"THOUGHT: {rules.text_without(closing)}")
+            rules.add(f"thought{limit}: THOUGHT")
+            thought = f"{'thought' if budget != 0 else ''} {rules.literal(closing)} GAP"
+        elif budget is None:
+            rules.add(f"thought[lazy]: /(?s:.*)/ {rules.literal(closing)}")
+            thought = "thought GAP"
+        else:
+            raise RequestError(
+                f"thinking_token_budget is {budget}, but the end of this model's thinking, "
+                f"{closing!r}, is no single token, so it cannot be held. Leave it out."
+            )
+        rules.add(f"GAP: {_GAP}")
+        return thought if self._state is Thinking.OPEN else f"({rules.literal(opening)} {thought})?"
+
+    def text(self) -> str:
+        """An answer without calls, from behind the thinking on."""
+        response, wrap = self._response, self._dialect.text_wrap
+        if self._arguments and wrap is not None:
+            response = response or GrammarSpec(GrammarKind.JSON, '{"type": "string"}')
+            said = self.rules.grammar("response", response)
+            return f"{_behind_spaces(wrap[0])} {said} {self.rules.literal(wrap[1])}"
+        if response is not None:
+            return self.rules.grammar("response", response)
+        no_call = self._no_bare_call() if self._dialect.is_bare else ""
+        self.rules.add(f"TEXT: {self._content()}{no_call}")
+        return "TEXT"
+
+    def with_calls(self, tools: Sequence[Tool], places: Mapping[str, int], *, is_free: bool,
+        is_parallel: bool) -> str:  # fmt: skip
+        """An answer that may have calls, or must if it is not free, from behind the thinking on.
+        places: of the tools in the request."""
+        dialect, rules = self._dialect, self.rules
+        self._arguments = {
+            tool.name: arguments_rule(
+                rules, dialect, tool, f"args_{places[tool.name]}",
+                f"tools[{places[tool.name]}].function.parameters",
+            )
+            for tool in tools
+        }  # fmt: skip
+        if dialect.id_open:
+            rules.add(f"ID: {_IDS[dialect.ids]}")
+        is_alone = not is_free or dialect.is_bare or self._response is not None
+        trigger = "" if is_alone else dialect.trigger
+        self._add_call("first", dialect.opening.removeprefix(trigger))
+        calls = "first"
+        if is_parallel and (is_alone or any(dialect.section)):
+            self._add_call("next", dialect.separator + dialect.open)
+            calls += " next*"
+        calls = f"{calls} {rules.literal(dialect.section[1])}"
+        if not is_free:
+            return calls
+        if is_alone:
+            return f"({calls} | {self.text()})"
+        rules.add(f"TEXT: {self._content()}")
+        head = rules.up_to("HEAD", trigger, ["(?s:.*)"], self._not_thinking())
+        return f"({head} {calls}){'*' if is_parallel else '?'} TEXT"
+
+    def _add_call(self, rule: str, before: str) -> None:
+        """Add the rule of one call, with what stands before its name. Where a text could stand in
+        its place, all before the arguments is one terminal, at whose end that text is refused."""
+        dialect, rules = self._dialect, self.rules
+        calls: list[str] = []
+        for name, arguments in self._arguments.items():
+            if dialect.id_open:
+                start = f"{rules.literal(before + name + dialect.id_open)} ID "
+                start += rules.literal(dialect.middle)
+            elif dialect.is_bare and rule == "first":
+                start = _behind_spaces(before + name + dialect.middle)
+            else:
+                start = rules.literal(before + name + dialect.middle)
+            calls.append(f"{start} {arguments}")
+        written = rules.literal(dialect.id_close)
+        after = f'({written} /[a-zA-Z0-9]{{9}}/ "\\"")?' if written else ""
+        rules.add(f"{rule}: ({' | '.join(calls)}) {after} {rules.literal(dialect.close)}")
+
+    def _content(self) -> str:
+        """Text in which no call begins, and before which no thinking does."""
+        rules, dialect = self.rules, self._dialect
+        content = "/(?s:.*)/" if dialect.is_bare else rules.text_without(dialect.trigger)
+        return content + "".join(f" & ~/{other}/" for other in self._not_thinking())
+
+    def _not_thinking(self) -> list[str]:
+        opening = self._dialect.thinking[0] if self._dialect.thinking else ""
+        if self._state is not Thinking.NONE or not opening or opening in self.rules.tokens.special:
+            return []
+        return [rf"\s*{regex(opening)}(?s:.*)"]
+
+    def _no_bare_call(self) -> str:
+        dialect = self._dialect
+        starts = [dialect.opening]
+        if dialect.style is ArgumentStyle.PYTHON:
+            starts = [dialect.opening + name + dialect.middle for name in self._arguments]
+        return "".join(rf" & ~/\s*{regex(start)}(?s:.*)/" for start in starts)
+
+
+def _behind_spaces(text: str) -> str:
+    """A text as one terminal with what may stand behind the thinking."""
+    return rf"/[ \n]{{0,3}}{regex(text)}/"

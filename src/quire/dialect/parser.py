@@ -1,0 +1,311 @@
+"""From the token ids of an answer to its parts, as they come."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+
+from quire.dialect.arguments import read_arguments, read_json_string, read_json_value
+from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
+from quire.dialect.reading import CutError, GrowingText, Reading, Waiting
+from quire.dialect.spec import Dialect, IdStyle, Thinking
+from quire.dialect.tools import NAME_CHARACTERS, Tool
+from quire.rendering.detokenize import DetokenizerSource, IncrementalDetokenizer
+
+__all__ = ["AnswerParser"]
+
+_ID_CHARACTERS = string.ascii_letters + string.digits + "_-"
+_SHORT_ID = string.ascii_letters + string.digits
+
+
+class AnswerParser:
+    """Reads one sample. However its tokens are cut, the parts together are the same."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tokenizer: DetokenizerSource,
+        tools: Sequence[Tool] = (),
+        thinking: Thinking = Thinking.NONE,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        num_prior_calls: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """tools: those that the answer may call. thinking: where the prompt leaves the model
+        (`thinking_at_end`). prompt_token_ids: what the text continues. num_prior_calls: of the
+        conversation, from which `IdStyle.COUNTED` counts. skip_special_tokens: whether those that
+        are no markers are left out of the text."""
+        self._tokens = dialect.tokens
+        self._symbols = dialect.tokens.symbols
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, prompt_token_ids=prompt_token_ids
+        )
+        self._parts: list[Part] = []
+        self._reader = _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+        self._routine: Waiting | None = self._reader.answer()
+        self._num_reasoning_tokens = 0
+        self._advance()
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the thinking so far, without its markers where these are tokens."""
+        return self._num_reasoning_tokens
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._reader.num_calls > 0
+
+    def take(self, token_ids: Sequence[int]) -> list[Part]:
+        """The parts that the next tokens make certain."""
+        for token_id in token_ids:
+            symbol = self._symbols.get(token_id)
+            was_thinking = self._reader.is_thinking
+            if symbol is None:
+                self._grow(self._detokenizer.append((token_id,)))
+            else:
+                self._grow(self._detokenizer.finish() + symbol)
+            self._num_reasoning_tokens += was_thinking and self._reader.is_thinking
+        return self._given()
+
+    def finish(self) -> list[Part]:
+        """What was held back. Call it once, at the end."""
+        rest = self._detokenizer.finish()
+        if not self._reader.is_in_calls:  # else part of a character is part of nothing
+            self._grow(rest)
+        self._reader.text.end()
+        self._advance()
+        return self._given()
+
+    def _grow(self, text: str) -> None:
+        if text:
+            self._reader.text.grow(text)
+            self._advance()
+
+    def _advance(self) -> None:
+        if self._routine is None:
+            return
+        try:
+            next(self._routine)
+        except (StopIteration, CutError):
+            self._routine = None
+
+    def _given(self) -> list[Part]:
+        """The parts since the last call, neighbours of one kind as one."""
+        given: list[Part] = []
+        for part in self._parts:
+            joined = _joined(given[-1], part) if given else None
+            if joined is None:
+                given.append(part)
+            else:
+                given[-1] = joined
+        self._parts.clear()
+        return given
+
+
+def _joined(first: Part, second: Part) -> Part | None:
+    """Two parts as one, None if they are of two kinds."""
+    match first, second:
+        case Text(), Text():
+            return Text(first.text + second.text)
+        case Reasoning(), Reasoning():
+            return Reasoning(first.text + second.text)
+        case CallArguments(), CallArguments() if first.index == second.index:
+            return CallArguments(first.index, first.text + second.text)
+        case _:
+            return None
+
+
+class _AnswerReader:
+    """Reads the text of one answer, in which characters stand for markers (`Markers.coded`)."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tools: Sequence[Tool],
+        thinking: Thinking,
+        num_prior_calls: int,
+        parts: list[Part],
+    ) -> None:
+        """parts: where they go."""
+        self.text = GrowingText()
+        self.num_calls = 0
+        self.is_thinking = False
+        self.is_in_calls = False
+        self._dialect = dialect.coded()
+        self._tokens = dialect.tokens
+        self._tools = {tool.name: tool for tool in tools}
+        self._thinking = thinking
+        self._num_prior_calls = num_prior_calls
+        self._parts = parts
+        self._held_space = ""
+
+    def answer(self) -> Waiting:
+        """The whole answer."""
+        yield from self._think()
+        if not self._tools:
+            yield from self._rest()
+        elif self._dialect.is_bare:
+            yield from self._calls_or_text()
+        else:
+            trigger = self._dialect.trigger
+            while (yield from self._flow(Text, trigger)):
+                before, self._held_space = self._held_space, ""
+                self.text.keep()
+                if not (yield from self._section(self._dialect.opening.removeprefix(trigger))):
+                    self.text.rewind()  # it was no call
+                    self._held_space = before
+                    self._emit(Text, trigger)
+
+    def _think(self) -> Waiting:
+        if self._dialect.thinking is None or self._thinking is Thinking.CLOSED:
+            return
+        opening, closing = self._dialect.thinking
+        if self._thinking is Thinking.NONE and not (yield from self._begins(opening)):
+            return
+        self.is_thinking = True
+        yield from self._spaces()
+        is_closed = yield from self._flow(Reasoning, closing)
+        self.is_thinking = not is_closed
+        self._held_space = ""
+        yield from self._spaces()
+
+    def _begins(self, literal: str) -> Reading:
+        """Whether the rest begins with a literal behind white space. What ends before does not."""
+        self.text.keep()
+        yield from self._spaces()
+        try:
+            found = yield from self.text.is_exactly_at(literal)
+        except CutError:
+            found = False
+        if found:
+            self.text.forget()
+        else:
+            self.text.rewind()
+        return found
+
+    def _spaces(self) -> Waiting:
+        try:
+            yield from self.text.skip_spaces()
+        except CutError:
+            return
+
+    def _flow(self, kind: type[Text | Reasoning], target: str) -> Reading:
+        """Give on text up to a target, which is read; whether it came. White space waits for what
+        follows it."""
+        while True:
+            text, found = self.text.before(target)
+            self._emit(kind, text)
+            if found:
+                return True
+            try:
+                yield from self.text.more()
+            except CutError:
+                self._emit(kind, self.text.take(len(self.text.waiting)))
+                if kind is Text:
+                    self._emit_space()
+                return False
+
+    def _rest(self) -> Waiting:
+        """Give on all that comes, as text."""
+        while True:
+            self._emit(Text, self.text.take(len(self.text.waiting)))
+            self._emit_space()
+            yield from self.text.more()
+
+    def _emit(self, kind: type[Text | Reasoning], coded: str) -> None:
+        text = self._held_space + self._tokens.shown(coded, with_special=False)
+        seen = text.rstrip()
+        self._held_space = text[len(seen) :]
+        if seen:
+            self._parts.append(kind(seen))
+
+    def _emit_space(self) -> None:
+        space, self._held_space = self._held_space, ""
+        if space:
+            self._parts.append(Text(space))
+
+    def _calls_or_text(self) -> Waiting:
+        """An answer that is calls if it begins like one."""
+        self.text.keep()
+        try:
+            yield from self.text.skip_spaces()
+            if (yield from self.text.is_exactly_at(self._dialect.opening)):
+                yield from self._section("")
+        except CutError:
+            if self.num_calls:
+                return
+        if self.num_calls:
+            yield from self._rest()
+            return
+        self.text.rewind()
+        if self._dialect.text_wrap is None or not (
+            yield from self._begins(self._dialect.text_wrap[0])
+        ):
+            yield from self._rest()
+        elif (yield from self.text.character()) == '"':
+            self.text.take(1)
+            yield from read_json_string(self.text, self._emit_text)
+            self._emit_space()
+        else:
+            yield from read_json_value(self.text, self._emit_text)
+
+    def _emit_text(self, coded: str) -> None:
+        self._emit(Text, coded)
+
+    def _section(self, rest: str) -> Reading:
+        """Calls from behind the trigger on, of whose opening `rest` is left; whether there is one.
+        What follows the last one is left."""
+        dialect, num_before = self._dialect, self.num_calls
+        self.is_in_calls = True
+        found = yield from self.text.is_at(rest)
+        while found and (yield from self._call()):
+            if not any(dialect.section) and not dialect.is_bare:
+                break
+            if dialect.section[1] and (yield from self.text.is_at(dialect.section[1])):
+                break
+            found = yield from self.text.is_at(dialect.separator + dialect.open)
+        self.is_in_calls = False
+        return self.num_calls > num_before
+
+    def _call(self) -> Reading:
+        """One call from its name on; whether it is one."""
+        dialect, text = self._dialect, self.text
+        yield from text.skip_spaces()
+        tool = self._tools.get((yield from text.run(NAME_CHARACTERS)))
+        if tool is None:
+            return False
+        given = ""
+        if dialect.id_open:
+            if not (yield from text.is_at(dialect.id_open)):
+                return False
+            given = yield from text.run(_ID_CHARACTERS)
+        if not (yield from text.is_at(dialect.middle)):
+            return False
+        text.forget()
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        self._parts.append(CallStart(index, self._id(tool.name, index, given), tool.name))
+
+        def emit(coded: str) -> None:
+            shown = self._tokens.shown(coded, with_special=True)
+            if shown:
+                self._parts.append(CallArguments(index, shown))
+
+        yield from read_arguments(dialect, tool, text, emit)
+        if dialect.id_close and (yield from text.is_at(dialect.id_close)):
+            yield from text.run(_ID_CHARACTERS + '"')
+        yield from text.is_at(dialect.close)
+        return True
+
+    def _id(self, name: str, index: int, given: str) -> str:
+        """given: what the model wrote, if anything."""
+        match self._dialect.ids:
+            case IdStyle.RANDOM:
+                return given or f"call_{secrets.token_hex(12)}"
+            case IdStyle.SHORT:
+                is_short = len(given) == 9 and given.isalnum()
+                return given if is_short else "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+            case IdStyle.COUNTED:
+                return f"functions.{name}:{self._num_prior_calls + index}"

@@ -1,0 +1,42 @@
+"""What an answer consists of, in the order in which it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CallArguments", "CallStart", "Part", "Reasoning", "Text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The next characters of the content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The next characters of the thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins. index: 0, 1, 2, … within the answer. id: of the call, in the family's form."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next characters of the JSON text of a call's arguments. Those of a whole call together
+    are one object, `{}` where the model wrote none."""
+
+    index: int
+    text: str
+
+
+Part = Text | Reasoning | CallStart | CallArguments

@@ -1,0 +1,108 @@
+"""Writes a grammar in the form of Lark that the grammar library takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from quire.dialect.schema_types import Schema
+from quire.dialect.spec import Markers
+from quire.errors import RequestError
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+
+__all__ = ["Rules", "json_grammar", "refuse", "regex"]
+
+_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/&~#]")
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def json_grammar(schema: Schema, *, is_strict: bool) -> GrammarSpec:
+    """The JSON values of a schema."""
+    return GrammarSpec(GrammarKind.JSON, json.dumps(dict(schema), ensure_ascii=False), is_strict)
+
+
+def refuse(where: str, path: str, why: str) -> NoReturn:
+    """RequestError for a keyword of a strict schema. where: the field of the request."""
+    raise RequestError(
+        f"{where} has {path}, which {why} in the format that this model calls tools in. Leave it "
+        "out, or set strict to false: then it is not checked."
+    )
+
+
+def regex(text: str) -> str:
+    """A regular expression of one text, as it stands between slashes."""
+    escaped = _SIGNS.sub(lambda sign: "\\" + sign[0], text)
+    return "".join(_ESCAPES.get(character, character) for character in escaped)
+
+
+class Rules:
+    """The rules so far, and the grammars that they refer to by name. tokens: of the markers."""
+
+    def __init__(self, tokens: Markers) -> None:
+        self.tokens = tokens
+        self._lines: dict[str, None] = {}
+        self._grammars: dict[str, dict[str, object]] = {}
+
+    def spec(self, start: str) -> GrammarSpec:
+        """All of it, of which `start` is the first rule."""
+        lark = "\n".join([f"start: {start}", *self._lines])
+        source = {"lark": lark, "grammars": self._grammars}
+        is_strict = all(part["is_strict"] for part in self._grammars.values())
+        return GrammarSpec(GrammarKind.ANSWER, json.dumps(source, ensure_ascii=False), is_strict)
+
+    def add(self, rule: str) -> None:
+        """Write one rule, or one that is there already."""
+        self._lines[rule] = None
+
+    def grammar(self, name: str, spec: GrammarSpec, where: str = "") -> str:
+        """A reference to a grammar. where: what an error calls it."""
+        self._grammars[name] = {
+            "kind": spec.kind.value,
+            "source": spec.source,
+            "is_strict": spec.is_strict,
+            "whitespace": spec.whitespace,
+            "where": where,
+        }
+        return f"@{name}"
+
+    def literal(self, text: str) -> str:
+        """One text, markers as tokens."""
+        return " ".join(map(self._one, self.tokens.split(text)))
+
+    def plain(self, text: str) -> str:
+        """One text, in which nothing is a marker."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def up_to(self, name: str, end: str, bodies: Sequence[str], others: Sequence[str] = ()) -> str:
+        """Add the terminal `name`, and return what stands for a text up to the first `end`, with
+        it. bodies: regular expressions that the text has to match; others: that it must not."""
+        parts = self.tokens.split(end)
+        marker = next((part for part in parts if isinstance(part, int)), None)
+        first = parts[0] if isinstance(parts[0], str) else ""
+        tail = regex(first)
+        terms = [f"/({body}){tail}/" for body in bodies]
+        terms += [f"~/({other}){tail}/" for other in others]
+        if marker is None:
+            terms.append(f"~/(?s:.*){tail}(?s:.+)/")
+            rest: list[str | int] = []
+        else:
+            its_text = next(text for text, i in self.tokens.ids.items() if i == marker)
+            if its_text not in self.tokens.special:
+                terms.append(f"~/(?s:.*){regex(its_text)}(?s:.*)/")
+            rest = parts[1:] if first else parts
+        self.add(f"{name}: {' & '.join(terms)}")
+        return " ".join([name, *map(self._one, rest)])
+
+    def _one(self, part: str | int) -> str:
+        return f"<[{part}]>" if isinstance(part, int) else self.plain(part)
+
+    def text_without(self, marker: str) -> str:
+        """Any text that does not contain a marker. Special tokens are no text in any case."""
+        texts = {i: text for text, i in self.tokens.ids.items()}
+        parts = self.tokens.split(marker)
+        tokens = [texts[part] for part in parts if isinstance(part, int)]
+        if any(token in self.tokens.special for token in tokens):
+            return "/(?s:.*)/"
+        return f"/(?s:.*)/ & ~/(?s:.*){regex(tokens[0] if tokens else marker)}(?s:.*)/"

@@ -1,0 +1,73 @@
+"""Which JSON types the values of a schema may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
+
+__all__ = ["ALL_TYPES", "Schema", "json_types", "listed", "node", "resolved", "types_of"]
+
+Schema = Mapping[str, Any]
+
+ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+_NULL = frozenset(("null",))
+_MAX_REFERENCES = 20
+
+
+def node(schema: object) -> Schema:
+    """The keywords of a schema, none of `true` and of what is no schema."""
+    return cast("Schema", schema) if isinstance(schema, Mapping) else {}
+
+
+def listed(schema: Schema, keyword: str) -> Sequence[Any]:
+    """The list under a keyword, empty if there is none."""
+    found = schema.get(keyword)
+    return cast("list[Any]", found) if isinstance(found, list) else ()
+
+
+def json_types(value: object) -> frozenset[str]:
+    """The types by whose names a schema may call a value."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, int):
+        return frozenset(("integer", "number"))
+    names = {float: "number", str: "string", list: "array", dict: "object"}
+    return frozenset(name for kind, name in names.items() if isinstance(value, kind)) or _NULL
+
+
+def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The types that a schema allows, all of them where it does not tell. root: in which its
+    references lie."""
+    found, its = ALL_TYPES, node(schema)
+    if depth > _MAX_REFERENCES:
+        return found
+    kinds = [its["type"]] if isinstance(its.get("type"), str) else listed(its, "type")
+    if kinds:
+        found &= frozenset(kind for kind in kinds if isinstance(kind, str)) & ALL_TYPES or ALL_TYPES
+    values = [its["const"]] if "const" in its else listed(its, "enum")
+    if values:
+        found &= frozenset[str]().union(*map(json_types, values))
+    if (target := resolved(its.get("$ref"), root)) is not None:
+        found &= types_of(target, root, depth + 1)
+    for keyword in ("anyOf", "oneOf"):
+        options = [types_of(option, root, depth + 1) for option in listed(its, keyword)]
+        if options:
+            found &= frozenset[str]().union(*options)
+    for part in listed(its, "allOf"):
+        found &= types_of(part, root, depth + 1)
+    return found or ALL_TYPES
+
+
+def resolved(reference: object, root: Schema) -> object:
+    """What a JSON pointer within the schema refers to; None if it is none, or leads nowhere."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for part in filter(None, unquote(reference[1:]).split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            place = place[int(key) if isinstance(place, list) else key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return cast("object", place)

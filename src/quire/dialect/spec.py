@@ -1,0 +1,250 @@
+"""How the models of one family write thinking and tool calls."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+__all__ = [
+    "ArgumentStyle",
+    "Dialect",
+    "IdStyle",
+    "MarkerSource",
+    "Markers",
+    "ParameterSyntax",
+    "TailSource",
+    "Thinking",
+    "thinking_at_end",
+]
+
+_FIRST_SYMBOL = 0xD800
+"""Halves of surrogate pairs, which no decoded text contains."""
+
+
+class Thinking(enum.StrEnum):
+    """Where the end of a prompt leaves the model: within its thinking, behind it, or free to begin
+    with it."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    NONE = "none"
+
+
+class ArgumentStyle(enum.StrEnum):
+    """JSON: one JSON object. RAW: tagged values, texts as they are and other values as JSON.
+    PYTHON: `name=literal`, with commas. CHANNELS: JSON objects as messages of their own."""
+
+    JSON = "json"
+    RAW = "raw"
+    PYTHON = "python"
+    CHANNELS = "channels"
+
+
+class IdStyle(enum.StrEnum):
+    """RANDOM: `call_` and 24 hexadecimal digits. SHORT: 9 letters and digits. COUNTED:
+    `functions.NAME:i`, counted through the conversation."""
+
+    RANDOM = "random"
+    SHORT = "short"
+    COUNTED = "counted"
+
+
+class MarkerSource(Protocol):
+    """What a dialect asks of a tokenizer."""
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, None when there is none."""
+        ...
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the token was added beside the model's vocabulary."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is left out of shown texts."""
+        ...
+
+
+class TailSource(MarkerSource, Protocol):
+    """What the tail of a prompt is read by."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Texts that are single tokens of one tokenizer. special: those that no text contains."""
+
+    ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    special: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, texts: Iterable[str], tokenizer: MarkerSource) -> Markers:
+        """Which of `texts` are tokens."""
+        found = {text: tokenizer.token_id(text) for text in texts}
+        ids = {text: i for text, i in found.items() if i is not None and tokenizer.is_added(i)}
+        return cls(ids, frozenset(text for text, i in ids.items() if tokenizer.is_special(i)))
+
+    @property
+    def symbols(self) -> Mapping[int, str]:
+        """By token id, the character that stands for it in `coded` texts."""
+        return {i: chr(_FIRST_SYMBOL + n) for n, i in enumerate(self.ids.values())}
+
+    def split(self, text: str) -> list[str | int]:
+        """The text as token ids of markers and what stands between them."""
+        parts: list[str | int] = [text]
+        for marker in sorted(self.ids, key=len, reverse=True):
+            parts = [
+                piece
+                for part in parts
+                for piece in (self._cut(part, marker) if isinstance(part, str) else [part])
+            ]
+        return [part for part in parts if part != ""]
+
+    def _cut(self, text: str, marker: str) -> list[str | int]:
+        first, *others = text.split(marker)
+        return [first, *(piece for other in others for piece in (self.ids[marker], other))]
+
+    def coded(self, text: str) -> str:
+        """The text with one character for each marker that is a token."""
+        symbols = self.symbols
+        return "".join(p if isinstance(p, str) else symbols[p] for p in self.split(text))
+
+    def shown(self, text: str, *, with_special: bool) -> str:
+        """What `coded` text is to a reader."""
+        if not any("\ud800" <= character <= "\udfff" for character in text):
+            return text
+        for marker, token_id in self.ids.items():
+            seen = marker if with_special or marker not in self.special else ""
+            text = text.replace(self.symbols[token_id], seen)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSyntax:
+    """Around one tagged value: open NAME middle VALUE close. middle_json: instead of `middle`
+    before values that are no texts, where the family tells them apart."""
+
+    open: str
+    middle: str
+    close: str
+    middle_json: str = ""
+
+    @property
+    def key_end(self) -> str:
+        """What stands behind each name, whatever the value."""
+        pairs = zip(self.middle, self.middle_json or self.middle, strict=False)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return "".join(one for one, _ in same)
+
+    def coded(self, tokens: Markers) -> ParameterSyntax:
+        """With one character for each marker that is a token."""
+        texts = (self.open, self.middle, self.close, self.middle_json)
+        return ParameterSyntax(*map(tokens.coded, texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One call is: open NAME (id_open ID) middle ARGUMENTS (id_close ID ") close. Calls stand in
+    the text, or in a section that they share.
+
+    section: before the first call and behind the last one. separator: between two. id_open: before
+    an id that follows the name; id_close: before one that may follow the arguments. is_bare: a call
+    has no marker, so an answer is calls or text. is_single: a turn has one call at most. text_wrap:
+    around a text written as a JSON string, where an answer is calls or that. describes_tools: the
+    tools belong into the system prompt. thinking: its two markers. stops: tokens that end an answer
+    besides that which ends a text. markers: of the calls' texts, those that are tokens in the
+    family's tokenizers. tokens: which of these are in this one.
+    """
+
+    name: str
+    open: str
+    middle: str
+    close: str
+    style: ArgumentStyle = ArgumentStyle.JSON
+    section: tuple[str, str] = ("", "")
+    separator: str = ""
+    id_open: str = ""
+    id_close: str = ""
+    ids: IdStyle = IdStyle.RANDOM
+    parameter: ParameterSyntax | None = None
+    is_bare: bool = False
+    is_single: bool = False
+    text_wrap: tuple[str, str] | None = None
+    describes_tools: bool = False
+    thinking: tuple[str, str] | None = None
+    stops: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    tokens: Markers = field(default_factory=Markers)
+
+    def bound(self, tokenizer: MarkerSource) -> Dialect:
+        """The dialect in the tokens of one tokenizer."""
+        texts = dict.fromkeys((*self.markers, *(self.thinking or ()), *self.stops))
+        return replace(self, tokens=Markers.of(texts, tokenizer))
+
+    def coded(self) -> Dialect:
+        """The dialect with one character for each marker that is a token (`Markers.coded`)."""
+        coded = self.tokens.coded
+        return replace(
+            self,
+            open=coded(self.open),
+            middle=coded(self.middle),
+            close=coded(self.close),
+            section=(coded(self.section[0]), coded(self.section[1])),
+            separator=coded(self.separator),
+            id_open=coded(self.id_open),
+            id_close=coded(self.id_close),
+            parameter=self.parameter and self.parameter.coded(self.tokens),
+            thinking=self.thinking and (coded(self.thinking[0]), coded(self.thinking[1])),
+            markers=tuple(map(coded, self.markers)),
+        )
+
+    @property
+    def opening(self) -> str:
+        """What stands before the name of the first call of a section."""
+        return self.section[0] + self.open
+
+    @property
+    def trigger(self) -> str:
+        """The beginning of a call that text never contains; of a bare call all before its name."""
+        starts = [marker for marker in self.markers if self.opening.startswith(marker)]
+        return max(starts, key=len, default=self.opening)
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Ids of `stops`."""
+        ids = self.tokens.ids
+        return frozenset(ids[text] for text in self.stops if text in ids)
+
+
+def thinking_at_end(
+    dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: TailSource
+) -> Thinking:
+    """Where a prompt leaves the model: what counts is the text after the last token that begins or
+    ends a turn. Markers that are spelled by other tokens count at the very end alone, since a user
+    may have written them."""
+    if dialect.thinking is None:
+        return Thinking.NONE
+    ids = dialect.tokens.ids
+    tail: list[int] = []
+    for token_id in reversed(prompt_token_ids):
+        if token_id not in ids.values() and tokenizer.is_special(token_id):
+            break
+        tail.append(token_id)
+    tail.reverse()
+    last = dict[Thinking, int]()
+    for marker, state in zip(dialect.thinking, (Thinking.OPEN, Thinking.CLOSED), strict=True):
+        if marker in ids:
+            places = [i for i, token_id in enumerate(tail) if token_id == ids[marker]]
+            last[state] = max(places, default=-1)
+        else:
+            text = tokenizer.decode(tail, skip_special_tokens=False).rstrip()
+            last[state] = len(tail) if text.endswith(marker.rstrip()) else -1
+    if max(last.values()) < 0:
+        return Thinking.NONE
+    return max(last, key=lambda state: last[state])

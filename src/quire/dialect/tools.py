@@ -1,0 +1,145 @@
+"""Tools as a request offers them, and which of them an answer has to call."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.dialect.schema_types import Schema, node, resolved, types_of
+from quire.errors import RequestError
+
+__all__ = [
+    "NAME_CHARACTERS",
+    "NamedTool",
+    "Tool",
+    "ToolChoice",
+    "check_tools",
+    "chosen_tools",
+    "tools_prompt",
+]
+
+NAME_CHARACTERS = string.ascii_letters + string.digits + "_.-"
+_NAME = re.compile("[a-zA-Z0-9_.-]{1,128}")
+
+_OTHERS = frozenset(
+    ("additionalProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf", "if")
+)
+"""Keywords of a schema that lists not all of its properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function. parameters: JSON Schema of its arguments, an object. is_strict: what the grammar
+    cannot hold of it is refused, else it is left out."""
+
+    name: str
+    parameters: Schema = field(default_factory=dict[str, Any])
+    is_strict: bool = False
+    description: str = ""
+
+    @property
+    def properties(self) -> Schema:
+        """Schemas of the arguments by name; empty where the schema states none."""
+        return node(self.root.get("properties"))
+
+    @property
+    def schema(self) -> Schema:
+        """Of the object of arguments. Where the tool's says nothing of others than it lists, there
+        are none: a function takes no others."""
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
+        kind = self.parameters.get("type", "object") if self.is_strict else "object"
+        return {**self.parameters, **closed, "type": kind}
+
+    @property
+    def root(self) -> Schema:
+        """`schema`, or what it refers to as a whole."""
+        target = resolved(self.schema.get("$ref"), self.schema)
+        return {**self.schema, **node(target)}
+
+    @property
+    def others(self) -> object:
+        """Schema of the arguments that are not listed; False if there are none."""
+        return self.root.get("additionalProperties", True)
+
+    def types_of(self, name: str) -> frozenset[str]:
+        """JSON types that an argument may have."""
+        return types_of(self.properties.get(name, self.others), self.root)
+
+    @property
+    def signature(self) -> str:
+        """The tool as JSON, for a prompt."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+            ensure_ascii=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The answer is one call of this tool."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+"""none: text alone. auto: text and calls. required: one call or more."""
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
+    """RequestError for a name that no format can write, for one that two tools have, and for a
+    choice that no tool fits."""
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if not _NAME.fullmatch(tool.name):
+            raise RequestError(
+                f"tools[{index}] has the name {tool.name[:80]!r}. Give one of up to 128 letters, "
+                "digits, underscores, dots and dashes."
+            )
+        if tool.name in seen:
+            raise RequestError(
+                f"tools[{index}] has the name {tool.name!r} of a tool before it. Rename one."
+            )
+        seen.add(tool.name)
+    if isinstance(choice, NamedTool) and choice.name not in seen:
+        raise RequestError(
+            f"tool_choice names {choice.name[:80]!r}, which is none of the tools. Name one of "
+            f"{', '.join(sorted(seen)[:20]) or 'none, since there are no tools'}."
+        )
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice is 'required', but there are no tools. Send some.")
+
+
+def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
+    """Those that the answer may call. RequestError as in `check_tools`."""
+    check_tools(tools, choice)
+    if choice == "none":
+        return ()
+    if isinstance(choice, NamedTool):
+        return [tool for tool in tools if tool.name == choice.name]
+    return tools
+
+
+def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:
+    """What a system prompt says to a model whose template knows no tools."""
+    chosen = chosen_tools(tools, choice)
+    if not chosen:
+        return ""
+    lines = [
+        "You can call these functions:",
+        *(tool.signature for tool in chosen),
+        "To call functions, answer with JSON of this form alone:",
+        '{"tool_calls": [{"name": NAME, "arguments": {…}}]}',
+    ]
+    if choice == "auto":
+        lines += ["To answer without a call, write:", '{"response": "YOUR ANSWER"}']
+    return "\n".join(lines)

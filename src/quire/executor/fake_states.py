@@ -1,0 +1,54 @@
+"""Recurrent states of the fake model; see `quire.executor.fake`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.executor.fake_model import INITIAL_STATE, Words
+from quire.protocol.step import EnterRow, StepPlan
+from quire.runner.rows import RowTable
+
+__all__ = ["FakeStates"]
+
+
+class FakeStates:
+    """Recurrent states of rows, in the places that the rows name, and checkpoints of them."""
+
+    def __init__(self, rows: RowTable, num_checkpoints: int, rng: np.random.Generator) -> None:
+        self._rows = rows
+        self._rng = rng
+        self._states = self._noise(2 * len(rows.num_tokens))
+        self._checkpoints = self._noise(num_checkpoints)
+
+    def _noise(self, count: int) -> Words:
+        return self._rng.integers(0, 2**63, count).astype(np.uint64)
+
+    def lose_all(self) -> None:
+        self._states = self._noise(len(self._states))
+        self._checkpoints = self._noise(len(self._checkpoints))
+
+    def enter(self, row: EnterRow) -> None:
+        place = self._rows.read_state[row.slot]
+        if row.checkpoint is None:
+            self._states[place] = INITIAL_STATE
+        else:
+            self._states[place] = self._checkpoints[row.checkpoint]
+
+    def fork(self, src: int, dst: int) -> None:
+        read = self._rows.read_state
+        self._states[read[dst]] = self._states[read[src]]
+
+    def read(self, slot: int) -> int:
+        return int(self._states[self._rows.read_state[slot]])
+
+    def write(self, slot: int, state: int) -> None:
+        self._states[self._rows.write_state[slot]] = state
+
+    def write_noise(self, slot: int) -> None:
+        self.write(slot, int(self._noise(1)[0]))
+
+    def save(self, plan: StepPlan) -> None:
+        """Keep what the plan asks for of committed states."""
+        self._checkpoints[plan.save_checkpoint] = self._states[
+            self._rows.read_state[plan.save_slot]
+        ]

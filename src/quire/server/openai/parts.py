@@ -1,0 +1,172 @@
+"""Answers in parts, as chats write them: content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.dialect import CallArguments, CallStart, Part, Reasoning, Text
+from quire.server.generation.service import Generation, SampleDelta
+from quire.server.openai.answer import AnswerHead, PieceLogprobs, encode
+from quire.server.openai.usage import usage_of
+
+__all__ = ["ChatMessage", "PartsWriter", "message_of", "reason_of"]
+
+
+class CalledFunction(msgspec.Struct):
+    """arguments: the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """content: null if the answer is calls or reasoning alone. reasoning, reasoning_content: the
+    same text, under the name of vLLM and the one of other servers."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+def message_of(parts: Sequence[Part], *, shows_reasoning: bool) -> ChatMessage:
+    """A whole answer."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in parts:
+        match part:
+            case Text(text):
+                texts.append(text)
+            case Reasoning(text):
+                thoughts.append(text)
+            case CallStart(_, call_id, name):
+                calls.append(ToolCall(call_id, CalledFunction(name, "")))
+            case CallArguments(index, text):
+                calls[index].function.arguments += text
+    message = ChatMessage("".join(texts) if texts or not (calls or thoughts) else None)
+    if calls:
+        message.tool_calls = calls
+    if thoughts and shows_reasoning:
+        message.reasoning = message.reasoning_content = "".join(thoughts)
+    return message
+
+
+def reason_of(ending: str, *, has_calls: bool, is_named: bool) -> str:
+    """`finish_reason` of an answer. An answer that was cut, in a call or not, says so; one call
+    that was asked for by its name is a stop, as the OpenAI API has it."""
+    return "tool_calls" if ending == "stop" and has_calls and not is_named else ending
+
+
+class PartsWriter:
+    """Writes the chunks of a stream, one for each part, and one for the end of each choice."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        generation: Generation,
+        *,
+        is_named: bool,
+        shows_reasoning: bool,
+        logprobs: Sequence[PieceLogprobs] = (),
+        has_ids: bool = False,
+        usage_in_each: bool = False,
+    ) -> None:
+        """is_named: the calls are of the one tool that the request named. Others as in
+        `ChunkWriter`."""
+        n, start = generation.params.n, head.event_start()
+        self._starts = [start + b'{"index":%d,"delta":' % i for i in range(n)]
+        self._has_begun = [False] * n
+        self._is_empty = [True] * n
+        self._has_calls = [False] * n
+        self._generation = generation
+        self._is_named = is_named
+        self._shows_reasoning = shows_reasoning
+        self._logprobs = logprobs
+        self._has_ids = has_ids
+        self._usage_in_each = usage_in_each
+
+    def event(self, delta: SampleDelta) -> bytes:
+        """The chunks of one delta. What it has beside text (log-probabilities, token ids) goes with
+        the first."""
+        index = delta.index
+        shown = list(self._shown(delta))
+        logprobs, says_logprobs, token_ids = b"null", False, delta.token_ids
+        if self._logprobs:
+            logprobs, says_logprobs = self._logprobs[index].piece(delta, "")
+        if not shown and (self._has_ids or says_logprobs):
+            shown.append({})
+        chunks: list[bytes] = []
+        for each in shown:
+            chunks.append(self._chunk(index, each, logprobs, token_ids, b'"finish_reason":null'))
+            logprobs, token_ids = b"null", ()
+        if delta.finish_reason is not None:
+            last = {"content": ""} if self._is_empty[index] else {}
+            chunks.append(self._chunk(index, last, logprobs, token_ids, self._end(delta)))
+        return b"".join(chunks)
+
+    def _end(self, delta: SampleDelta) -> bytes:
+        reason = reason_of(
+            delta.finish_reason or "stop",
+            has_calls=self._has_calls[delta.index],
+            is_named=self._is_named,
+        )
+        return b'"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(delta.stop_reason))
+
+    def _shown(self, delta: SampleDelta) -> Iterator[dict[str, Any]]:
+        """The deltas that clients read; the first one of a choice names the role too."""
+        found = [shown for part in delta.parts if (shown := self._of_part(delta.index, part))]
+        self._is_empty[delta.index] &= not delta.parts
+        if not self._has_begun[delta.index]:
+            self._has_begun[delta.index] = True
+            content: str | None = None
+            if found and "content" in found[0]:
+                content = found.pop(0)["content"]
+            yield {"role": "assistant", "content": content}
+        yield from found
+
+    def _of_part(self, index: int, part: Part) -> dict[str, Any] | None:
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Reasoning):
+            if not self._shows_reasoning:
+                return None
+            return {"reasoning": part.text, "reasoning_content": part.text}
+        if isinstance(part, CallStart):
+            self._has_calls[index] = True
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        function = {"arguments": part.text}
+        return {"tool_calls": [{"index": part.index, "function": function}]}
+
+    def _chunk(
+        self,
+        index: int,
+        shown: dict[str, Any],
+        logprobs: bytes,
+        token_ids: Sequence[int],
+        end: bytes,
+    ) -> bytes:
+        pieces = [self._starts[index], encode(shown), b',"logprobs":', logprobs, b",", end]
+        if self._has_ids:
+            pieces += (b',"token_ids":', encode(token_ids))
+        pieces.append(b"}]")
+        if self._has_ids and "role" in shown:
+            pieces += (b',"prompt_token_ids":', encode(self._generation.prompt.token_ids))
+        if self._usage_in_each:
+            pieces += (b',"usage":', encode(usage_of([self._generation])))
+        pieces.append(b"}\n\n")
+        return b"".join(pieces)

@@ -1,0 +1,47 @@
+"""The headline tables of docs/benchmarks.md hold the numbers of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+FOLDERS = {"Zen 4": "cpu_turns_zen4", "A processor with AMX": "cpu_turns_amx"}
+FIGURES = ("prefill", "decode_1", "decode_4", "decode_16", "decode_32")
+OTHERS = {"bfloat16": "FP16", "int8": "INT8", "int4": "INT4", "int4-g128-sym": "INT4"}
+"""OpenVINO's weights beside each of ours."""
+
+
+def rates(folder: str, file: str) -> list[list[float]]:
+    """Tokens per second of each figure, by turn."""
+    figures = json.loads((RESULTS / folder / file).read_text(encoding="utf-8"))["figures"]
+    return [figures[f"{name}_tokens_per_s"]["values"] for name in FIGURES]
+
+
+def rows(heading: str) -> list[tuple[str, list[str]]]:
+    section = PAGE.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [(row[0], row[1:]) for row in cells]
+
+
+@pytest.mark.parametrize("heading", FOLDERS)
+def test_headlines_are_those_of_the_results(heading: str):
+    """Turns red when results are replaced and the page is not, or a cell is mistyped."""
+    table = rows(heading)
+    assert len(table) == 6
+    for weights, cells in table:
+        name, _, cache = weights.partition(", ")
+        ours = rates(FOLDERS[heading], f"quire_{name}{'_kv8' if cache else ''}.json")
+        theirs = rates(FOLDERS[heading], f"openvino_{OTHERS[name]}.json")
+        for cell, own, other in zip(cells, ours, theirs, strict=True):
+            rate, ratio = re.fullmatch(r"([\d,]+) \(([\d.]+)\)", cell).groups()  # pyright: ignore
+            assert float(rate.replace(",", "")) == pytest.approx(statistics.median(own), abs=0.51)
+            turns = [a / b for a, b in zip(own, other, strict=True)]
+            assert float(ratio) == pytest.approx(statistics.median(turns), abs=0.006)

@@ -1,0 +1,168 @@
+"""Thinking: where it begins and ends, its budget, and what may follow it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.dialect import (
+    AnswerParser,
+    Dialect,
+    Thinking,
+    answer_grammar,
+    thinking_at_end,
+)
+from quire.dialect.families import DIALECTS
+from quire.errors import RequestError
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.rendering import Tokenizer
+from tests.dialect.answers import TOOLS, Answer, parsed, read
+from tests.dialect.models import EOS, TURN, Follower, walk
+from tests.dialect.test_formats import ALL, model
+from tests.dialect.written import WRITERS, encoded, plain
+
+THOUGHT = "Is it <b> or {x}?\n\nYes: <tool_call> is no call."
+ANSWERS = [
+    Answer("Yes.", THOUGHT),
+    Answer("", THOUGHT, (("now", {}),)),
+    Answer("", THOUGHT, (("files.write", {"path": "p", "text": "</think>"}),)),
+]
+SCHEMA = GrammarSpec(GrammarKind.JSON, '{"type": "object", "properties": {"a": {"const": 1}}}')
+
+
+def thinkers(kind: str) -> tuple[Dialect, Tokenizer]:
+    return model("hermes", kind)
+
+
+@ALL
+def test_thinking_comes_first(name: str, kind: str) -> None:
+    """And what looks like a call within it is none."""
+    dialect, tokens = model(name, kind)
+    if dialect.thinking is None:
+        return
+    specs = [answer_grammar(dialect, TOOLS, choice) for choice in ("auto", "required")]
+    for answer in ANSWERS:
+        if name == "generic" and kind == "text":
+            continue
+        text = WRITERS[name](answer)
+        if name == "generic":
+            text = f"<think>\n{answer.reasoning}\n</think>\n\n{text}"
+        ids = encoded(tokens, text.replace(THOUGHT, f"\ue000{THOUGHT}\ue001"))
+        parts, parser = parsed(dialect, tokens, ids)
+        assert read(parts).without_ids == answer, plain(text)
+        assert parser.num_reasoning_tokens >= len(THOUGHT) * 0.7
+        one_by_one = parsed(dialect, tokens, ids, range(len(ids)))
+        assert read(one_by_one[0]).without_ids == answer
+        assert one_by_one[1].num_reasoning_tokens == parser.num_reasoning_tokens
+        for spec, is_required in zip(specs, (False, True), strict=True):
+            assert spec is not None
+            may_be = bool(answer.calls) or not is_required
+            assert Follower(spec, tokens).accepts(ids) == may_be, (plain(text), is_required)
+
+
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+def test_a_prompt_that_opened_or_closed_it(kind: str) -> None:
+    dialect, tokens = thinkers(kind)
+    opened = encoded(tokens, "so</think>\n\nfine")
+    parts, parser = parsed(dialect, tokens, opened, thinking=Thinking.OPEN)
+    assert read(parts) == Answer("fine", "so")
+    assert parser.num_reasoning_tokens >= 1
+    parts, parser = parsed(dialect, tokens, encoded(tokens, "fine"), thinking=Thinking.CLOSED)
+    assert read(parts) == Answer("fine")
+    assert parser.num_reasoning_tokens == 0
+    parts, _ = parsed(dialect, tokens, encoded(tokens, "cut off "), thinking=Thinking.OPEN)
+    assert read(parts) == Answer("", "cut off")
+    spec = answer_grammar(dialect, TOOLS, "required", thinking=Thinking.OPEN)
+    assert spec is not None
+    call = WRITERS["hermes"](Answer(calls=(("now", {}),)))
+    assert Follower(spec, tokens).accepts(encoded(tokens, f"so</think>\n\n{call}"))
+    assert not Follower(spec, tokens).accepts(encoded(tokens, call))
+
+
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+@pytest.mark.parametrize(
+    ("tail", "state"),
+    [
+        ("assistant\n", Thinking.NONE),
+        ("assistant\n<think>\n", Thinking.OPEN),
+        ("assistant\n<think>", Thinking.OPEN),
+        ("assistant\n<think>\n\n</think>\n\n", Thinking.CLOSED),
+    ],
+)
+def test_where_a_prompt_ends(kind: str, tail: str, state: Thinking) -> None:
+    """Earlier turns and what a user wrote do not count."""
+    dialect, tokens = thinkers(kind)
+    for before in ("", "<think>old</think>", "say <think>", "say </think>"):
+        prompt = f"{TURN}user\n{before}{EOS}\n{TURN}{tail}"
+        assert thinking_at_end(dialect, encoded(tokens, prompt), tokens) is state
+    assert thinking_at_end(DIALECTS["llama3_json"], [1, 2], tokens) is Thinking.NONE
+
+
+def test_a_continued_answer() -> None:
+    dialect, tokens = thinkers("special")
+    prompt = encoded(tokens, f"{TURN}assistant\n<think>\nI was about to")
+    assert thinking_at_end(dialect, prompt, tokens) is Thinking.OPEN
+    prompt = encoded(tokens, f"{TURN}assistant\n<think>\nI was</think>\n\nThe answer")
+    assert thinking_at_end(dialect, prompt, tokens) is Thinking.CLOSED
+
+
+@pytest.mark.parametrize("kind", ["special", "added"])
+@pytest.mark.parametrize("budget", [0, 1, 5])
+@pytest.mark.parametrize("state", [Thinking.OPEN, Thinking.NONE])
+def test_a_budget_ends_it(kind: str, budget: int, state: Thinking) -> None:
+    """With one end marker, and a call behind it."""
+    dialect, tokens = thinkers(kind)
+    for choice in ("auto", "required"):
+        spec = answer_grammar(dialect, TOOLS, choice, thinking=state, thinking_budget=budget)
+        assert spec is not None
+        for seed in range(8):
+            ids = walk(spec, tokens, seed, phrases=["<think>"])
+            if ids is None:
+                continue
+            parts, parser = parsed(dialect, tokens, ids, thinking=state)
+            assert parser.num_reasoning_tokens <= budget
+            assert ids.count(tokens.token_id("</think>") or 0) <= 1
+            assert read(parts).calls or choice == "auto"
+    alone = answer_grammar(dialect, (), thinking=state, thinking_budget=budget)
+    assert alone is not None
+
+
+def test_a_budget_needs_an_end_that_is_a_token() -> None:
+    dialect, _ = thinkers("text")
+    with pytest.raises(RequestError, match="</think>"):
+        answer_grammar(dialect, TOOLS, thinking_budget=3)
+
+
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+@pytest.mark.parametrize("state", list(Thinking))
+def test_a_response_format_follows_it(kind: str, state: Thinking) -> None:
+    """JSON, or calls if there are tools."""
+    dialect, tokens = thinkers(kind)
+    thought = {"open": "so</think>\n\n", "closed": "", "none": "<think>\nso\n</think>\n\n"}[state]
+    call = WRITERS["hermes"](Answer(calls=(("now", {}),)))
+    for tools in ((), TOOLS):
+        spec = answer_grammar(dialect, tools, thinking=state, response=SCHEMA)
+        assert spec is not None
+        for text, is_legal in (('{"a": 1}', True), ("words", False), (call, bool(tools))):
+            ids = encoded(tokens, thought + text)
+            assert Follower(spec, tokens).accepts(ids) == is_legal, (text, tools)
+        parts, _ = parsed(
+            dialect, tokens, encoded(tokens, thought + '{"a": 1}'), tools=tools, thinking=state
+        )
+        assert json.loads(read(parts).text) == {"a": 1}
+
+
+def test_nothing_to_hold() -> None:
+    dialect, tokens = thinkers("special")
+    assert answer_grammar(dialect, ()) is None
+    assert answer_grammar(dialect, (), response=SCHEMA, thinking=Thinking.CLOSED) is SCHEMA
+    assert answer_grammar(DIALECTS["llama3_json"], (), thinking_budget=5) is None
+    assert answer_grammar(DIALECTS["generic"], TOOLS, "none") is None
+    spec = answer_grammar(dialect, TOOLS, "none")
+    assert spec is not None
+    call = WRITERS["hermes"](Answer(calls=(("now", {}),)))
+    assert not Follower(spec, tokens).accepts(encoded(tokens, call))
+    assert Follower(spec, tokens).accepts(encoded(tokens, "just text"))
+    parser = AnswerParser(dialect, tokens)
+    assert read(parser.take(encoded(tokens, "just")) + parser.finish()) == Answer("just")

@@ -1,0 +1,109 @@
+"""The examples run as their first lines say, with the bundled model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from quire import LLM
+from quire.engine.model_front import ModelFront
+from tests.server.in_memory import RealClient
+from tests.server.running import RunningServer, bundled_front, running_server
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    front: ModelFront = bundled_front()
+    with running_server(front) as found:
+        yield found
+
+
+@pytest.mark.parametrize("example", ["offline_batch"], indirect=True)
+def test_offline_batch(example: ModuleType, tmp_path: Path):
+    """Turns red when one bad prompt stops the others, or lines lose their order."""
+    prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("import \n" + "import " * 3000 + "\ndef \n")
+    example.main([str(prompts), str(answers), "--max-tokens", "4"])
+    first, second, third = map(json.loads, answers.read_text().splitlines())
+    assert first["text"] and first["finish_reason"] == "length" and first["prompt"] == "import "
+    assert "context" in second["error"]
+    assert third["prompt"] == "def " and third["text"]
+
+
+@pytest.mark.parametrize("example", ["chat_loop"], indirect=True)
+def test_chat_loop(example: ModuleType):
+    """Turns red when the second turn computes the first one again."""
+    said = iter(["What is your name? " * 8, "And who made you?", ""])
+    written: list[str] = []
+    with LLM(quiet=True) as llm:
+        conversation = example.chat(llm, lambda: next(said), written.append)
+    assert [turn["role"] for turn in conversation] == ["user", "assistant"] * 2
+    cached = [int(re.findall(r"\[(\d+) tokens", text)[0]) for text in written]
+    assert cached[0] == 0 < cached[1]
+
+
+@pytest.mark.parametrize("example", ["custom_policy"], indirect=True)
+def test_custom_policy(example: ModuleType):
+    assert example.finishing_order("fcfs") == [24, 4, 12]
+    assert example.finishing_order("custom_policy:ShortAnswersFirst") == [4, 12, 24]
+
+
+@pytest.mark.parametrize("example", ["logits_processor"], indirect=True)
+def test_logits_processor(example: ModuleType, capsys: pytest.CaptureFixture[str]):
+    example.main(["import os"])
+    text = capsys.readouterr().out.removesuffix("\n")
+    assert re.fullmatch("[a-z ]+", text)
+
+
+@pytest.mark.parametrize("example", ["openai_streaming"], indirect=True)
+def test_openai_streaming(
+    example: ModuleType, server: RunningServer, capsys: pytest.CaptureFixture[str]
+):
+    example.main(["What is your name?", "--url", f"{server.url}/v1"])
+    assert re.search(r".+\n\[\d+ tokens\]\n$", capsys.readouterr().out, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", ["tokens_in_tokens_out"], indirect=True)
+def test_tokens_in_tokens_out(
+    example: ModuleType, server: RunningServer, capsys: pytest.CaptureFixture[str]
+):
+    example.main(["5", "6", "7", "--url", f"{server.url}/v1", "--max-tokens", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(re.fullmatch(r"\d+ -?\d+\.\d+", line) for line in lines)
+
+
+@pytest.mark.parametrize("example", ["tool_loop"], indirect=True)
+def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
+    """Turns red when a call cannot be parsed, or the model does not take its own call back."""
+    with (
+        LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as llm,
+        running_server(bundled_front(), client=RealClient(llm)) as found,
+    ):
+        example.main(["What is 6 times 7?", "--force", "--url", f"{found.url}/v1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"calculate\(\{.*\}\) = -?\d+", lines[0]), lines
+    assert len(lines) > 1
+
+
+def test_every_example_is_listed_and_tested():
+    """Turns red when an example is added without its line in the list, or without a test."""
+    files = {path.name for path in EXAMPLES.glob("*.py")}
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\((\w+\.py)\)", page)) == files
+    tested = set(re.findall(r'"example", \["(\w+)"\]', Path(__file__).read_text()))
+    assert {f"{name}.py" for name in tested} == files

@@ -1,0 +1,142 @@
+"""Tools for models whose template has no place for them: described in words, read as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.dialect.describe import described
+from quire.engine.model_front import ModelFront
+from quire.rendering import ChatTemplate, Renderer
+from tests import waiting
+from tests.server.running import RunningServer, bundled_front, running_server
+from tests.server.scripted import Script, as_joined
+
+CHAT = "/v1/chat/completions"
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"properties": {"a": {"type": "boolean"}}, "required": ["a"]},
+    },
+}
+CALL = '{"tool_calls": [{"name": "f", "arguments": {"a": true}}]}'
+END = "<|end|>"
+NO_SYSTEM = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def front_of(template: str) -> ModelFront:
+    front = bundled_front()
+    tokenizer = front.renderer.tokenizer
+    assert tokenizer is not None
+    own = ChatTemplate(template, tokenizer.special_tokens)
+    return replace(front, renderer=Renderer(tokenizer, own, front.renderer.vocab_size))
+
+
+@pytest.fixture(scope="module", params=["", NO_SYSTEM], ids=["system", "no system"])
+def front(request: pytest.FixtureRequest) -> ModelFront:
+    return front_of(request.param + TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def server(front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(front) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with waiting.PatientClient(base_url=server.url) as client:
+        yield client
+    server.wait_until_idle()
+
+
+@pytest.fixture
+def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
+    with Script(server, front) as found:
+        yield found
+
+
+def post(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    reply = http.post(CHAT, json={"messages": MESSAGES, "tools": [TOOL], "max_tokens": 100, **body})
+    assert reply.status_code == 200, reply.text
+    return as_joined(reply.json()["choices"][0])
+
+
+def prompt_of(http: httpx.Client, **body: Any) -> str:
+    asked = {"messages": MESSAGES, "return_token_strs": True, **body}
+    tokens = http.post("/tokenize", json=asked).json()["tokens"]
+    return http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+
+
+def test_the_prompt_describes_the_tools(http: httpx.Client) -> None:
+    shown = prompt_of(http, tools=[TOOL])
+    assert json.dumps(TOOL["function"]["parameters"]) in shown
+    assert '"tool_calls"' in shown and "hi" in shown
+    assert "tool_calls" not in prompt_of(http)
+
+
+def test_calls_are_told_from_text(http: httpx.Client, script: Script) -> None:
+    found = post(http, seed=script.tell(CALL + END))
+    assert [(call["name"], call["arguments"]) for call in found["calls"]] == [("f", '{"a": true}')]
+    assert (found["content"], found["finish_reason"]) == (None, "tool_calls")
+    found = post(http, seed=script.tell('{"response": "A \\"word\\".\\n"}' + END))
+    assert (found["content"], found["calls"]) == ('A "word".\n', [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_required_calls_of_a_random_model_fit(http: httpx.Client, seed: int) -> None:
+    found = post(http, tool_choice="required", parallel_tool_calls=False, seed=seed)
+    if found["finish_reason"] == "tool_calls":
+        (call,) = found["calls"]
+        assert json.loads(call["arguments"])["a"] in (True, False)
+
+
+def test_no_tool_means_text_as_it_is(http: httpx.Client, script: Script) -> None:
+    found = post(http, tool_choice="none", seed=script.tell("Plain." + END))
+    assert (found["content"], found["finish_reason"]) == ("Plain.", "stop")
+
+
+def test_calls_and_results_of_earlier_turns_are_texts(http: httpx.Client, script: Script) -> None:
+    function = {"name": "f", "arguments": '{"a": true}'}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "done"}
+    turns = [*MESSAGES, called, result]
+    shown = prompt_of(http, messages=turns, tools=[TOOL])
+    assert CALL in shown and "done" in shown and "None" not in shown
+    found = post(http, messages=turns, seed=script.tell('{"response": "Yes."}' + END))
+    assert found["content"] == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("messages", "in_system", "roles"),
+    [
+        ([{"role": "user", "content": "q"}], True, ["system", "user"]),
+        ([{"role": "user", "content": [{"type": "text", "text": "q"}]}], False, ["user"]),
+        ([{"role": "developer", "content": "s"}, *MESSAGES], True, ["developer", "user"]),
+        ([{"role": "assistant", "content": "a"}], False, ["user", "assistant"]),
+        ([{"role": "system", "content": [{"type": "text", "text": "s"}]}], True, ["system"]),
+    ],
+    ids=str,
+)
+def test_where_tools_are_described(
+    messages: list[dict[str, Any]], in_system: bool, roles: list[str]
+) -> None:
+    found = described(messages, "Call f.", in_system=in_system)
+    assert [message["role"] for message in found] == roles
+    assert "Call f." in json.dumps(found)
+    assert messages != found and all("tool_calls" not in message for message in messages)
