@@ -25,7 +25,7 @@ def answers(folder: Path, **more: Any) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "gptq-3", "nf4-nested"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "squeezellm-3", "nf4-nested"])
 def test_answers_are_those_of_the_numbers(name: str, tmp_path: Path) -> None:
     """Formats that torch widens as they are used; no step of theirs is captured."""
     chosen = BY_NAME[name]
@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_numbers(name: str, tmp_path: Path) -> None:
     assert answers(packed) == answers(plain)
 
 
-@pytest.mark.parametrize("name", ["awq-gemm-g32", "gptq-4-act-order", "compressed-w8a8"])
+@pytest.mark.parametrize("name", ["awq-gemm-g32", "gptq-3", "gptq-4-act-order", "compressed-w8a8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batched_is_alone(name: str, dtype: str, tmp_path: Path) -> None:
     """Formats of the integer kernels, whose rows do not depend on their batch."""
@@ -57,7 +57,7 @@ def test_the_plan_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture
     chosen = BY_NAME["awq-gemm-g32"]
     folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
     assert main(["plan", str(folder)]) == 0
-    assert "awq  14 matrices by linear_int4" in capsys.readouterr().out
+    assert "awq  14 matrices by linear_blocks" in capsys.readouterr().out
     assert main(["plan", str(folder), "--quantization", "int8", "--json"]) == 0
     decisions = json.loads(capsys.readouterr().out)["decisions"]
     [reason] = [item["reason"] for item in decisions if item["name"] == "quantization"]

@@ -72,7 +72,7 @@ def test_no_wish_forces_nothing() -> None:
     assert force_isa(None) == force_linear(None) == {}
 
 
-@pytest.mark.parametrize("name", ["linear", "linear_int8", "linear_int4"])
+@pytest.mark.parametrize("name", ["linear", "linear_int8", "linear_int4", "linear_blocks"])
 def test_products_of_another_isa_move_nothing_else(name: str) -> None:
     """Turns red when kernels that were measured to be fast for 16 bits slow down other operations,
     or layers with a gate need a second call then."""

@@ -23,9 +23,10 @@ from tests.profiles import machine_settings
 from tests.real.packages import gemma3_file, smollm2_file
 
 from quire import LLM, SamplingParams
-from quire.config import read_checkpoint, read_model_spec
+from quire.config import MatrixShape, read_checkpoint, read_model_spec
 from quire.config.gguf import config_of, read_gguf_parts
 from quire.errors import ConfigError
+from quire.quantization import PlainFormat
 from quire.quantization.gguf import GGUFReader
 from quire.rendering import Renderer
 
@@ -42,6 +43,16 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     file = gemma3_file(tmp_path_factory.mktemp("gemma3"))
     yield file
     file.unlink()
+
+
+class WidenedFormats:
+    """`MatrixFormats` that keep the numbers of quantized matrices, in the model's dtype."""
+
+    def choose(self, shape: MatrixShape) -> PlainFormat:
+        del shape
+        chosen = PlainFormat(harness.new_ops("best"))
+        chosen.keeps_stored = False
+        return chosen
 
 
 def _assert_equals_transformers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +79,7 @@ def _assert_equals_transformers(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model.tie_weights()
     with torch.inference_mode():
         wanted = model(torch.tensor([TOKENS])).logits[0]
-    found = PagedModel(file, "best", 64).step({0: TOKENS})[0]
+    found = PagedModel(file, "best", 64, formats=WidenedFormats()).step({0: TOKENS})[0]
     assert float((found - wanted).abs().max()) <= 1e-3 * float(wanted.abs().max())
 
 

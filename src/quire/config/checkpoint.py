@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from quire.config.gguf import GGUFLayout, is_gguf, layout_of, read_gguf_parts
+from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
 from quire.config.packed import (
+    GGUFBlocks,
     PackedLayout,
     is_cache_scale,
     layouts_of,
@@ -30,9 +31,9 @@ _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
-    """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how other tensors hold
-    it in few bits; then the shape is that of the numbers, and file, start and end are those of the
-    first of the others."""
+    """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how it is held in few
+    bits, outside of GGUF files by other tensors; then the shape is that of the numbers, and file,
+    start and end are those of the first of the others."""
 
     gguf: GGUFLayout | None = None
     packed: PackedLayout | None = None
@@ -222,10 +223,23 @@ def _read_gguf(file: Path) -> Checkpoint:
             layout.entry.start,
             layout.entry.end,
             layout,
+            _blocks_of(layout.entry),
         )
         for name, layout in layout_of(read_gguf_parts(file)).items()
     }
     return Checkpoint(tuple(sorted({tensor.file for tensor in tensors.values()})), tensors)
+
+
+def _blocks_of(entry: GGUFEntry) -> PackedLayout | None:
+    """A matrix of a GGUF file as it is kept in memory; None for one that is not quantized."""
+    if len(entry.shape) != 2 or entry.kind.block_size == 1:
+        return None
+    scheme, (outputs, inputs) = GGUFBlocks(entry.kind.name), entry.shape
+    stored = StoredTensor(
+        entry.name, entry.shape, entry.kind.name, entry.file, entry.start, entry.end
+    )
+    module, kernel = entry.name.removesuffix(".weight"), scheme.kernel(inputs)
+    return PackedLayout(module, scheme, outputs, inputs, {"blocks": stored}, (), kernel)
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:

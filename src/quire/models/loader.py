@@ -286,13 +286,15 @@ def _read_gguf(
     plan: Iterable[tuple[TensorInfo, WeightTarget]],
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
-) -> Iterator[tuple[WeightTarget, torch.Tensor]]:
-    """Read weights like `read_weights`, dequantized; only some rows of a tensor exist in float32 at
-    a time. A tensor that is cut is read whole first, since its blocks may not end where the part
-    does."""
+) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
+    """Read weights like `read_weights`. Of a tensor that is no quantized matrix only some rows exist
+    in float32 at a time; one that is cut is read whole first."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)
+        if weight is None and tensor.gguf is not None and tensor.packed is not None:
+            yield target, StoredMatrix(tensor.packed, {"blocks": reader.blocks(tensor.gguf)})
+            continue
         if weight is None and tensor.gguf is not None:
             weight = torch.empty(tensor.shape, dtype=dtype)
             rows = weight.view(-1, tensor.shape[-1])

@@ -15,6 +15,7 @@ from quire.ops.attention.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.kv.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.kv.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.kv.swap_blocks import OP as SWAP_BLOCKS
+from quire.ops.linear.blocks import OP as LINEAR_BLOCKS
 from quire.ops.linear.embedding import OP as EMBEDDING
 from quire.ops.linear.int4 import OP as LINEAR_INT4
 from quire.ops.linear.int8 import OP as LINEAR_INT8
@@ -73,6 +74,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR,
             LINEAR_INT8,
             LINEAR_INT4,
+            LINEAR_BLOCKS,
             EMBEDDING,
             DECODE_INPUTS,
             STEP_INPUTS,
@@ -107,6 +109,7 @@ class OpSet:
     linear: Callable[..., PackedMatrix]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
+    linear_blocks: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
@@ -118,7 +121,7 @@ class OpSet:
     chosen: Mapping[str, str]
 
     def gated_linear(self, name: str, gate: str | None) -> Callable[..., PackedMatrix]:
-        """`linear`, `linear_int8` or `linear_int4` for layers with this gate, or None: by itself
+        """`linear` or another linear operation for layers with this gate, or None: by itself
         where `activation_and_mul` has the same provider, or both are C++ kernels of whichever
         instruction set; else with a call of that."""
         pack, chosen = getattr(self, name), self.chosen[name]

@@ -3,6 +3,7 @@
 from quire.config.gguf.checkpoint import GGUFLayout, find_architecture, layout_of
 from quire.config.gguf.header import (
     GGUF_MAGIC,
+    GGUFEntry,
     GGUFHeader,
     is_gguf,
     read_gguf_header,
@@ -13,6 +14,7 @@ from quire.config.gguf.tensor_types import GGML_TYPES
 
 __all__ = [
     "GGML_TYPES",
+    "GGUFEntry",
     "GGUF_MAGIC",
     "GGUFHeader",
     "GGUFLayout",

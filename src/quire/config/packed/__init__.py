@@ -2,10 +2,12 @@
 
 from quire.config.packed.cache_scales import CacheScales, is_cache_scale, read_cache_scales
 from quire.config.packed.layout import PackedLayout, describe_layouts, layouts_of
+from quire.config.packed.schemes import GGUFBlocks
 from quire.config.packed.settings import PackedSettings, read_packed_settings
 
 __all__ = [
     "CacheScales",
+    "GGUFBlocks",
     "PackedLayout",
     "PackedSettings",
     "describe_layouts",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.config.hf import StoredTensor
+from quire.config.packed.block_kinds import BlockFormat
 from quire.config.packed.parts import Parts
 from quire.config.packed.schemes import Scheme
 from quire.config.packed.settings import PackedSettings
@@ -21,8 +22,8 @@ class PackedLayout:
     """A matrix [outputs, inputs] in several tensors.
 
     tensors: by what follows the module's name. dropped: tensors that say nothing of the weights.
-    kernel: the format of `quire.config.quantization` that has equal weights, or None: the tensors
-    are kept as they are.
+    kernel: the format of `quire.config.quantization`, or the `BlockFormat`, that has equal weights,
+    or None: the tensors are kept as they are.
     """
 
     module: str
@@ -40,6 +41,9 @@ class PackedLayout:
     @property
     def num_bytes(self) -> int:
         """Bytes of the matrix in memory."""
+        blocks = None if self.kernel is None else BlockFormat.named(self.kernel)
+        if blocks is not None:
+            return blocks.kind.matrix_bytes(self.outputs, self.inputs, blocks.size)
         if self.kernel is not None:
             return matrix_bytes(self.kernel, self.outputs, self.inputs, 0)
         return sum(tensor.num_bytes for tensor in self.tensors.values())

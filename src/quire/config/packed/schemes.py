@@ -1,8 +1,8 @@
 """Ways in which matrices are quantized on disk: the tensors of each, and the kernel that serves it.
 
 What the bits mean is in `quire.quantization.packed`, one file per format. `kernel` is the format of
-`quire.config.quantization` in which a matrix has equal weights in memory, or None: then its
-tensors are kept as they are stored, and widened some rows at a time.
+`quire.config.quantization`, or the `BlockFormat`, in which a matrix has equal weights in memory, or
+None: then its tensors are kept as they are stored, and widened some rows at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast
 
+from quire.config.packed.block_kinds import BLOCK_KINDS, BlockFormat
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
 from quire.config.quantization import INT8_MAX_INPUTS, Int4Groups
 
@@ -23,6 +24,7 @@ __all__ = [
     "BitsAndBytes4",
     "BitsAndBytes8",
     "Float8",
+    "GGUFBlocks",
     "PackedIntegers",
     "PlainIntegers",
     "Scheme",
@@ -94,7 +96,7 @@ class AWQ:
         return -(-words // together) * together
 
     def kernel(self, inputs: int) -> str | None:
-        return int4_kernel(inputs, self.group_size, zero_points=True)
+        return block_kernel("w4_zero", inputs, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +133,9 @@ class GPTQ:
         return outputs, inputs
 
     def kernel(self, inputs: int) -> str | None:
-        if self.bits == 4:
-            zero_points = not self.symmetric
-            return int4_kernel(inputs, self.group_size, zero_points=zero_points)
-        groups = num_groups(inputs, self.group_size)
-        return int8_kernel(inputs) if self.bits == 8 and self.symmetric and groups == 1 else None
+        plain = self.symmetric and self.bits >= 4
+        kind = f"w{self.bits}" if plain else f"w{self.bits}_zero"
+        return block_kernel(kind, inputs, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,9 @@ class PackedIntegers:
             zero_points = not self.symmetric
             size = self.group_size
             return int4_kernel(inputs, size, zero_points=zero_points)
-        whole = num_groups(inputs, self.group_size) == 1
-        return int8_kernel(inputs) if whole and self.symmetric else None
+        if self.symmetric and num_groups(inputs, self.group_size) == 1:
+            return int8_kernel(inputs)
+        return block_kernel("w8" if self.symmetric else "w8_zero", inputs, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +208,11 @@ class PlainIntegers:
 
     def kernel(self, inputs: int) -> str | None:
         if not self.symmetric:
-            return None
+            return block_kernel(f"w{self.bits}_zero", inputs, self.group_size)
         if num_groups(inputs, self.group_size) == 1:
             return int8_kernel(inputs)
         if self.bits != 4:
-            return None
+            return block_kernel("w8", inputs, self.group_size)
         return int4_kernel(inputs, self.group_size, zero_points=False)
 
 
@@ -285,8 +286,7 @@ class MXFP4:
         return outputs, groups * 32
 
     def kernel(self, inputs: int) -> str | None:
-        del inputs
-        return None
+        return block_kernel("e2m1", inputs, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ class BitsAndBytes8:
         return outputs, inputs
 
     def kernel(self, inputs: int) -> str | None:
-        return int8_kernel(inputs)
+        return block_kernel("w8", inputs, -1) or int8_kernel(inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +426,44 @@ class SqueezeLLM:
         del inputs
         return None
 
+
+@dataclass(frozen=True, slots=True)
+class GGUFBlocks:
+    """A quantized type of GGUF files: rows of blocks. kind: its name there."""
+
+    kind: str
+    name: ClassVar[str] = "gguf"
+    kinds: ClassVar[tuple[str, ...]] = ("blocks",)
+    floats: ClassVar[tuple[str, ...]] = ()
+    dropped: ClassVar[tuple[str, ...]] = ()
+
+    def holds(self, parts: Parts) -> bool:
+        return "blocks" in parts
+
+    def measure(self, parts: Parts) -> tuple[int, int]:
+        return parts.matrix("blocks", (self.kind,))
+
+    def kernel(self, inputs: int) -> str | None:
+        kind, size = _GGUF_KINDS[self.kind]
+        return block_kernel(kind, inputs, size)
+
+
+_GGUF_KINDS = {
+    "Q4_0": ("w4", 32),
+    "Q4_1": ("w4_min", 32),
+    "Q5_0": ("w5", 32),
+    "Q5_1": ("w5_min", 32),
+    "Q8_0": ("w8", 32),
+    "Q2_K": ("w2_k", 256),
+    "Q3_K": ("w3_k", 256),
+    "Q4_K": ("w4_k", 256),
+    "Q5_K": ("w5_k", 256),
+    "Q6_K": ("w6_k", 256),
+    "IQ4_NL": ("iq4", 32),
+    "IQ4_XS": ("iq4_k", 256),
+    "MXFP4": ("e2m1", 32),
+}
+"""Kinds of blocks and their inputs by type of GGUF."""
 
 _WHOLE = ((), (1,), (1, 1))
 """Shapes of a scale of the whole matrix."""
@@ -471,6 +509,15 @@ def int4_kernel(inputs: int, group_size: int, *, zero_points: bool) -> str | Non
         return None
     held = Int4Groups(128, zero_points).holding(min(size, inputs))
     return None if held is None else held.name
+
+
+def block_kernel(kind: str, inputs: int, group_size: int) -> str | None:
+    """Blocks of the checkpoint's groups, as `linear_blocks` has them."""
+    size = inputs if group_size == -1 or group_size > inputs else group_size
+    found = BLOCK_KINDS[kind]
+    if size % found.group_size or inputs % size:
+        return None
+    return BlockFormat(found, size).name
 
 
 def int8_kernel(inputs: int) -> str | None:

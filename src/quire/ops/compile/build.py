@@ -98,7 +98,7 @@ _AVX512_VNNI = Isa(
     ("-mavx512vnni",),
     ("avx512_vnni",),
     extends=_AVX512,
-    units=("linear_int8", "linear_int4", "paged_attention"),
+    units=("linear_int8", "linear_int4", "linear_blocks", "paged_attention"),
 )
 _AVX512_BF16 = Isa(
     "avx512_bf16",

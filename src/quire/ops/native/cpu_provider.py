@@ -28,6 +28,7 @@ __all__ = [
     "paired_rows",
     "pointer",
     "row_ids",
+    "row_stride",
     "strided_rows",
     "token_rows",
 ]
@@ -119,6 +120,14 @@ def paired_rows(
 def row_ids(ids: torch.Tensor) -> torch.Tensor:
     """ids as the kernels take them (csrc/rows/ids.h): int32 or int64, contiguous."""
     return (ids if ids.dtype in (torch.int32, torch.int64) else ids.long()).contiguous()
+
+
+def row_stride(out: torch.Tensor) -> int:
+    """Of rows [T, N] that are written, as linear kernels take it. Raises EngineError unless
+    elements are neighbours."""
+    if out.dim() != 2 or out.stride(1) != 1:
+        raise EngineError(f"A layer cannot write into strides {out.stride()}.")
+    return out.stride(0) if out.stride(0) != out.shape[1] else 0
 
 
 def pointer(x: torch.Tensor | None) -> int | None:

@@ -23,6 +23,18 @@ class Integers(NamedTuple):
     scales: torch.Tensor
     groups: torch.Tensor | int
 
+    @classmethod
+    def joined(cls, parts: list[Integers]) -> Integers:
+        """Outputs one below the other, with equal groups."""
+        first = parts[0]
+        zeros = first.zeros
+        if isinstance(zeros, torch.Tensor):
+            zeros = torch.cat(
+                [part.zeros for part in parts if isinstance(part.zeros, torch.Tensor)]
+            )
+        values = torch.cat([part.values for part in parts])
+        return cls(values, zeros, torch.cat([part.scales for part in parts]), first.groups)
+
     def numbers(self) -> torch.Tensor:
         """float32 [R, I]."""
         levels = self.values.float()

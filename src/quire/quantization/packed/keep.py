@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from quire.config.packed.block_kinds import BlockFormat, BlockKind
 from quire.config.quantization import INT4_FORMATS
 from quire.ops import OpSet, PackedMatrix
+from quire.ops.linear.blocks.contract import Blocks, pack_scales
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, pack_scale
 from quire.ops.linear.plain.gated import GatedMatrix
 from quire.quantization.packed.integers import Integers, neighbours
@@ -43,7 +45,7 @@ def keep(
 
     Parts of one kind become one matrix of the kernel; others are multiplied one after the other.
     """
-    forms = [_integer_form(part) for part in parts]
+    forms = [_kernel_form(part) for part in parts]
     merged = _merge(forms)
     if merged is not None:
         return Kept(merged.pack(ops, bias, dtype, gate), by_torch=False)
@@ -91,20 +93,80 @@ class _Int4(NamedTuple):
         return matrix if self.order is None else PermutedMatrix(matrix, self.order)
 
 
-def _integer_form(part: StoredMatrix | torch.Tensor) -> _Int8 | _Int4 | None:
-    """Return the integers that a kernel takes; None if no kernel has equal weights."""
+class _BlockForm(NamedTuple):
+    """Arguments of `linear_blocks`, and the order of its inputs, None if they keep theirs."""
+
+    blocks: Blocks
+    order: torch.Tensor | None
+
+    def pack(
+        self, ops: OpSet, bias: torch.Tensor | None, dtype: torch.dtype, gate: str | None
+    ) -> PackedMatrix:
+        matrix = ops.gated_linear("linear_blocks", gate)(self.blocks, bias, dtype=dtype)
+        return matrix if self.order is None else PermutedMatrix(matrix, self.order)
+
+
+_Form = _Int8 | _Int4 | _BlockForm
+
+
+def _kernel_form(part: StoredMatrix | torch.Tensor) -> _Form | None:
+    """Return what a kernel takes; None if no kernel has equal weights."""
     if isinstance(part, torch.Tensor) or part.kernel is None:
         return None
-    integers = part.integers()
     if part.kernel == "int8":
-        return _int8(integers)
-    form = _int4(integers, INT4_FORMATS[part.kernel].size)
+        return _int8(part.integers())
+    blocks = BlockFormat.named(part.kernel)
+    if blocks is not None:
+        kernel, form = "linear_blocks", _block_form(part, blocks)
+    else:
+        size = INT4_FORMATS[part.kernel].size
+        kernel, form = "linear_int4", _int4(part.integers(), size)
     if form is None:
         _log.warning(
-            "%s is widened as it is used: linear_int4 cannot hold its scales or its groups.",
+            "%s is widened as it is used: %s cannot hold its scales or its groups.",
             part.layout.module,
+            kernel,
         )
     return form
+
+
+def _block_form(part: StoredMatrix, wanted: BlockFormat) -> _BlockForm | None:
+    """None unless every scale and minimum is what the kernel makes of it, and inputs of a block can
+    lie together."""
+    found, order = part.blocks(), None
+    if found is None:
+        integers = part.integers()
+        if not isinstance(integers.groups, int):
+            order = _order_of(integers.groups, wanted.size)
+            if order is None:
+                return None
+            integers = integers._replace(values=integers.values[:, order])
+        found = _blocks_of(integers, wanted.kind)
+    scale, minimum, power = pack_scales(found)
+    for half, exact in ((scale, found.scale), (minimum, found.minimum)):
+        if half is None or exact is None:
+            continue
+        if not torch.equal(half.float() * power[:, None], exact):
+            return None
+    return _BlockForm(found, order)
+
+
+def _blocks_of(integers: Integers, kind: BlockKind) -> Blocks:
+    """Codes are never negative, so that integers from -8 or -128 on are raised."""
+    values, zeros, scales, _ = integers
+    raised = 0 if values.dtype == torch.uint8 else 1 << kind.bits - 1
+    codes = (values.to(torch.int16) + raised).to(torch.uint8)
+    if kind.offset != "zero":
+        return Blocks(kind, codes, scales)
+    lows = zeros if isinstance(zeros, torch.Tensor) else torch.full_like(scales, zeros)
+    lows = lows.to(torch.int16) + (raised - kind.zero_code)
+    return Blocks(kind, codes, scales, lows=lows.to(torch.int8))
+
+
+def _order_of(groups: torch.Tensor, size: int) -> torch.Tensor | None:
+    """The order of inputs in which `size` neighbours are a group, if there is one; groups [I]."""
+    order = groups.argsort(stable=True)
+    return order if neighbours(groups[order], size) else None
 
 
 def _int8(integers: Integers) -> _Int8:
@@ -122,8 +184,8 @@ def _int4(integers: Integers, size: int) -> _Int4 | None:
     inputs, num_groups = values.shape[1], scales.shape[1]
     order, group_size = None, inputs // num_groups
     if not isinstance(groups, int):
-        order = groups.argsort(stable=True)
-        if not neighbours(groups[order], group_size):
+        order = _order_of(groups, group_size)
+        if order is None:
             return None
         values = values[:, order]
     half, power = pack_scale(scales)
@@ -138,8 +200,13 @@ def _int4(integers: Integers, size: int) -> _Int4 | None:
     return _Int4(values.contiguous(), scales, zeros, order)
 
 
-def _merge(forms: Sequence[_Int8 | _Int4 | None]) -> _Int8 | _Int4 | None:
+def _merge(forms: Sequence[_Form | None]) -> _Form | None:
     """One form of all, if they are of one kind."""
+    blocks = [form for form in forms if isinstance(form, _BlockForm)]
+    if len(blocks) == len(forms):
+        if not all(_fit_blocks(form, blocks[0]) for form in blocks):
+            return None
+        return _BlockForm(Blocks.joined([form.blocks for form in blocks]), blocks[0].order)
     eights = [form for form in forms if isinstance(form, _Int8)]
     if len(eights) == len(forms):
         return _Int8(
@@ -164,8 +231,16 @@ def _merge(forms: Sequence[_Int8 | _Int4 | None]) -> _Int8 | _Int4 | None:
 
 def _fit(form: _Int4, other: _Int4) -> bool:
     """Return whether both have equal groups and one order of inputs."""
-    if form.scale.shape[1] != other.scale.shape[1]:
-        return False
-    if form.order is None or other.order is None:
-        return form.order is other.order
-    return torch.equal(form.order, other.order)
+    same = form.scale.shape[1] == other.scale.shape[1]
+    return same and _same_order(form.order, other.order)
+
+
+def _fit_blocks(form: _BlockForm, other: _BlockForm) -> bool:
+    """Return whether both are of one kind, in equal blocks, with one order of inputs."""
+    one, two = form.blocks, other.blocks
+    same = one.kind == two.kind and one.scale.shape[1] == two.scale.shape[1]
+    return same and _same_order(form.order, other.order)
+
+
+def _same_order(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
+    return one is two if one is None or two is None else torch.equal(one, two)

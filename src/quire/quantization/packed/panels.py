@@ -9,6 +9,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix
+from quire.ops.linear.plain.contract import IntoMatrix
 from quire.quantization.packed.stored import StoredMatrix
 
 __all__ = ["PanelMatrix", "PermutedMatrix", "SideBySide"]
@@ -48,8 +49,12 @@ class SideBySide:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         y = x.new_empty(*x.shape[:-1], sum(self._sizes), dtype=out_dtype or x.dtype)
-        for part, matrix in zip(y.split(self._sizes, dim=-1), self._matrices, strict=True):
-            part.copy_(matrix(x, out_dtype))
+        rows, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        for part, matrix in zip(outputs.split(self._sizes, dim=1), self._matrices, strict=True):
+            if isinstance(matrix, IntoMatrix):
+                matrix.into(rows, part)
+            else:
+                part.copy_(matrix(rows, out_dtype))
         return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -17,11 +17,14 @@ from quire.config.packed.schemes import (
     BitsAndBytes4,
     BitsAndBytes8,
     Float8,
+    GGUFBlocks,
     PackedIntegers,
     PlainIntegers,
     SqueezeLLM,
 )
 from quire.errors import ConfigError
+from quire.ops.linear.blocks.contract import Blocks
+from quire.quantization.gguf.tensor_types import blocks_of
 from quire.quantization.packed.awq import awq
 from quire.quantization.packed.bitsandbytes import bits_and_bytes_4, bits_and_bytes_8
 from quire.quantization.packed.compressed_tensors import (
@@ -47,7 +50,13 @@ LARGEST_EXPONENT = 254
 ALIGNMENT = 32
 """Outputs at whose multiples every format can be cut."""
 
-DEFINITIONS: Mapping[type, Callable[..., Integers | torch.Tensor]] = MappingProxyType(
+
+def gguf_blocks(scheme: GGUFBlocks, tensors: Mapping[str, torch.Tensor], outputs: slice) -> Blocks:
+    """As `quire.quantization.gguf` defines the type."""
+    return blocks_of(scheme.kind, tensors["blocks"][outputs])
+
+
+DEFINITIONS: Mapping[type, Callable[..., Blocks | Integers | torch.Tensor]] = MappingProxyType(
     {
         AWQ: awq,
         GPTQ: gptq,
@@ -55,6 +64,7 @@ DEFINITIONS: Mapping[type, Callable[..., Integers | torch.Tensor]] = MappingProx
         BitsAndBytes4: bits_and_bytes_4,
         BitsAndBytes8: bits_and_bytes_8,
         Float8: float8,
+        GGUFBlocks: gguf_blocks,
         PackedIntegers: packed_integers,
         PlainIntegers: plain_integers,
         SqueezeLLM: squeezellm,
@@ -113,19 +123,16 @@ class StoredMatrix:
 
     def integers(self) -> Integers:
         """The whole matrix, of a format that is integers."""
-        pieces: list[Integers] = []
-        for outputs in self._cuts():
-            piece = self._define(outputs)
-            assert isinstance(piece, Integers)
-            pieces.append(piece)
-        values, zeros, scales, _ = zip(*pieces, strict=True)
-        one_zero = isinstance(zeros[0], int)
-        return Integers(
-            torch.cat(values),
-            zeros[0] if one_zero else torch.cat(zeros),
-            torch.cat(scales),
-            pieces[0].groups,
-        )
+        pieces = [self._define(outputs) for outputs in self._cuts()]
+        found = [piece for piece in pieces if isinstance(piece, Integers)]
+        assert len(found) == len(pieces)
+        return Integers.joined(found)
+
+    def blocks(self) -> Blocks | None:
+        """The whole matrix; None of a format that is not defined as blocks."""
+        pieces = [self._define(outputs) for outputs in self._cuts()]
+        found = [piece for piece in pieces if isinstance(piece, Blocks)]
+        return Blocks.joined(found) if len(found) == len(pieces) else None
 
     def numbers(self, first: int = 0, past: int | None = None) -> torch.Tensor:
         """Outputs `first` to `past`, float32 [R, I]."""
@@ -133,7 +140,7 @@ class StoredMatrix:
         start = first // ALIGNMENT * ALIGNMENT
         stop = min(-(-past // ALIGNMENT) * ALIGNMENT, self.layout.outputs)
         found = self._define(slice(start, stop))
-        numbers = found.numbers() if isinstance(found, Integers) else found
+        numbers = found if isinstance(found, torch.Tensor) else found.numbers()
         return numbers[first - start : past - start]
 
     def slices(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -188,10 +195,14 @@ class StoredMatrix:
         for first in range(0, outputs, step):
             yield slice(first, min(first + step, outputs))
 
-    def _define(self, outputs: slice) -> Integers | torch.Tensor:
+    def _define(self, outputs: slice) -> Blocks | Integers | torch.Tensor:
+        """Raises ConfigError for blocks whose scales are not finite."""
         scheme = self.layout.scheme
         define: Any = DEFINITIONS[type(scheme)]
-        return define(scheme, self._tensors, outputs)
+        found = define(scheme, self._tensors, outputs)
+        if isinstance(scheme, GGUFBlocks) and not found.is_finite():
+            raise self._broken("blocks", "scales that are not finite")
+        return found
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -54,15 +54,16 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
 }
 QUIRE_REPLAYABLE(quire_linear_rows)
 
-// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
-// float32, of a gated layer half as wide. bias: float32 or null. gate: as it was packed for.
+// x: rows of `depth` elements with a stride; y: [rows, outputs] of x's type or of float32, of a
+// gated layer half as wide. bias: float32 or null. gate: as it was packed for. y_stride: of its
+// rows, 0 if they are contiguous.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
-                           void* y, int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
-                           int32_t y_dtype, int32_t weight_dtype, int32_t gate,
+                           void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t depth,
+                           int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype, int32_t gate,
                            quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
-  const Problem problem{rows, {outputs, gate}, depth, x_stride, bias, team};
+  const Problem problem{rows, {outputs, gate, y_stride}, depth, x_stride, bias, team};
   int failed = 0, unknown = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
     using W = std::remove_pointer_t<decltype(weight_tag)>;

@@ -6,9 +6,9 @@
 // kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
 // - zero times the sum of the integers.
 #include "rows/ids.h"
-#include "linear/int4.h"
-#include "linear/int4_tiles.h"
-#include "linear/int4_wide.h"
+#include "linear/integers/int4.h"
+#include "linear/integers/int4_tiles.h"
+#include "linear/integers/int4_wide.h"
 #include "native/replay.h"
 
 namespace quire::linear_int {
@@ -208,17 +208,18 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
 }
 QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
-// x: rows of groups · group_size elements with a stride; y: contiguous [rows, outputs] of x's type
-// or of float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall.
-// gate: as it was packed for.
+// x: rows of groups · group_size elements with a stride; y: [rows, outputs] of x's type or of
+// float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall. gate:
+// as it was packed for. y_stride: of its rows, 0 if they are contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
-                                void* y, int64_t rows, int64_t outputs, int64_t groups,
-                                int64_t group_size, int32_t x_dtype, int32_t y_dtype,
-                                int32_t gate, quire::Team* team) {
+                                void* y, int64_t y_stride, int64_t rows, int64_t outputs,
+                                int64_t groups, int64_t group_size, int32_t x_dtype,
+                                int32_t y_dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
-  const LinearCall call{rows, {outputs, gate}, groups * group_size, x_stride, power, bias, team};
+  const Outputs all{outputs, gate, y_stride};
+  const LinearCall call{rows, all, groups * group_size, x_stride, power, bias, team};
   const auto by = [&](auto zeros) {
     constexpr bool kZeros = decltype(zeros)::value;
 #if defined(__AMX_INT8__)

@@ -4,7 +4,7 @@
 // for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
 // integers is taken off at the start of its sums.
 #include "rows/ids.h"
-#include "linear/int.h"
+#include "linear/integers/int.h"
 #include "native/replay.h"
 #include "linear/tile_loop.h"
 
@@ -64,7 +64,8 @@ struct Int8Format : Int8Weights, Vectors {
   template <int R, class A>
   QUIRE_INLINE static void add_quad(vi (&sums)[R][2], const uint8_t* panel, const int32_t* inputs,
                                     A& ahead) {
-    const Bytes low = load_weights(panel), high = load_weights(panel + kQuadBytes / 2);
+    const Bytes low = weights_of(load_int(panel));
+    const Bytes high = weights_of(load_int(panel + kQuadBytes / 2));
     ahead.template fetch_lines<kQuadBytes / kCacheLine>();
     QUIRE_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -80,6 +81,7 @@ struct Int8Format : Int8Weights, Vectors {
 // stands anything: it meets zeros.
 struct Int8Tiles : Int8Weights {
   static constexpr int kQuadInputs = 1;
+  static constexpr bool kGroupScales = false;
   static constexpr int kMaxRows = kStepRows;
   static constexpr int64_t kBlockBytes = kTileBlockBytes;
   static constexpr int64_t kBeyond = kBeyondTile;
@@ -195,17 +197,17 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
 }
 QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
-// x: rows of `depth` elements with a stride; y: contiguous [rows, outputs] of x's type or of
-// float32, of a gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate:
-// as it was packed for.
+// x: rows of `depth` elements with a stride; y: [rows, outputs] of x's type or of float32, of a
+// gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate: as it was
+// packed for. y_stride: of its rows, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
-                                const float* scale, const float* bias, void* y, int64_t rows,
-                                int64_t outputs, int64_t depth, int32_t x_dtype,
+                                const float* scale, const float* bias, void* y, int64_t y_stride,
+                                int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
                                 int32_t y_dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Int8 format(packed, (depth + 3) / 4);
-  const LinearCall call{rows, {outputs, gate}, depth, x_stride, scale, bias, team};
+  const LinearCall call{rows, {outputs, gate, y_stride}, depth, x_stride, scale, bias, team};
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int8)

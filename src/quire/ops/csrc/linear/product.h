@@ -237,7 +237,7 @@ int multiply_into(const Problem& problem, const E* x, const typename A::W* weigh
     });
     multiply_block<Out>(
         block, [&](const typename A::W*) { return gathered; },
-        y + first * problem.outputs.width());
+        y + first * problem.outputs.stride());
   }
   return 0;
 }

@@ -28,7 +28,7 @@ class StagedOutputs {
   static constexpr int64_t kBytes = 64 << 10;
   static constexpr int64_t kMostRows = kBytes / (kWidth * static_cast<int64_t>(sizeof(Y)));
 
-  // y: `rows` contiguous rows. weight_bytes: that a thread reads of the layer.
+  // y: `rows` rows. weight_bytes: that a thread reads of the layer.
   StagedOutputs(const Outputs& outputs, Y* y, int64_t rows, int64_t weight_bytes)
       : outputs_(outputs), y_(y), streams_(pays_to_stream(rows, weight_bytes)) {}
   ~StagedOutputs() {
@@ -77,16 +77,17 @@ class StagedOutputs {
   static constexpr int64_t kStreamedWeights = 1 << 20;
 
   bool pays_to_stream(int64_t rows, int64_t weight_bytes) const {
-    const int64_t row_bytes = outputs_.width() * static_cast<int64_t>(sizeof(Y));
+    const int64_t row_bytes = outputs_.stride() * static_cast<int64_t>(sizeof(Y));
     const bool whole_lines = row_bytes % 64 == 0 && reinterpret_cast<uintptr_t>(y_) % 64 == 0;
     return whole_lines && (rows * row_bytes >= kStreamedBytes || weight_bytes >= kStreamedWeights);
   }
 
   void write() const {
-    const int64_t width = outputs_.width(), count = std::min(columns_, width - first_column_);
+    const int64_t count = std::min(columns_, outputs_.width() - first_column_);
+    const int64_t stride = outputs_.stride();
     const Y* from = staged_;
-    Y* to = y_ + first_row_ * width + first_column_;
-    for (int64_t row = first_row_; row < last_row_; ++row, from += room_, to += width) {
+    Y* to = y_ + first_row_ * stride + first_column_;
+    for (int64_t row = first_row_; row < last_row_; ++row, from += room_, to += stride) {
       write_row(from, to, count);
     }
   }
@@ -124,9 +125,9 @@ class DirectOutputs {
 
   void make_room(int64_t, int64_t, int64_t) const {}
   Y* columns(int64_t index, int64_t row) const {
-    return y_ + row * outputs_.width() + outputs_.column(index);
+    return y_ + row * outputs_.stride() + outputs_.column(index);
   }
-  int64_t stride() const { return outputs_.width(); }
+  int64_t stride() const { return outputs_.stride(); }
 
  private:
   const Outputs& outputs_;

@@ -29,6 +29,19 @@ QUIRE_INLINE vi repeat_byte(vi x) {
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
 QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm512_slli_epi32((raw)x, n); }
+QUIRE_INLINE vi or_int(vi a, vi b) { return (vi)_mm512_or_si512((raw)a, (raw)b); }
+// Bytes of a table of 16, by the lowest 4 bits of every byte, the others being zero.
+QUIRE_INLINE vi load_table(const int8_t* p) {
+  return (vi)_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi look_up(vi table, vi x) { return (vi)_mm512_shuffle_epi8((raw)table, (raw)x); }
+// kLanes bytes, one in every lane.
+QUIRE_INLINE vi load_signed(const void* p) {
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi load_unsigned(const void* p) {
+  return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
 QUIRE_INLINE vf to_float(vi x) { return _mm512_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm512_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm512_castps_si512(x); }
@@ -70,8 +83,25 @@ QUIRE_INLINE vi load_int(const void* p) {
 }
 QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm256_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm256_add_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi sub_int(vi a, vi b) { return (vi)_mm256_sub_epi32((raw)a, (raw)b); }
+QUIRE_INLINE vi sub_bytes(vi a, vi b) { return (vi)_mm256_sub_epi8((raw)a, (raw)b); }
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm256_max_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm256_and_si256((raw)a, (raw)b); }
+QUIRE_INLINE void store_int(void* p, vi x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), (raw)x);
+}
+QUIRE_INLINE vi or_int(vi a, vi b) { return (vi)_mm256_or_si256((raw)a, (raw)b); }
+QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm256_slli_epi32((raw)x, n); }
+QUIRE_INLINE vi load_table(const int8_t* p) {
+  return (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi look_up(vi table, vi x) { return (vi)_mm256_shuffle_epi8((raw)table, (raw)x); }
+QUIRE_INLINE vi load_signed(const void* p) {
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi load_unsigned(const void* p) {
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
 QUIRE_INLINE vf to_float(vi x) { return _mm256_cvtepi32_ps((raw)x); }
 QUIRE_INLINE vi to_int(vf x) { return (vi)_mm256_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm256_castps_si256(x); }
@@ -145,17 +175,18 @@ QUIRE_INLINE float largest_magnitude(const E* p, int64_t n) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(maximum(top))));
 }
 
-// Weights of 8 bits, 0 to 255: load_weights, and add_bytes with the activations of a quad, which
+// Weights of 8 bits, 0 to 255: weights_of, and add_bytes with the activations of a quad, which
 // `broadcast` fetches from kByteInputs numbers: a quad's bytes, or what put_byte_inputs writes.
 //
-// Weights of 4 bits, 0 to 15: open_sum, at most 8 times add_nibbles, close_sum.
+// Weights of fewer bits: open_sum, add_nibbles, close_sum; at most 8 times with 4 bits, 4 times with
+// 5 and twice with 6, whose sums fit 16 bits.
 
 #if defined(__AVX512VNNI__)
 
 constexpr int kByteInputs = 1;
 using Bytes = vi;
 using Inputs = vi;
-QUIRE_INLINE Bytes load_weights(const uint8_t* p) { return load_int(p); }
+QUIRE_INLINE Bytes weights_of(vi quad) { return quad; }
 QUIRE_INLINE Inputs broadcast(const int32_t* x) { return set1_int(*x); }
 QUIRE_INLINE vi add_bytes(vi sum, Bytes w, Inputs x) {
   return (vi)_mm512_dpbusd_epi32((raw)sum, (raw)w, (raw)x);
@@ -174,8 +205,7 @@ struct Bytes {
   vi even, odd;
 };
 using Inputs = Bytes;
-QUIRE_INLINE Bytes load_weights(const uint8_t* p) {
-  const vi quad = load_int(p);
+QUIRE_INLINE Bytes weights_of(vi quad) {
   return {and_int(quad, set1_int(0x00ff00ff)), shift_right_16bit(quad, 8)};
 }
 QUIRE_INLINE Inputs broadcast(const int32_t* x) { return {set1_int(x[0]), set1_int(x[1])}; }
@@ -191,7 +221,7 @@ QUIRE_INLINE vi add_bytes(vi sum, const Bytes& w, const Inputs& x) {
   return add_int(add_int(sum, pairs(w.even, x.even)), pairs(w.odd, x.odd));
 }
 
-// Here sums of products of bytes fit: 8 quads of 2 · 15 · 127 in each 16 bits.
+// Here sums of products of bytes fit, such as 8 quads of 2 · 15 · 127 in each 16 bits.
 constexpr bool kSumsInPlace = false;
 QUIRE_INLINE vi open_sum(vi) { return set1_int(0); }
 QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) {

@@ -16,10 +16,12 @@ constexpr int32_t kUngated = -1;
 struct Outputs {
   int64_t count;
   int32_t gate;  // of activations.h, or kUngated
+  int64_t y_stride = 0;  // of rows of y; 0: they are contiguous
 
   bool gated() const { return gate != kUngated; }
   int64_t panels_in_turn() const { return gated() ? 2 : 1; }
   int64_t width() const { return gated() ? count / 2 : count; }  // of a row of y
+  int64_t stride() const { return y_stride == 0 ? width() : y_stride; }
   int64_t panels() const { return panels_in_turn() * panels_of(width()); }
   bool is_second(int64_t panel) const { return gated() && panel % 2 != 0; }
   // The columns of y that a panel makes, and the output that the first of them is.

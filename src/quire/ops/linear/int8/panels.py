@@ -1,4 +1,4 @@
-"""Shared Python side of the integer linear layers of csrc/linear/int.h."""
+"""Python side of the integer linear layers of csrc/linear/integers/int.h."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from quire.ops.linear.plain.contract import refuse_rows
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids
+from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids, row_stride
 from quire.ops.pointwise.activation.cpu import gate_code
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -18,7 +18,8 @@ class IntegerPanels:
     """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
 
     packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
-    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all.
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all. kind:
+    what follows them there.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class IntegerPanels:
         *,
         outputs: int,
         sizes: Sequence[int],
+        kind: Sequence[int] = (),
         dtype: torch.dtype,
         gate: str | None,
     ) -> None:
@@ -38,7 +40,7 @@ class IntegerPanels:
         self._kept = (*packed, scale, bias)
         pointers = [None if part is None else part.data_ptr() for part in self._kept]
         self._table, self._bias = pointers[:-1], pointers[-1]
-        self._outputs, self._sizes = outputs, tuple(sizes)
+        self._outputs, self._sizes = outputs, (*sizes, *kind)
         self._gate, self._gate_code = gate, gate_code(gate)
         self._width = outputs if gate is None else outputs // 2
         self._depth = torch.Size(sizes).numel()
@@ -47,6 +49,11 @@ class IntegerPanels:
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)
+        self.into(rows, out)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        rows = input_rows(x, self._depth)
         self._call(
             self._name,
             rows.data_ptr(),
@@ -54,6 +61,7 @@ class IntegerPanels:
             *self._table,
             self._bias,
             out.data_ptr(),
+            row_stride(out),
             rows.shape[0],
             self._outputs,
             *self._sizes,
@@ -61,7 +69,6 @@ class IntegerPanels:
             DTYPE_CODES[out.dtype],
             self._gate_code,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         refuse_rows(self._gate)

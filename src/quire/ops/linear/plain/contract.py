@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from quire.ops.pointwise.activation.contract import resolve_name
 __all__ = [
     "NO_GATE",
     "NO_PARTIAL",
+    "IntoMatrix",
     "PackedMatrix",
     "PartialMatrix",
     "check_arguments",
@@ -38,6 +39,15 @@ class PackedMatrix(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] integers → the rows W[ids], [T, I] (a tied embedding): bit for bit, or in the
         dtype that a matrix of integers was made for. A gated one may refuse (EngineError)."""
+        ...
+
+
+@runtime_checkable
+class IntoMatrix(Protocol):
+    """`PackedMatrix` that writes where it is told."""
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, I] → out [T, O], rows with a stride, in x's dtype or in float32."""
         ...
 
 

@@ -9,7 +9,13 @@ import torch
 
 from quire.ops.linear.plain.contract import PackedMatrix, check_arguments, refuse_rows
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, input_rows, packed_columns, row_ids
+from quire.ops.native.cpu_provider import (
+    DTYPE_CODES,
+    input_rows,
+    packed_columns,
+    row_ids,
+    row_stride,
+)
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -59,6 +65,11 @@ class _CpuMatrix:
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)
+        self.into(rows, out)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        rows = input_rows(x, self._depth)
         self._call(
             "linear",
             rows.data_ptr(),
@@ -66,6 +77,7 @@ class _CpuMatrix:
             self._pointer,
             self._bias_pointer,
             out.data_ptr(),
+            row_stride(out),
             rows.shape[0],
             self._outputs,
             self._depth,
@@ -74,7 +86,6 @@ class _CpuMatrix:
             self._code,
             self._gate_code,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         refuse_rows(self._gate)

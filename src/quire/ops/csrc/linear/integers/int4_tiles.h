@@ -8,7 +8,7 @@
 
 #if defined(__AMX_INT8__)
 
-#include "linear/int4.h"
+#include "linear/integers/int4.h"
 #include "linear/tiles.h"
 
 namespace quire::linear_int {
@@ -45,6 +45,7 @@ template <bool kZeros>
 struct Int4Tiles : Int4Weights<kZeros> {
   static constexpr bool kSums = false, kWholePanels = true;
   static constexpr int kQuadInputs = 1;
+  static constexpr bool kGroupScales = false;
   static constexpr int kMaxRows = 14;  // whose totals and two scales fit the vector registers
   static constexpr int64_t kBlockRows = 19 * kMaxRows;
   static constexpr int64_t kLeastRows = 11;  // below, Int4Format takes as little time (measured)

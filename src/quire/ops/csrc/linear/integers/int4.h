@@ -1,7 +1,7 @@
 // What the ways to multiply by 4-bit weights have in common. How they are packed: linear_int4.cpp.
 #pragma once
 
-#include "linear/int.h"
+#include "linear/integers/int.h"
 
 namespace quire::linear_int {
 

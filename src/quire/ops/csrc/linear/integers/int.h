@@ -10,14 +10,13 @@
 #include <array>
 #include <utility>
 
+#include "linear/integers/int_rows.h"
 #include "linear/panel_parts.h"
 #include "native/scratch.h"
-#include "native/simd_int.h"
 #include "linear/staged_outputs.h"
 
 namespace quire::linear_int {
 
-constexpr float kSmallest = 1e-30f;  // of a row's largest magnitude; below, the row counts as zeros
 constexpr int64_t kCacheLine = 64;
 // Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
 constexpr int64_t kWorkPerPart = 1 << 21;
@@ -32,15 +31,6 @@ struct LinearCall {
   const float* scale;
   const float* bias;
   Team* team;
-};
-
-// Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
-// group's integers times a factor of the format, scales [rows].
-struct QuantizedRows {
-  int32_t* inputs;
-  int32_t* sums;
-  float* scales;
-  int64_t rows;
 };
 
 // At most n elements.
@@ -70,6 +60,7 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
 struct Vectors {
   static constexpr int kLineQuads = 8;
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
+  static constexpr bool kGroupScales = false;  // whether groups of a row have a scale each
   static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
   // Where hardware_keeps_up(), so many rows fetch nothing ahead, and more of them, up to so many,
   // one line in four, for which a tile has to ask by fetch_lines().
@@ -120,81 +111,9 @@ struct NothingAhead {
   QUIRE_INLINE void fetch_lines() const {}
 };
 
-// Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
-// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads.
-template <int N, class Format, class E, class A>
-void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r, A& ahead) {
-  vf inverse[N];
-  vi keep[N];
-  for (int i = 0; i < N; ++i) {
-    const float largest = largest_magnitude(x + i * x_stride, depth);
-    const bool finite = largest <= std::numeric_limits<float>::max();
-    const bool usable = finite && largest >= kSmallest;
-    target.scales[r + i] = usable   ? largest / 127.0f
-                           : finite ? 0.0f
-                                    : std::numeric_limits<float>::quiet_NaN();
-    inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
-    keep[i] = set1_int(usable ? -1 : 0);
-  }
-  const auto to_numbers = [&](vf values, int i) {
-    return and_int(to_int(mul(values, inverse[i])), keep[i]);
-  };
-  const auto stored = [](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
-  const auto inputs = [&](int64_t quad, int i) {
-    return target.inputs + format.position(quad, r + i, target.rows) * Format::kQuadInputs;
-  };
-  constexpr int64_t kFetchQuads = 8;
-  const int64_t group_size = Format::kSums ? format.group_size : depth;
-  int64_t quad = 0;
-  for (int64_t first = 0, group = 0; first < depth; first += group_size, ++group) {
-    const int64_t end = std::min(depth, first + group_size);
-    vi total[N];
-    for (vi& sum : total) sum = set1_int(0);
-    int64_t k = first;
-    // A group is whole lines of quads, so that 8 quads stand side by side.
-    if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
-      for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
-        for (int i = 0; i < N; ++i) {
-          const vf2 values = load_both(x + i * x_stride + k);
-          const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
-          total[i] = add_int(total[i], add_int(a, b));
-          store_bytes(x, inputs(quad, i), stored(a), stored(b));
-          ahead.fetch_line();
-        }
-      }
-    }
-    for (; k < end; k += kLanes, quad += kLanes / 4) {
-      for (int i = 0; i < N; ++i) {
-        const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
-        total[i] = add_int(total[i], numbers);
-        if constexpr (Format::kQuadInputs == 1) {
-          store_bytes(inputs(quad, i), stored(numbers));
-        } else {
-          static_assert(Format::kAdded == 0);
-          put_byte_inputs(numbers, inputs(quad, i));
-        }
-        if (quad % kFetchQuads == 0) ahead.fetch_line();
-      }
-    }
-    if constexpr (Format::kSums) {
-      for (int i = 0; i < N; ++i) {
-        target.sums[group * target.rows + r + i] = sum(total[i]) * format.sum_factor;
-      }
-    }
-  }
-}
-
-// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
-template <class Format, class E, class A>
-void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r, A& ahead) {
-  const E* from = x + r * x_stride;
-  if (r + 1 < target.rows) {
-    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
-  } else if (r < target.rows) {
-    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
-  }
+// The sum of a group times its scale in a row.
+QUIRE_INLINE vf scaled_sum(vi sum, const int32_t* x_scale) {
+  return mul(to_float(sum), float_of(set1_int(*x_scale)));
 }
 
 // f(row, half) for every vector of a tile's sums.
@@ -388,9 +307,9 @@ struct Block {
   // Not by first_row(): divisions delay a tile.
   int64_t first_of(const QuantizedRows& rows) const { return rows.scales - x.scales; }
   void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
-    const int64_t width = call.outputs.width();
-    const Y* first = y + first_of(rows) * width + call.outputs.column(index);
-    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * width, 1);
+    const int64_t stride = call.outputs.stride();
+    const Y* first = y + first_of(rows) * stride + call.outputs.column(index);
+    for (int64_t r = 0; r < rows.rows; ++r) __builtin_prefetch(first + r * stride, 1);
   }
   template <class Out>
   void put(const QuantizedRows& rows, int64_t index, const float* sums, Out& out) const {
@@ -526,7 +445,7 @@ int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
-    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.width(),
+    multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.stride(),
                          out_of_memory);
   }
   return failure();

@@ -1,0 +1,140 @@
+// Rows of activations as 8-bit integers, in the order in which a format of integer weights reads
+// them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "linear/panels.h"
+#include "native/simd_int.h"
+
+namespace quire::linear_int {
+
+constexpr float kSmallest = 1e-30f;  // of largest magnitudes; below, all numbers count as zeros
+
+// Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
+// group's integers times a factor of the format, scales [rows]. A format whose groups have scales
+// of their own has these, as bits [groups, rows], behind the sums.
+struct QuantizedRows {
+  int32_t* inputs;
+  int32_t* sums;
+  float* scales;
+  int64_t rows;
+};
+
+// Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
+// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads.
+template <int N, class Format, class E, class A>
+void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead) {
+  vf inverse[N];
+  vi keep[N];
+  for (int i = 0; i < N; ++i) {
+    const float largest = largest_magnitude(x + i * x_stride, depth);
+    const bool finite = largest <= std::numeric_limits<float>::max();
+    const bool usable = finite && largest >= kSmallest;
+    target.scales[r + i] = usable   ? largest / 127.0f
+                           : finite ? 0.0f
+                                    : std::numeric_limits<float>::quiet_NaN();
+    inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
+    keep[i] = set1_int(usable ? -1 : 0);
+  }
+  const auto to_numbers = [&](vf values, int i) {
+    return and_int(to_int(mul(values, inverse[i])), keep[i]);
+  };
+  const auto stored = [](vi numbers) { return add_int(numbers, set1_int(Format::kAdded)); };
+  const auto inputs = [&](int64_t quad, int i) {
+    return target.inputs + format.position(quad, r + i, target.rows) * Format::kQuadInputs;
+  };
+  constexpr int64_t kFetchQuads = 8;
+  const int64_t group_size = Format::kSums ? format.group_size : depth;
+  int64_t quad = 0;
+  for (int64_t first = 0, group = 0; first < depth; first += group_size, ++group) {
+    const int64_t end = std::min(depth, first + group_size);
+    vi total[N];
+    for (vi& sum : total) sum = set1_int(0);
+    int64_t k = first;
+    // A group is whole lines of quads, so that 8 quads stand side by side.
+    if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
+      for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
+        for (int i = 0; i < N; ++i) {
+          const vf2 values = load_both(x + i * x_stride + k);
+          const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
+          total[i] = add_int(total[i], add_int(a, b));
+          store_bytes(x, inputs(quad, i), stored(a), stored(b));
+          ahead.fetch_line();
+        }
+      }
+    }
+    for (; k < end; k += kLanes, quad += kLanes / 4) {
+      for (int i = 0; i < N; ++i) {
+        const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
+        total[i] = add_int(total[i], numbers);
+        if constexpr (Format::kQuadInputs == 1) {
+          store_bytes(inputs(quad, i), stored(numbers));
+        } else {
+          static_assert(Format::kAdded == 0);
+          put_byte_inputs(numbers, inputs(quad, i));
+        }
+        if (quad % kFetchQuads == 0) ahead.fetch_line();
+      }
+    }
+    if constexpr (Format::kSums) {
+      for (int i = 0; i < N; ++i) {
+        target.sums[group * target.rows + r + i] = sum(total[i]) * format.sum_factor;
+      }
+    }
+  }
+}
+
+// Row r of `target` with a scale for each group, which is whole vectors.
+template <class Format, class E, class A>
+void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedRows target,
+                     int64_t r, A& ahead) {
+  int64_t quad = 0;
+  for (int64_t first = 0, at = r; first < depth; first += format.group_size, at += target.rows) {
+    const E* const group = x + first;
+    const float largest = largest_magnitude(group, format.group_size);
+    const bool finite = largest <= std::numeric_limits<float>::max();
+    const bool usable = finite && largest >= kSmallest;
+    const float scale = usable   ? largest / 127.0f
+                        : finite ? 0.0f
+                                 : std::numeric_limits<float>::quiet_NaN();
+    const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
+    const vi keep = set1_int(usable ? -1 : 0);
+    vi total = set1_int(0);
+    for (int64_t k = 0; k < format.group_size; k += kLanes, quad += kLanes / 4) {
+      const vi numbers = and_int(to_int(mul(load(group + k), inverse)), keep);
+      total = add_int(total, numbers);
+      auto* const inputs =
+          target.inputs + format.position(quad, r, target.rows) * Format::kQuadInputs;
+      if constexpr (Format::kQuadInputs == 1) {
+        store_bytes(inputs, add_int(numbers, set1_int(Format::kAdded)));
+      } else {
+        put_byte_inputs(numbers, inputs);
+      }
+    }
+    ahead.fetch_line();
+    target.sums[at] = sum(total);
+    std::memcpy(target.sums + depth / format.group_size * target.rows + at, &scale, sizeof scale);
+  }
+  target.scales[r] = 1.0f;
+}
+
+// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
+template <class Format, class E, class A>
+void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead) {
+  const E* from = x + r * x_stride;
+  if constexpr (Format::kGroupScales) {
+    for (int64_t i = r; i < std::min(r + 2, target.rows); ++i, from += x_stride) {
+      quantize_groups(format, from, depth, target, i, ahead);
+    }
+  } else if (r + 1 < target.rows) {
+    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
+  } else if (r < target.rows) {
+    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
+  }
+}
+
+}  // namespace quire::linear_int
