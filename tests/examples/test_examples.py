@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import openai
 import pytest
 
 from quire import LLM
 from quire.engine.model_front import ModelFront
 from tests.server.in_memory import RealClient
-from tests.server.running import RunningServer, bundled_front, running_server
+from tests.server.running import MODEL, RunningServer, bundled_front, running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -75,6 +76,21 @@ def test_openai_streaming(
 ):
     example.main(["What is your name?", "--url", f"{server.url}/v1"])
     assert re.search(r".+\n\[\d+ tokens\]\n$", capsys.readouterr().out, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", ["structured_output"], indirect=True)
+def test_structured_output(
+    example: ModuleType, server: RunningServer, capsys: pytest.CaptureFixture[str]
+):
+    """Turns red when an answer is no instance, or a stream loses a piece of it."""
+    example.main(f"{server.url}/v1")
+    whole, streamed, choice = capsys.readouterr().out.splitlines()
+    assert whole.startswith("name=")
+    assert re.match(r"\d+ pieces: name=", streamed)
+    assert choice in ("complaint", "praise", "question")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    pieces, city = example.stream(client, MODEL, "Describe the city of Lima.")
+    assert example.City.model_validate_json("".join(pieces)) == city
 
 
 @pytest.mark.parametrize("example", ["tokens_in_tokens_out"], indirect=True)
