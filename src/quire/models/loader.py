@@ -287,8 +287,8 @@ def _read_gguf(
     dtype: torch.dtype,
     replaced: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
-    """Read weights like `read_weights`. Of a tensor that is no quantized matrix only some rows exist
-    in float32 at a time; one that is cut is read whole first."""
+    """Read weights like `read_weights`. Only some rows at a time of a tensor that is no quantized
+    matrix exist in float32; one that is cut is read whole first."""
     reader = GGUFReader(file)
     for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
         weight = replaced.get(tensor.name)
