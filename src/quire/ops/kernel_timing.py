@@ -129,6 +129,7 @@ def _linear_calls(
             weight.ctypes.data,
             None,
             y.ctypes.data,
+            outputs,
             rows,
             outputs,
             _DEPTH,
