@@ -29,7 +29,7 @@ quire.outputs: RequestOutput CompletionOutput BeamSearchOutput BeamSearchSequenc
 quire.inputs: TextPrompt TokensPrompt PromptType
 """
 MISSING_IMPORTS = """
-quire: LoRARequest EmbeddingOutput ModelRegistry
+quire: EmbeddingOutput ModelRegistry
 quire: EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
 quire: ScoringRequestOutput initialize_ray_cluster
 quire.sampling_params: GuidedDecodingParams SamplingType
@@ -73,7 +73,8 @@ attention_backend=None  long_prefill_token_threshold=0  kv_transfer_config=None
 max_num_partial_prefills=1  num_gpu_blocks_override=None  calculate_kv_scales=False
 """
 SETTINGS_EXPLAINED = """
-tensor_parallel_size=2  enable_lora=True  speculative_config={"model":"x"}  cpu_offload_gb=4
+tensor_parallel_size=2  enable_prompt_adapter=True  cpu_offload_gb=4
+speculative_config={"model":"x"}
 enable_chunked_prefill=False  runner="pooling"  kv_transfer_config={"a":1}  rope_theta=1e6
 structured_outputs_config={"backend":"xgrammar"}  enable_mm_embeds=True  worker_cls="a.B"
 pipeline_parallel_size=2  override_generation_config={"a":1}  max_lenght=5  model_len=5
@@ -420,7 +421,7 @@ def test_an_async_engine() -> None:
         assert (await llm.get_metrics())[0].name
         await llm.check_health()
         assert llm.is_running and not llm.errored and not llm.is_stopped
-        with pytest.raises(AttributeError, match="there are no LoRA adapters yet"):
+        with pytest.raises(AttributeError, match="loads adapters as they are named"):
             await llm.add_lora(1)
 
     with AsyncLLM.from_engine_args(quire.AsyncEngineArgs(**MODEL)) as llm:

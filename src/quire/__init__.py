@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.inputs import PromptType, TextPrompt, TokensPrompt
     from quire.llm import LLM
     from quire.llm_engine import LLMEngine
+    from quire.protocol.adapters import LoRARequest
     from quire.protocol.beam_search import BeamSearchParams
     from quire.protocol.grammar import StructuredOutputsParams
     from quire.protocol.outputs import (
@@ -43,6 +44,7 @@ __all__ = [
     "EngineArgs",
     "EngineError",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -78,6 +80,7 @@ _HOMES = {
     "BeamSearchParams": "quire.protocol.beam_search",
     "BeamSearchSequence": "quire.protocol.outputs",
     "CompletionOutput": "quire.protocol.outputs",
+    "LoRARequest": "quire.protocol.adapters",
     "Logprob": "quire.protocol.outputs",
     "PoolingOutput": "quire.protocol.outputs",
     "PoolingParams": "quire.protocol.pooling_params",

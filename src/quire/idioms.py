@@ -8,7 +8,7 @@ from quire.foreign import ForeignName, nearest
 
 __all__ = ["CALL_ARGUMENTS", "MISSING_METHODS", "missing_name"]
 
-_LORA = "there are no LoRA adapters yet"
+_LORA = "generate(…, lora_request=LoRARequest(name, id, path)) loads adapters as they are named"
 _EMBEDS = "LLM.encode gives vectors; none gives scores or classes yet"
 _STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
 _TEXT_ONLY = "models take text only"
@@ -16,7 +16,7 @@ _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
 
 CALL_ARGUMENTS: Mapping[str, ForeignName] = {
     "use_tqdm": ForeignName("there is nothing to wait for here", None),
-    "lora_request": ForeignName(_LORA),
+    "lora_request": ForeignName("generate and chat take adapters"),
     "prompt_adapter_request": ForeignName("there are no prompt adapters"),
     "guided_options_request": ForeignName(_STRUCTURE),
     "mm_processor_kwargs": ForeignName(_TEXT_ONLY),
@@ -74,7 +74,6 @@ MISSING_METHODS: Mapping[str, str] = {
 
 _MISSING_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("GuidedDecodingParams", "GuidedDecodingRequest"), _STRUCTURE),
-    "LoRARequest": _LORA,
     **dict.fromkeys(
         (
             "EmbeddingOutput",

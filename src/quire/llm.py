@@ -17,6 +17,7 @@ from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import LLMEngine, built_engine
+from quire.protocol.adapters import LoRARequest
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
     ListPins,
@@ -59,6 +60,7 @@ logger = logging.getLogger("quire")
 
 Message = Mapping[str, Any]
 ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
+AdapterArgument = LoRARequest | Sequence[LoRARequest | None] | None
 SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 
 
@@ -95,6 +97,7 @@ class LLM:
         *,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
+        lora_request: AdapterArgument = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs come in the order of the prompts.
@@ -104,8 +107,9 @@ class LLM:
         and ids may have a `cache_salt`, and share cached prefixes with their like alone.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
         priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
-        and deadlines, tenants and weights. Each is one for all, or one per prompt. others:
-        arguments that vLLM has and that ask for nothing here, such as lora_request=None.
+        and deadlines, tenants and weights. lora_request: the adapter that computes the prompts
+        (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that vLLM
+        has and that ask for nothing here.
 
         A single prompt that cannot be served raises RequestError. In a list only the prompt at
         fault fails: its output has `error` set, and the others are complete.
@@ -116,9 +120,10 @@ class LLM:
                 "generate has no prompts. Give a text, token ids, or a list of them."
             )
         items, is_single = as_list(prompts)
-        rendered = [self._render_prompt(prompt) for prompt in items]
+        rendered = self._with_adapters([self._render_prompt(each) for each in items], lora_request)
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
-        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
+        found = self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
+        return _with_requests(found, lora_request)
 
     def chat(
         self,
@@ -133,6 +138,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: AdapterArgument = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the model's chat template.
@@ -157,8 +163,10 @@ class LLM:
             )
             for conversation in conversations
         ]
+        rendered = self._with_adapters(rendered, lora_request)
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
-        return self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
+        found = self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
+        return _with_requests(found, lora_request)
 
     def beam_search(
         self,
@@ -512,6 +520,27 @@ class LLM:
             error=str(refused),
         )
 
+    def _with_adapters(
+        self, rendered: Sequence[RenderedPrompt | RequestError], asked: AdapterArgument
+    ) -> list[RenderedPrompt | RequestError]:
+        """Prompts with their adapters; an adapter that cannot be used fails its own ones."""
+        if asked is None:
+            return list(rendered)
+        each = _each(asked, len(rendered))
+        if len(each) != len(rendered):
+            raise RequestError(
+                f"lora_request has {len(each)} entries for {len(rendered)} prompts: give one for "
+                "all, or one per prompt"
+            )
+        found: list[RenderedPrompt | RequestError] = []
+        for prompt, lora in zip(rendered, each, strict=True):
+            try:
+                is_fine = isinstance(prompt, RenderedPrompt)
+                found.append(self._llm_engine.with_adapter(prompt, lora) if is_fine else prompt)
+            except RequestError as error:
+                found.append(error)
+        return found
+
     def _render_prompt(self, prompt: Prompt) -> RenderedPrompt | RequestError:
         try:
             return self._engine.renderer.render_prompt(prompt)
@@ -588,6 +617,17 @@ def _extent(output: RequestOutput) -> tuple[int, bool]:
 def _log_error(output: RequestOutput | PoolingRequestOutput) -> None:
     if output.error is not None:
         logger.warning("request %s failed: %s", output.request_id, output.error)
+
+
+def _each(asked: AdapterArgument, count: int) -> Sequence[LoRARequest | None]:
+    return asked if isinstance(asked, Sequence) else [asked] * count
+
+
+def _with_requests(outputs: list[RequestOutput], asked: AdapterArgument) -> list[RequestOutput]:
+    """Outputs that name their adapters."""
+    for output, lora in zip(outputs, _each(asked, len(outputs)), strict=True):
+        output.lora_request = lora
+    return outputs
 
 
 def _raise_error(output: RequestOutput | PoolingRequestOutput) -> None:

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from quire.bundled import bundled_model_path
+from quire.config.adapters import AdapterFolders
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.engine_args import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
+from quire.protocol.adapters import LoRARequest
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
@@ -57,6 +59,7 @@ class LLMEngine:
         seed = engine.resolved.settings.seed
         self.requests = RequestRenderer(engine.renderer, engine.eos_token_ids, seed)
         self.assembler = OutputAssembler(engine.renderer, engine.eos_token_ids)
+        self._adapters = AdapterFolders(engine.resolved.settings.max_lora_rank)
         self._in_use = threading.Lock()
         self._next_handle = 0
         self._next_request = 0
@@ -156,6 +159,18 @@ class LLMEngine:
             raise
         return output
 
+    def with_adapter(self, prompt: RenderedPrompt, lora: LoRARequest | None) -> RenderedPrompt:
+        """Return the prompt as one that an adapter computes. RequestError if its folder has none
+        that can be used."""
+        if lora is None:
+            return prompt
+        if not isinstance(lora, LoRARequest):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"lora_request is {lora!r}: give LoRARequest(name, id, path)")
+        try:
+            return replace(prompt, adapter=self._adapters.ref(lora.name, lora.path))
+        except ConfigError as error:
+            raise RequestError(f"the adapter {lora.name!r} cannot be used: {error}") from error
+
     def add_pooled(
         self, prompt: RenderedPrompt, params: PoolingParams, scheduling: SchedulingParams
     ) -> PoolingRequestOutput:
@@ -182,7 +197,7 @@ class LLMEngine:
         handle = self.take_handles(1)
         info = self.engine.client.put_media(handle, prompt.embeds)
         self._media[request_id] = handle
-        return RenderedPrompt.of_embeds(info, handle)
+        return prompt.with_embeds(info, handle)
 
     def _drop_media(self, request_ids: Sequence[str]) -> None:
         handles = [self._media.pop(each) for each in request_ids if each in self._media]

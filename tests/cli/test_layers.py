@@ -212,7 +212,7 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     notes = capsys.readouterr().err
     for flag in (
         "tensor-parallel-size", "disable-log-requests", "runner", "max-log-len",
-        "no-enable-lora", "no-trust-remote-code", "enable-chunked-prefill",
+        "no-trust-remote-code", "enable-chunked-prefill",
         "enable-auto-tool-choice",
     ):  # fmt: skip
         assert f"--{flag} is not needed: " in notes
@@ -222,7 +222,7 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments",
     [
         ("-tp", "2"),
-        ("--enable-lora",),
+        ("--pipeline-parallel-size", "2"),
         ("--speculative-model", "small"),
         ("--guided-decoding-backend", "xgrammar"),
     ],

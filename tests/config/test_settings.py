@@ -60,7 +60,7 @@ def test_a_value_that_asks_for_what_is_so_anyway_is_taken(given: dict[str, objec
     [
         ("enable_chunked_prefill", False, "always computed in chunks; leave it out"),
         ("async_scheduling", False, "set depth to 1"),
-        ("enable_lora", True, "no LoRA adapters"),
+        ("enable_prompt_adapter", True, "adapters are LoRA of language models"),
         ("tokenizer_mode", "mistral", "one kind of tokenizer"),
         ("cpu_offload_gb", 4, "have one place"),
         ("rope_scaling", {"factor": 2}, "give it in hf_overrides"),

@@ -17,6 +17,7 @@ from quire.config.families import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.server.app import create_app
+from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
 from quire.server.http.server import uvicorn_config
@@ -74,13 +75,15 @@ def running_server(
     front: ModelFront,
     settings: ServerSettings | None = None,
     client: InMemoryClient | None = None,
+    adapters: ServedAdapters | None = None,
 ) -> Iterator[RunningServer]:
     settings = settings or ServerSettings(disable_access_log=True)
     backend = Backend()
     engine = client or InMemoryClient()
     backend.serve(engine)
     names = (MODEL, "other-name")
-    model = ServedModel(names, "bundled", 1700000000, front, 0, model_dialect(front))
+    dialect = model_dialect(front)
+    model = ServedModel(names, "bundled", 1700000000, front, 0, dialect, adapters)
     backend.set_model(model)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

@@ -19,7 +19,7 @@ from quire.config.memory.budget import (
     host_budget,
 )
 from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
-from quire.config.memory.plan import MemoryPlan, weight_bytes
+from quire.config.memory.plan import MemoryPlan, adapter_bytes, weight_bytes
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.model_spec import LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
@@ -95,7 +95,8 @@ def resolve(
         spec,
         layout,
         platform,
-        weights=weight_bytes(spec, checkpoint, settings.quantization),
+        weights=weight_bytes(spec, checkpoint, settings.quantization)
+        + adapter_bytes(spec, settings),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         num_host_blocks=host_blocks,

@@ -125,6 +125,16 @@ class ModelSettings:
         "take prompts as embeddings too (prompt_embeds): whoever may send requests may then feed "
         "the model any numbers",
     )
+    enable_lora: bool = _setting(False, "take LoRA adapters: requests name one beside the model")
+    max_loras: int = _setting(
+        1, "LoRA adapters that compute in one step; requests for others wait", low=1, high=512
+    )
+    max_lora_rank: int = _setting(
+        16, "largest rank of a LoRA adapter; memory is taken for it", low=1, high=512
+    )
+    max_cpu_loras: int | None = _setting(
+        None, "LoRA adapters that stay in host memory, those in use included (max_loras)", low=1
+    )
     generation_config: str = _setting(
         "auto",
         "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",

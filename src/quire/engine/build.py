@@ -47,7 +47,7 @@ from quire.speculation import DraftMethods
 __all__ = ["BuiltCore", "Engine", "HookArgument", "block_hasher", "build_core", "build_engine"]
 
 HookArgument = str | OutputHook | Mapping[str, OutputHook]
-"""What `load_hooks` takes."""
+"""An argument of `load_hooks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _load_core(
 
 
 def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
-    """Of the hooks of the settings and `more`, None if there are none."""
+    """Return a runner of the hooks of the settings and `more`, None if there are none."""
     settings = plan.asked
     found = load_hooks([*settings.output_hooks, *more])
     if not found.has_any:
@@ -187,7 +187,10 @@ def _build_core(
         raise
     scheduler = _build_scheduler(resolved, hasher, costs, hooks)
     grammars = _grammars(plan)
-    core = EngineCore(scheduler, executor, chosen.depth, on_plan, report, grammars, hooks)
+    num_adapters = chosen.max_loras if chosen.enable_lora else 0
+    core = EngineCore(
+        scheduler, executor, chosen.depth, on_plan, report, grammars, hooks, num_adapters
+    )
     return BuiltCore(core, resolved, report, costs)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import LateInput, StepPlan, StepResult
@@ -56,6 +58,12 @@ class Executor(Protocol):
     def drop_media(self, handles: Sequence[int]) -> None:
         """Forget media once the steps that were given so far have started. Unknown handles are
         ignored."""
+        ...
+
+    def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
+        """Read an adapter, beside steps, and have rows with `slot` + 1 compute with it. No step
+        that was not given yet may have such rows before the future is done. It raises RequestError
+        for an adapter that cannot be used; then the slot is as it was."""
         ...
 
     def late(self, late: LateInput) -> None:

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
-from quire.executor.fake_model import FakeModel, Words
+from quire.executor.fake_model import FakeModel, Words, adapter_word
 from quire.executor.fake_states import FakeStates
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
@@ -61,6 +62,15 @@ class _Drop:
     """Media to be forgotten after the steps before."""
 
     handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """An adapter that takes its slot after the steps before."""
+
+    slot: int
+    ref: AdapterRef
+    done: Future[None]
 
 
 @dataclass(slots=True)
@@ -142,10 +152,11 @@ class FakeExecutor:
         host_shape = (2, num_host_blocks, largest)
         self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
-        self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Drop] = deque()
+        self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Drop | _Put] = deque()
         self._computed: _Computed | None = None  # the first step of the queue, but for its draws
         self._late: dict[int, LateInput] = {}
         self.media: dict[int, Words] = {}
+        self.adapters: dict[int, AdapterRef] = {}
 
     def start(self) -> Report:
         return self._report()
@@ -197,13 +208,26 @@ class FakeExecutor:
         if len(self._queue) == 1:
             self.run_queued()
 
+    def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
+        """A folder of no name is none that can be read."""
+        done = Future[None]()
+        if not ref.path:
+            done.set_exception(RequestError(f"the adapter {ref.name!r} has no folder: give one"))
+            return done
+        self._queue.append(_Put(slot, ref, done))
+        if len(self._queue) == 1:
+            self.run_queued()
+        return done
+
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late
 
     def shutdown(self) -> None:
         self.run_queued()
         for work in self._queue:
-            if not isinstance(work, _Drop):
+            if isinstance(work, _Put):
+                work.done.set_exception(EngineError("shut down before the adapter had its slot"))
+            elif not isinstance(work, _Drop):
                 work[1].set_exception(EngineError("shut down while a step awaited late input"))
         self._queue.clear()
 
@@ -212,6 +236,11 @@ class FakeExecutor:
         for those after it."""
         while self._queue:
             work = self._queue[0]
+            if isinstance(work, _Put):
+                self.adapters[work.slot] = work.ref
+                work.done.set_result(None)
+                self._queue.popleft()
+                continue
             if isinstance(work, _Drop):
                 for handle in work.handles:
                     self.media.pop(handle, None)
@@ -424,6 +453,8 @@ class FakeExecutor:
     def _inputs(self, slot: int, start: int, end: int) -> Words:
         """Return the inputs from which the model computes these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
+        if (adapter := int(self._rows.adapter[slot])) > 0:
+            inputs ^= adapter_word(self.adapters[adapter - 1].digest)
         for span in self._rows.media.get(slot, ()):
             first, last = max(span.position, start), min(span.end, end)
             if first < last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from quire.protocol.pooling_params import Pooling
 from quire.protocol.step import FloatArray, MaskArray
 
-__all__ = ["INITIAL_STATE", "FakeModel", "Words"]
+__all__ = ["INITIAL_STATE", "FakeModel", "Words", "adapter_word"]
 
 Words = npt.NDArray[np.uint64]
 
@@ -24,6 +25,13 @@ def _mix(values: Words | np.uint64 | int, salt: int) -> Words:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def adapter_word(digest: str) -> np.uint64:
+    """Return what an adapter changes in each token; 0 for none."""
+    if not digest:
+        return np.uint64(0)
+    return np.uint64(int.from_bytes(hashlib.blake2b(digest.encode(), digest_size=8).digest()))
 
 
 class FakeModel:
@@ -89,14 +97,15 @@ class FakeModel:
         seed: int,
         sample_index: int = 0,
         mask: Callable[[Sequence[int]], MaskArray | None] = lambda _: None,
+        adapter: str = "",
     ) -> list[int]:
-        """The tokens that follow `prompt`, computed from the tokens alone. mask: of what may follow
-        an output."""
+        """Return the tokens that follow `prompt`, computed from the tokens alone. mask: of what may
+        follow an output. adapter: digest of the request's."""
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             second: list[int] = []
             while len(tokens) < len(prompt) + num_tokens:
-                hidden = self._hidden_of(tokens, second)
+                hidden = self._hidden_of(tokens, second, adapter)
                 allowed = mask(tokens[len(prompt) :])
                 tokens.append(self.draw(hidden, seed, sample_index, allowed))
         return tokens[len(prompt) :]
@@ -131,10 +140,11 @@ class FakeModel:
             return (total / len(states)).astype(np.float32)
         return states[0] if pooling == "cls" else states[-1]
 
-    def _hidden_of(self, tokens: Sequence[int], second: list[int]) -> int:
+    def _hidden_of(self, tokens: Sequence[int], second: list[int], adapter: str = "") -> int:
         """Return the hidden state at the last token. second: the K/V of layer 2 so far, to be
         grown."""
-        first = self.first_layer(np.array(tokens, np.uint64), np.arange(len(tokens)))
+        inputs = np.array(tokens, np.uint64) ^ adapter_word(adapter)
+        first = self.first_layer(inputs, np.arange(len(tokens)))
         groups = [first] * len(self.windows)
         while len(second) < len(tokens):
             second.append(self.read(groups, len(second)))

@@ -7,11 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
+from quire.lora.bank import HostAdapter
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import LateInput, StepPlan
@@ -28,6 +30,18 @@ class _Drop:
     handles: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """An adapter that takes its slot after the steps before."""
+
+    slot: int
+    adapter: HostAdapter
+    done: Future[None]
+
+
+_Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put
+
+
 class InProcessExecutor:
     """One worker, and a thread that launches its steps. Torch and the C++ kernels release the
     interpreter lock. On a device a step is launched while the one before it computes; a second
@@ -39,8 +53,9 @@ class InProcessExecutor:
         self._process_id = os.getpid()
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
         self._lock = threading.Lock()
-        self._to_do: deque[tuple[StepPlan, LaunchedStep] | _Drop] = deque()
+        self._to_do: deque[_Work] = deque()
         self._is_launching = False
         self._last_end = 0.0
         self._make_worker = make_worker
@@ -77,7 +92,7 @@ class InProcessExecutor:
         self._do(self._require_worker(), (plan, launched))
         return launched
 
-    def _do(self, worker: Worker, work: tuple[StepPlan, LaunchedStep] | _Drop) -> None:
+    def _do(self, worker: Worker, work: _Work) -> None:
         """In the launching thread, in the order of the calls."""
         with self._lock:
             if not self._is_launching:
@@ -93,6 +108,19 @@ class InProcessExecutor:
         if self._worker is not None:
             self._do(self._worker, _Drop(tuple(handles)))
 
+    def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
+        """Read in a thread of its own."""
+        worker, done = self._require_worker(), Future[None]()
+
+        def read() -> None:
+            try:
+                self._do(worker, _Put(slot, worker.read_adapter(ref), done))
+            except BaseException as error:  # noqa: BLE001  whoever waits is where it belongs
+                done.set_exception(error)
+
+        self._reader.submit(read)
+        return done
+
     def late(self, late: LateInput) -> None:
         self._require_worker().late(late)
 
@@ -106,8 +134,18 @@ class InProcessExecutor:
                 work = self._to_do.popleft()
             if isinstance(work, _Drop):
                 worker.drop_media(work.handles)
+            elif isinstance(work, _Put):
+                self._put(worker, work)
             else:
                 self._launch(worker, *work)
+
+    def _put(self, worker: Worker, work: _Put) -> None:
+        try:
+            worker.put_adapter(work.slot, work.adapter)
+        except BaseException as error:  # noqa: BLE001  as above
+            work.done.set_exception(error)
+        else:
+            work.done.set_result(None)
 
     def _launch(self, worker: Worker, plan: StepPlan, launched: LaunchedStep) -> None:
         started = time.perf_counter()
@@ -142,11 +180,14 @@ class InProcessExecutor:
         with self._lock:
             while self._to_do:
                 work = self._to_do.popleft()
-                if not isinstance(work, _Drop):
-                    error = EngineError("the engine was shut down before it launched this step")
+                error = EngineError("the engine was shut down before it did this")
+                if isinstance(work, _Put):
+                    work.done.set_exception(error)
+                elif not isinstance(work, _Drop):
                     work[1].fail(error)
         if self._worker is not None:
             self._worker.give_up_waiting()
+        self._reader.shutdown(wait=True)
         self._launcher.shutdown(wait=True)
         self._waiter.shutdown(wait=True)
         if self._worker is not None:

@@ -95,7 +95,7 @@ Answer = Pass | Replace | End
 
 
 class SequenceHook(Protocol):
-    """What a hook keeps of one sequence."""
+    """State that a hook keeps of one sequence."""
 
     def judge(self, unsent: Unsent) -> Answer:
         """Say what becomes of the unsent tokens. Asked once per token, in order, in a thread beside

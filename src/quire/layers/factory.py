@@ -15,7 +15,8 @@ from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
 from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.config.shard import ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
+from quire.layers.adapted import AdaptedLayers, Projection
 from quire.layers.attention import Attention, Heads
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import (
@@ -27,7 +28,7 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
-from quire.layers.mlp import MLP, GatedMLP
+from quire.layers.mlp import MLP, GatedMLP, GatedOutputs
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
@@ -44,7 +45,8 @@ class LayerFactory:
     positions that a sequence may reach, the length of the rope tables. formats: in which matrices
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
     that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
-    other ranks. columns: where layers find facts of a token's row.
+    other ranks. columns: where layers find facts of a token's row. adapters: what rows may have
+    added to the outputs of projections; None for nothing.
 
     given: embeddings that requests bring; the table of tokens reads them there.
     """
@@ -62,11 +64,18 @@ class LayerFactory:
         shard: Shard = ONE_RANK,
         collectives: Collectives = ALONE,
         columns: TokenColumns | None = None,
+        adapters: AdaptedLayers | None = None,
     ) -> None:
-        """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
+        """Raises EngineError if the ranks of `shard` are not those of `collectives`, ConfigError
+        for adapters of a model that ranks share."""
         if collectives.size != shard.size:
             raise EngineError(
                 f"a rank of {shard.size} was given collectives of {collectives.size}; this is a bug"
+            )
+        if adapters is not None and shard.size > 1:
+            raise ConfigError(
+                f"LoRA adapters beside {shard.size} tensor-parallel ranks are not supported: "
+                "use one rank, or merge the adapter into the model"
             )
         self._ops = ops
         self._backends = attention
@@ -76,6 +85,7 @@ class LayerFactory:
         self._quantized_cache = quantized_cache
         self._shard, self._collectives = shard, collectives
         self._columns = columns or TokenColumns(ops)
+        self._adapters = adapters
         self.given = GivenEmbeddings()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
@@ -86,7 +96,7 @@ class LayerFactory:
         *,
         bias: bool,
         transposed: bool = False,
-    ) -> Linear:
+    ) -> Projection:
         """Each rank has an equal part of the outputs."""
         outputs = self._shard.equal(out_features, "outputs of a projection")
         return self._linear(in_features, outputs, bias=bias, transposed=transposed)
@@ -98,7 +108,7 @@ class LayerFactory:
         *,
         bias: bool,
         transposed: bool = False,
-    ) -> Linear | RowLinear:
+    ) -> Projection:
         """Each rank has an equal part of the inputs, as a column projection before it gives them,
         and all outputs."""
         if self._shard.size == 1:
@@ -116,7 +126,7 @@ class LayerFactory:
 
     def replicated(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
-    ) -> Linear:
+    ) -> Projection:
         """Each rank has all of it."""
         return self._linear(
             in_features, Share.whole(out_features), bias=bias, transposed=transposed
@@ -130,20 +140,24 @@ class LayerFactory:
         bias: bool,
         gate: str | None = None,
         fused: bool = False,
-    ) -> MergedLinear:
-        """Each rank has an equal part of the outputs of each part. fused: the parts are one tensor
-        on disk."""
+    ) -> Projection:
+        """Each rank has an equal part of the outputs of each part. gate: as in `MergedLinear`.
+        fused: the parts are one tensor on disk."""
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
-        return MergedLinear(
+        on_disk = _parts(shares, fused=fused)
+        gate_later = None if self._adapters is None else gate
+        merged = MergedLinear(
             self._formats.choose(shape),
             in_features,
-            _parts(shares, fused=fused),
+            on_disk,
             self._dtype,
             self._device,
             bias=bias,
-            gate=gate,
+            gate=None if gate_later else gate,
         )
+        adapted = self._adapted(merged, in_features, on_disk)
+        return adapted if gate_later is None else GatedOutputs(self._ops, adapted, gate_later)
 
     def qkv_linear(
         self,
@@ -154,25 +168,28 @@ class LayerFactory:
         bias: bool,
         fused: bool = False,
         pairs_neighbours: bool = False,
-    ) -> MergedLinear:
+    ) -> Projection:
         """Parts "q", "k", "v", for `attention`; norm: of the input, None if it has none. Each rank
         has the outputs of its heads. fused: the parts are one tensor on disk. pairs_neighbours:
         rotated rows of a head of q and k are there in the order of their pairs."""
-        return MergedLinear(
+        on_disk = _parts(attention.heads.projections, fused=fused)
+        merged = MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            _parts(attention.heads.projections, fused=fused),
+            on_disk,
             self._dtype,
             self._device,
             bias=bias,
             orders=attention.orders_of_pairs() if pairs_neighbours else {},
         )
+        # The rows of an adapter would have to be put in order too.
+        return merged if pairs_neighbours else self._adapted(merged, in_features, on_disk)
 
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
     ) -> MergedLinear:
         """The same as one tensor on disk that has q, k and v of one head after the other; as many
-        kv heads as query heads."""
+        kv heads as query heads. Adapters cannot change it."""
         return MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
@@ -191,20 +208,24 @@ class LayerFactory:
         *,
         bias: bool,
         transposed: bool = False,
-    ) -> Linear:
+    ) -> Projection:
         """The same as one tensor on disk: q, k and v of all heads side by side."""
-        return Linear(
+        outputs = Share.joined(list(attention.heads.projections.values()))
+        fused = Linear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            Share.joined(list(attention.heads.projections.values())),
+            outputs,
             self._dtype,
             self._device,
             bias=bias,
             transposed=transposed,
         )
+        return self._adapted(fused, in_features, {"": outputs})
 
-    def _linear(self, in_features: int, outputs: Share, *, bias: bool, transposed: bool) -> Linear:
-        return Linear(
+    def _linear(
+        self, in_features: int, outputs: Share, *, bias: bool, transposed: bool
+    ) -> Projection:
+        linear = Linear(
             self._formats.choose(MatrixShape(outputs.total, in_features)),
             in_features,
             outputs,
@@ -213,6 +234,15 @@ class LayerFactory:
             bias=bias,
             transposed=transposed,
         )
+        return self._adapted(linear, in_features, {"": outputs})
+
+    def _adapted(
+        self, layer: Projection, in_features: int, shares: Mapping[str, Share]
+    ) -> Projection:
+        if self._adapters is None:
+            return layer
+        sizes = {part: share.count for part, share in shares.items()}
+        return self._adapters.adapt(layer, in_features, sizes)
 
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None

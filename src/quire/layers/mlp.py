@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from quire.layers.linear import Linear, MergedLinear, RowLinear
+from quire.layers.adapted import Projection
+from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP"]
+__all__ = ["MLP", "GatedMLP", "GatedOutputs"]
+
+
+class GatedOutputs:
+    """act(gate) · up of a projection with parts "gate" and "up", computed apart from it: an adapter
+    adds to both before; [T, its size]."""
+
+    def __init__(self, ops: OpSet, gate_up: Projection, activation: str) -> None:
+        self._gate_up = gate_up
+        self._activation_and_mul = ops.activation_and_mul
+        self._kind = activation
+
+    @property
+    def weights(self) -> LayerWeights:
+        """Weights of the projection."""
+        return self._gate_up.weights
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._activation_and_mul(self._gate_up(x), self._kind)
 
 
 class GatedMLP:
@@ -16,7 +35,7 @@ class GatedMLP:
     gate_up: act(gate(x)) · up(x), parts "gate" and "up", in this order.
     """
 
-    def __init__(self, gate_up: MergedLinear, down: Linear | RowLinear) -> None:
+    def __init__(self, gate_up: Projection, down: Projection) -> None:
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -26,7 +45,7 @@ class GatedMLP:
 class MLP:
     """down(act(up(x))); x [T, E] → [T, E]."""
 
-    def __init__(self, ops: OpSet, up: Linear, down: Linear | RowLinear, activation: str) -> None:
+    def __init__(self, ops: OpSet, up: Projection, down: Projection, activation: str) -> None:
         self._activation = ops.activation
         self._kind = activation
         self.up, self.down = up, down

@@ -19,6 +19,7 @@ from quire.ops.linear.blocks import OP as LINEAR_BLOCKS
 from quire.ops.linear.embedding import OP as EMBEDDING
 from quire.ops.linear.int4 import OP as LINEAR_INT4
 from quire.ops.linear.int8 import OP as LINEAR_INT8
+from quire.ops.linear.low_rank import OP as LOW_RANK
 from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import NO_PARTIAL
@@ -74,6 +75,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR,
             LINEAR_INT8,
             LINEAR_INT4,
+            LOW_RANK,
             LINEAR_BLOCKS,
             EMBEDDING,
             DECODE_INPUTS,
@@ -109,6 +111,7 @@ class OpSet:
     linear: Callable[..., PackedMatrix]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
+    low_rank: Callable[..., None]
     linear_blocks: Callable[..., PackedMatrix]
     embedding: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.protocol.adapters import LoRARequest
+
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
@@ -101,7 +103,7 @@ class RequestOutput:
     prompt_logprobs: one entry per prompt token, the first of which is None, if asked.
     num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
     error: why the request failed; its other fields hold what there was before. metrics: when what
-    came of it; None if it was refused.
+    came of it; None if it was refused. lora_request: the adapter that computed it.
     """
 
     request_id: str
@@ -113,10 +115,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     metrics: RequestMetrics | None = None
-
-    @property
-    def lora_request(self) -> None:
-        """None: no request has an adapter yet."""
+    lora_request: LoRARequest | None = None
 
 
 @dataclass(slots=True)

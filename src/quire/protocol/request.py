@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
@@ -61,7 +62,7 @@ class EngineRequest:
         computed, for other requests that start with it; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
         that its text is no secret.
-    grammar: to which the outputs belong.
+    grammar: to which the outputs belong. adapter: that changes the model for this request.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
         and lie outside of the vocabulary.
@@ -90,6 +91,7 @@ class EngineRequest:
     max_tokens_is_default: bool = False
     media: tuple[Media, ...] = ()
     grammar: GrammarSpec | None = None
+    adapter: AdapterRef | None = None
     pooling: Pooling | None = None
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 

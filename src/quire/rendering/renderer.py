@@ -1,13 +1,14 @@
 """The front door of the room: prompts and conversations to token ids, tokens to text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
 from quire.foreign import ForeignName, check_foreign
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import MediaSpan
@@ -43,7 +44,7 @@ class RenderedPrompt:
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
     embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
     known how many tokens the prompt has; there are none then. prediction: token ids of the output
-    that the client expects.
+    that the client expects. adapter: that computes it.
     """
 
     token_ids: list[int]
@@ -51,13 +52,14 @@ class RenderedPrompt:
     salt: str = ""
     media: tuple[Media, ...] = ()
     embeds: object = None
+    adapter: AdapterRef | None = None
     prediction: tuple[int, ...] = ()
 
-    @classmethod
-    def of_embeds(cls, info: MediaInfo, handle: int) -> Self:
-        """A prompt that is embeddings from end to end, which the engine has under `handle`."""
+    def with_embeds(self, info: MediaInfo, handle: int) -> Self:
+        """Return the prompt as embeddings from end to end, which the engine has under `handle`."""
         span = MediaSpan(0, info.num_tokens, handle)
-        return cls([0] * info.num_tokens, media=(Media(info.digest, span),))
+        media = (Media(info.digest, span),)
+        return replace(self, token_ids=[0] * info.num_tokens, media=media, embeds=None)
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -73,8 +75,7 @@ class RenderedPrompt:
             raise RequestError(
                 "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
             )
-        last = self.token_ids[-length:]
-        return RenderedPrompt(last, salt=self.salt, prediction=self.prediction)
+        return replace(self, token_ids=self.token_ids[-length:], text=None)
 
 
 class Renderer:

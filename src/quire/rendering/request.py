@@ -94,6 +94,7 @@ class RequestRenderer:
             max_tokens_is_default=max_tokens_is_default,
             media=prompt.media,
             grammar=None if structured is None else structured.spec,
+            adapter=prompt.adapter,
             prediction_token_ids=np.array(prompt.prediction, np.int32),
         )
 

@@ -195,7 +195,7 @@ class Drafts:
         return self._verified_of(self._policy, slots, tokens, may_draft & is_known)
 
     def _forced_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
-        """By slot, tokens without alternative. Rows without a grammar pay nothing."""
+        """Return tokens without alternative, by slot. Rows without a grammar pay nothing."""
         is_masked = self._table.is_masked[slots]
         if not self.takes_forced or not is_masked.any():
             return {}
@@ -210,7 +210,8 @@ class Drafts:
         return found
 
     def _forced(self, slot: int, left: int) -> IntArray:
-        """What the grammar of a sequence leaves no alternative to, after the tokens in flight."""
+        """Return the tokens to which a sequence's grammar leaves no alternative, after those in
+        flight."""
         table, sequence = self._table, self._table.at(slot)
         group, known = sequence.group, table.known_tokens(slot)
         # The step draws one token more than it accepts drafts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,10 +17,19 @@ from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
-__all__ = ["RequestIntake", "Watches"]
+__all__ = ["Openings", "RequestIntake", "Watches"]
 
 Watches = Callable[[EngineRequest], bool]
 """Predicate: verdicts decide what the client of a request gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """Tickets on which the groups of a request are blocked before they are computed: one for each
+    group whose grammar is to be compiled, and for each whose adapter is to get a slot."""
+
+    grammar: list[int] = field(default_factory=list[int])
+    adapter: list[int] = field(default_factory=list[int])
 
 
 class RequestIntake:
@@ -39,9 +48,8 @@ class RequestIntake:
         self._watches = watches
         self._num_groups = 0
 
-    def add(self, request: EngineRequest) -> list[int]:
-        """Queue a request. Tickets on which it is blocked before its grammar is there. RequestError
-        if it could never be served by this engine."""
+    def add(self, request: EngineRequest) -> Openings:
+        """Queue a request. RequestError if it could never be served by this engine."""
         max_total = self._feasibility.max_total_tokens(request)
         request.scheduling.check_policy(uses_priority=self._state.waiting.uses_priority)
         if request.pin_seconds is not None:
@@ -53,7 +61,10 @@ class RequestIntake:
             )
         tokens = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         tokens = tokens.astype(np.int32, copy=False)
-        extras = BlockExtras(media=request.media) if request.media else NO_EXTRAS
+        extras = NO_EXTRAS
+        if request.media or request.adapter is not None:
+            digest = "" if request.adapter is None else request.adapter.digest
+            extras = BlockExtras(digest, request.media)
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
         is_watched = (
@@ -64,7 +75,7 @@ class RequestIntake:
                 "beam search is not offered for requests whose outputs are watched by hooks. Ask "
                 "for samples (n)."
             )
-        tickets: list[int] = []
+        openings = Openings()
         for samples in self._feasibility.split(request, max_total):
             group = SequenceGroup(
                 request,
@@ -83,10 +94,12 @@ class RequestIntake:
             else:
                 group.beams = new_beam_group(request, request.beams, max_total)
             if request.grammar is not None:
-                tickets.append(self._state.tickets.start(group))
+                openings.grammar.append(self._state.tickets.start(group))
+            if request.adapter is not None:
+                openings.adapter.append(self._state.tickets.start(group))
             self._lifecycle.queue(group)
             self._state.deadlines.watch(group, self._state.speed.last_known)
-        return tickets
+        return openings
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> bool:
         """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it.

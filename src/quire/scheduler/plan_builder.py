@@ -159,5 +159,6 @@ class PlanBuilder:
             checkpoint=checkpoint,
             media=tuple(each.span for each in request.media),
             waits_for_masks=sequence.group.grammar is not None,
+            adapter=sequence.group.adapter,
             pooling=request.pooling,
         )

@@ -21,7 +21,7 @@ from quire.scheduler.constraints.masks import LateMasks
 from quire.scheduler.constraints.unsent import Question, UnsentTokens, Verdict
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
-from quire.scheduler.intake import RequestIntake, Watches
+from quire.scheduler.intake import Openings, RequestIntake, Watches
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
@@ -107,10 +107,9 @@ class Scheduler:
 
     # --- requests come and go -------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> list[int]:
-        """Queue a request. RequestError if it could never be served by this engine. If it states a
-        grammar it is blocked on tickets, which are returned; for each of them `grammar_opened`
-        or `grammar_refused` follows."""
+    def add(self, request: EngineRequest) -> Openings:
+        """Queue a request. RequestError if it could never be served by this engine. For each ticket
+        that is returned `grammar_opened` or `adapter_opened` follows, or `opening_refused`."""
         self._has_grammars |= request.grammar is not None
         tickets = self._requests.add(request)
         self._drafts.note(request)
@@ -123,8 +122,20 @@ class Scheduler:
             group.grammar = grammar
             self._lifecycle.end_ticket(ticket)
 
-    def grammar_refused(self, ticket: int, error: QuireError) -> None:
-        """The grammar is none, for which a group is blocked: the group fails."""
+    def adapter_opened(self, ticket: int, slot: int) -> None:
+        """The adapter for which a group is blocked has this slot; nothing happens if it is gone."""
+        group = self.state.tickets.group_of(ticket)
+        if group is not None:
+            group.adapter = slot
+            self._lifecycle.end_ticket(ticket)
+
+    def adapter_slots_in_use(self) -> set[int]:
+        """Slots of groups that have not ended."""
+        return {group.adapter for group in self.state.roster.groups.values() if group.adapter}
+
+    def opening_refused(self, ticket: int, error: QuireError) -> None:
+        """The grammar is none, or the adapter cannot be used, for which a group is blocked: the
+        group fails."""
         group = self.state.tickets.group_of(ticket)
         if group is not None:
             is_request_fault = isinstance(error, RequestError)

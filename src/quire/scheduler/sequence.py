@@ -111,9 +111,9 @@ class SequenceGroup:
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens. grammar: to which the outputs belong. is_watched: whether verdicts decide what
-    its client gets. verdict_ticket: on which it is blocked while it has no slots and one of its
-    sequences has all its tokens.
+    beside tokens. grammar: to which the outputs belong. adapter: the slot of its adapter, counted
+    from 1; 0 for none. is_watched: whether verdicts decide what its client gets. verdict_ticket: on
+    which it is blocked while it has no slots and one of its sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -133,6 +133,7 @@ class SequenceGroup:
     pins_hit: set[int] = field(default_factory=set[int])
     extras: BlockExtras = NO_EXTRAS
     grammar: Grammar | None = None
+    adapter: int = 0
 
     @property
     def has_slots(self) -> bool:

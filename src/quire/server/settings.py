@@ -58,6 +58,14 @@ class ServerSettings:
         "they stay in the KV cache",
         repeats=True,
     )
+    lora_modules: tuple[str, ...] = _setting(
+        (), "LoRA adapters that requests may name as their model, each as name=path"
+    )
+    lora_folder: str | None = _setting(
+        None,
+        "folder of LoRA adapters that requests may name, and from which "
+        "/v1/load_lora_adapter loads",
+    )
     tool_call_parser: str | None = _setting(
         None, "format of tool calls, by vLLM's name (found from the chat template)"
     )

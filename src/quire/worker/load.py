@@ -14,6 +14,7 @@ from quire.config import ModelSpec, read_checkpoint
 from quire.config.packed import CacheScales, read_cache_scales
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
+from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
@@ -32,7 +33,8 @@ class LoadedModel:
     """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
     that the model's layers read. given: where the model finds embeddings that requests bring.
     by_torch: whether torch multiplies with some matrices, as no kernel serves the checkpoint's
-    format. cache_scales: of a cache in float8, by layer."""
+    format. cache_scales: of a cache in float8, by layer. adapters: places for those of requests;
+    None without LoRA."""
 
     spec: ModelSpec
     device: torch.device
@@ -45,6 +47,7 @@ class LoadedModel:
     given: GivenEmbeddings
     by_torch: bool
     cache_scales: CacheScales
+    adapters: AdaptedLayers | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -113,6 +116,16 @@ def load(
     attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     columns = TokenColumns(ops)
+    adapters = None
+    if settings.chosen.enable_lora:
+        adapters = AdaptedLayers(
+            settings.chosen.max_loras,
+            settings.chosen.max_lora_rank,
+            dtype,
+            device,
+            columns.column(ADAPTER_COLUMN),
+            ops.low_rank,
+        )
     factory = LayerFactory(
         ops,
         attention.by_layer(settings.layout),
@@ -122,6 +135,7 @@ def load(
         formats,
         quantized_cache=kv_dtype.itemsize == 1,
         columns=columns,
+        adapters=adapters,
     )
     with torch.inference_mode():
         model = load_model(
@@ -149,6 +163,7 @@ def load(
         factory.given,
         formats.by_torch,
         scales,
+        adapters,
     )
 
 

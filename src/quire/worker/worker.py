@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from quire.errors import ConfigError, EngineError, RequestError
+from quire.lora.bank import AdapterBank, HostAdapter
 from quire.models import check_replacements
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import (
     Allocate,
     ControlOp,
@@ -63,6 +65,7 @@ class Worker:
                 f"The model does not fit into the GPU's memory: {_first_sentence(error)}. Free "
                 "some of it, or use a smaller model."
             ) from error
+        self._bank = _bank_of(self._loaded, settings)
         self._media = MediaStore(self._device)
         self._embed_width = self._loaded.given.width
         self._size = PoolSize(0, settings.chosen.max_model_len)
@@ -121,6 +124,9 @@ class Worker:
         try:
             if self._loaded is None:
                 self._loaded = load(self._settings, self._device, self._replaced)
+                if self._bank is not None and self._loaded.adapters is not None:
+                    with torch.inference_mode():
+                        self._bank.serve(self._loaded.model, self._loaded.adapters)
             if self._stash is not None:
                 self._stash.restore()
                 self._stash = None
@@ -247,6 +253,25 @@ class Worker:
         """See `Executor.drop_media`. In the thread that launches steps."""
         self._media.drop(handles)
 
+    def read_adapter(self, ref: AdapterRef) -> HostAdapter:
+        """Return an adapter in host memory. Any thread may call it, beside steps. RequestError for
+        one that cannot be used."""
+        if self._bank is None:
+            raise RequestError(
+                f"the request names the adapter {ref.name!r}, but this engine takes none: start it "
+                "with enable_lora (--enable-lora)"
+            )
+        return self._bank.read(ref)
+
+    def put_adapter(self, slot: int, adapter: HostAdapter) -> None:
+        """Have rows with `slot` + 1 compute with this adapter. In the thread that launches steps;
+        no row may use the slot."""
+        assert self._bank is not None, "an adapter was read"
+        self._synchronize()
+        with torch.inference_mode():
+            self._bank.put(slot, adapter)
+        self._synchronize()
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; see `Runner.launch`. After `allocate`. Copies from the host are made in the
         order of the steps, so their tickets end with the step that starts them."""
@@ -302,6 +327,15 @@ class Worker:
                 gc.collect()
                 torch.cuda.empty_cache()
         self._assembly = self._loaded = None
+
+
+def _bank_of(loaded: LoadedModel, settings: WorkerSettings) -> AdapterBank | None:
+    if loaded.adapters is None:
+        return None
+    chosen = settings.chosen
+    most = max(chosen.max_cpu_loras or chosen.max_loras, chosen.max_loras)
+    dtype: torch.dtype = getattr(torch, chosen.dtype)
+    return AdapterBank(loaded.model, loaded.adapters, dtype, most)
 
 
 def _own_memory(settings: WorkerSettings, device: torch.device) -> DeviceMemory | None:

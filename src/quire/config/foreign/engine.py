@@ -89,10 +89,10 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
         None,
     ),
     **_names(
-        "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras lora_extra_vocab_size"
-        " long_lora_scaling_factors enable_tower_connector_lora",
-        "there are no LoRA adapters yet",
-        ("1", "16", "auto"),
+        "lora_dtype fully_sharded_loras lora_extra_vocab_size long_lora_scaling_factors "
+        "enable_tower_connector_lora",
+        "adapters have the dtype of the model",
+        ("auto",),
     ),
     **_names("runner task", "models generate text", ("auto", "generate")),
     **_names("convert", "models generate text", ("auto", "none")),
@@ -121,9 +121,8 @@ _MISSING: Mapping[str, ForeignName] = {
         (*_NONE_LEFT, "native", "auto"),
     ),
     **_names(
-        "enable_lora lora_modules default_mm_loras qlora_adapter_name_or_path "
-        "enable_prompt_adapter",
-        "there are no LoRA adapters yet",
+        "default_mm_loras qlora_adapter_name_or_path enable_prompt_adapter",
+        "adapters are LoRA of language models",
     ),
     **_names(
         "guided_decoding_backend guided_decoding_disable_fallback structured_outputs_config "

@@ -11,6 +11,7 @@ from quire.config.checkpoint import Checkpoint
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import ModelSpec
 from quire.config.quantization import quantized_bytes
+from quire.config.settings import EngineSettings
 
 __all__ = [
     "MAX_CAPTURED_ROWS",
@@ -19,6 +20,7 @@ __all__ = [
     "FixedBytes",
     "MemoryPlan",
     "activation_bytes",
+    "adapter_bytes",
     "capture_bytes",
     "capture_table_bytes",
     "format_bytes",
@@ -114,6 +116,19 @@ def weight_bytes(
     widened = quantization is not None
     plain = _weight_bytes(spec, checkpoint, widened=widened)
     return quantized_bytes(spec, quantization, plain) if widened else plain
+
+
+def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
+    """Places for LoRA adapters, which are taken whatever is loaded: B, and A for up to three parts
+    of each matrix (q, k and v)."""
+    if not settings.enable_lora:
+        return 0
+    per_rank = sum(
+        shape.count * (3 * shape.inputs + shape.outputs)
+        for shape in spec.matrices
+        if not shape.is_head
+    )
+    return settings.max_loras * settings.max_lora_rank * per_rank * spec.dtype_bytes
 
 
 def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bool) -> int:

@@ -98,7 +98,7 @@ def _method(given: Mapping[str, Any]) -> str:
         return method
     if method in _LATER:
         raise ConfigError(
-            f"Speculative decoding by method {method!r} is not offered yet. "
+            f"speculative_config has the method {method!r}, which is not offered yet. "
             f"Give one of: {', '.join(METHODS)}."
         )
     raise ConfigError(

@@ -7,14 +7,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.core.adapters import AdapterSlots
 from quire.engine.core.hook_runner import HookRunner
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
-from quire.grammar import Grammar, Grammars
+from quire.grammar import Grammars
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -31,7 +33,6 @@ from quire.protocol.control import (
     Wake,
     asleep,
 )
-from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
@@ -40,11 +41,19 @@ from quire.telemetry.engine_stats import SchedulerStats
 __all__ = ["EngineCore", "PlanObserver"]
 
 POLL_S = 0.005
-"""While requests wait for grammars or hooks and nothing else is left to do, messages are taken so
-often."""
+"""Seconds between two looks at messages while requests wait for grammars, adapters or hooks and
+nothing else is left to do."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
 """Takes the handles of the sequences that are running."""
+
+
+class _Opening(NamedTuple):
+    """Tickets, what they wait for, and where the outcome goes: opened(ticket, result)."""
+
+    tickets: list[int]
+    future: Future[Any]
+    opened: Callable[[int, Any], None]
 
 
 class EngineCore:
@@ -60,10 +69,12 @@ class EngineCore:
         report: Report | None = None,
         grammars: Grammars | None = None,
         hooks: HookRunner | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
         the executor's, of its start. grammars: None where requests may state none. hooks: whose
-        `watches` the scheduler has; None where nothing is watched."""
+        `watches` the scheduler has; None where nothing is watched. num_adapter_slots: adapters that
+        may be in use at a time; 0 where requests may name none."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -71,7 +82,11 @@ class EngineCore:
         self._grammars = grammars
         self._hooks = hooks
         self._in_flight: deque[StepFuture] = deque()
-        self._opening: list[tuple[list[int], Future[Grammar]]] = []  # tickets, what they wait for
+        self._opening: list[_Opening] = []
+        self._adapters: AdapterSlots | None = None
+        if num_adapter_slots:
+            in_use = scheduler.adapter_slots_in_use
+            self._adapters = AdapterSlots(num_adapter_slots, executor.put_adapter, in_use)
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
         self._is_paused = False
         self._report = report or Report()
@@ -87,39 +102,56 @@ class EngineCore:
                 f"hooks names {request.params.hooks[0][:80]!r}, but this engine was started "
                 "without output hooks: leave it out"
             )
-        if request.grammar is None:
+        if request.grammar is None and request.adapter is None:
             self._scheduler.add(request)
         else:
-            self._add_structured(request, request.grammar)
+            self._add_blocked(request)
 
-    def _add_structured(self, request: EngineRequest, grammar: GrammarSpec) -> None:
-        """Queue a request that is blocked before its grammar has been compiled."""
-        if self._grammars is None:
+    def _add_blocked(self, request: EngineRequest) -> None:
+        """Queue a request that is blocked before its grammar has been compiled, and its adapter has
+        a slot."""
+        grammar = adapter = None
+        if request.adapter is not None and self._adapters is None:
             raise RequestError(
-                f"structured output ({grammar.kind}) needs the model's tokenizer, which this "
-                "engine was started without: leave it out"
+                f"the request names the adapter {request.adapter.name!r}, but this engine takes "
+                "none: start it with enable_lora (--enable-lora)"
             )
-        bounded, future = self._grammars.bounded(request), self._grammars.open(request)
+        if request.grammar is not None:
+            if self._grammars is None:
+                raise RequestError(
+                    f"structured output ({request.grammar.kind}) needs the model's tokenizer, "
+                    "which this engine was started without: leave it out"
+                )
+            request, grammar = self._grammars.bounded(request), self._grammars.open(request)
         try:
-            tickets = self._scheduler.add(bounded)
+            tickets = self._scheduler.add(request)
         except BaseException:
-            future.cancel()
+            if grammar is not None:
+                grammar.cancel()
             raise
-        self._opening.append((tickets, future))
+        if grammar is not None:
+            opened = self._scheduler.grammar_opened
+            self._opening.append(_Opening(tickets.grammar, grammar, opened))
+        if self._adapters is not None and request.adapter is not None:
+            adapter = self._adapters.open(request.adapter)
+            opened = self._scheduler.adapter_opened
+            self._opening.append(_Opening(tickets.adapter, adapter, opened))
 
-    def _take_grammars(self) -> None:
-        """Let requests go on whose grammars have been compiled, and end those that have none."""
+    def _take_opened(self) -> None:
+        """Let requests go on that have what they were blocked for, and end those that can't."""
+        if self._adapters is not None:
+            self._adapters.poll()
         opening, self._opening = self._opening, []
-        for tickets, future in opening:
-            if not future.done():
-                self._opening.append((tickets, future))
+        for each in opening:
+            if not each.future.done():
+                self._opening.append(each)
                 continue
-            error = future.exception()
-            for ticket in tickets:
+            error = each.future.exception()
+            for ticket in each.tickets:
                 if error is None:
-                    self._scheduler.grammar_opened(ticket, future.result())
+                    each.opened(ticket, each.future.result())
                 else:
-                    self._scheduler.grammar_refused(ticket, _as_ours(error))
+                    self._scheduler.opening_refused(ticket, _as_ours(error))
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. EngineUnavailableError while the engine sleeps."""
@@ -267,7 +299,7 @@ class EngineCore:
         if self._held:
             return self._held.popleft()
         if self._opening:
-            self._take_grammars()
+            self._take_opened()
         if self._hooks is not None:
             self._consult(self._hooks)
         while len(self._in_flight) < self._depth and not self._is_paused:
@@ -282,7 +314,7 @@ class EngineCore:
         if self._in_flight:
             return self._take_oldest()
         if self._opening and not self._has_news:
-            wait([future for _, future in self._opening], POLL_S, FIRST_COMPLETED)
+            wait([each.future for each in self._opening], POLL_S, FIRST_COMPLETED)
         elif self._hooks is not None and self._awaits_hooks and not self._has_news:
             self._hooks.wait(POLL_S)
             self._consult(self._hooks)
@@ -366,4 +398,4 @@ class EngineCore:
 def _as_ours(error: BaseException) -> QuireError:
     if isinstance(error, QuireError):
         return error
-    return EngineError(f"the grammar could not be compiled ({error!r}): send the request again")
+    return EngineError(f"the request could not be prepared ({error!r}): send it again")

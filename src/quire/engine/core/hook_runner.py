@@ -47,7 +47,7 @@ class HookRunner:
         self.num_calls = 0
 
     def watches(self, request: EngineRequest) -> bool:
-        """Whether any hook watches the outputs of this request."""
+        """Return whether any hook watches the outputs of this request."""
         return bool(self._hooks.always or request.params.hooks) and request.pin_seconds is None
 
     def check(self, request: EngineRequest) -> None:
@@ -89,7 +89,7 @@ class HookRunner:
         return _HookThread(self._done, self.num_threads)
 
     def verdicts(self) -> list[Verdict]:
-        """What has been answered since the last call, and what hooks have not answered in time."""
+        """Return the answers since the last call, and verdicts on hooks that were too slow."""
         found = [verdict for session, verdict in self._drain() if self._take(session, verdict)]
         now = time.monotonic()
         for session in list(self._threads):
@@ -119,7 +119,7 @@ class HookRunner:
                 return found
 
     def _take(self, session: HookSession, verdict: Verdict) -> bool:
-        """Whether the verdict is still wanted. Its thread is free."""
+        """Free the thread of a verdict, and return whether the verdict is still wanted."""
         thread = self._threads.pop(session, None)
         if thread is not None:
             self._idle.append(thread)
@@ -132,7 +132,7 @@ class HookRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether verdicts are to come."""
+        """True if verdicts are to come."""
         return bool(self._asked)
 
     def wait(self, seconds: float) -> None:

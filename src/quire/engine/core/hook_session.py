@@ -1,4 +1,4 @@
-"""What the hooks of one sequence say about its unsent tokens."""
+"""Verdicts of the hooks of one sequence on its unsent tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["HookSession", "HookText", "TokenTexts"]
 T = TypeVar("T")
 
 MAX_REPLACEMENTS = 256
-"""Of one sequence: a hook that refuses its own tokens would go on for ever."""
+"""Limit per sequence: a hook that refuses its own tokens would go on for ever."""
 
 
 class HookText(Protocol):
@@ -140,7 +140,7 @@ class HookSession:
         return Verdict(question.handle, num_passed)
 
     def _ask_all(self, unsent: Unsent) -> tuple[str, Answer]:
-        """What all hooks let pass, or the first other answer and whose it is."""
+        """Return what all hooks let pass, or the first other answer and whose it is."""
         count = most = len(unsent.token_ids)
         for name, watching in self._watching.items():
             self.num_calls += 1

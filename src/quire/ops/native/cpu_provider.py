@@ -123,7 +123,7 @@ def row_ids(ids: torch.Tensor) -> torch.Tensor:
 
 
 def row_stride(out: torch.Tensor) -> int:
-    """Of rows [T, N] that are written, as linear kernels take it. Raises EngineError unless
+    """Return the stride of rows [T, N] that linear kernels write. Raises EngineError unless
     elements are neighbours."""
     if out.dim() != 2 or out.stride(1) != 1:
         raise EngineError(f"A layer cannot write into strides {out.stride()}.")

@@ -1,4 +1,4 @@
-"""What the bytes of each GGUF type mean.
+"""Meaning of the bytes of each GGUF type.
 
 Each function takes blocks, uint8 [N, bytes per block], and returns the weights [N, numbers per
 block]: codes and scales of a quantized type, which kernels take as they are, else float32. They are

@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """What is taken of one dimension of `total` things, called `noun`."""
+    """Range that is taken of one dimension of `total` things, called `noun`."""
 
     taken: range
     total: int
@@ -272,4 +272,4 @@ CUTS: Mapping[type, Callable[..., dict[str, torch.Tensor]]] = MappingProxyType(
         SqueezeLLM: squeezellm,
     }
 )
-"""By scheme: the tensors of a part, from the scheme, its tensors and the part."""
+"""Functions by scheme: the tensors of a part, from the scheme, its tensors and the part."""

@@ -52,7 +52,7 @@ ALIGNMENT = 32
 
 
 def gguf_blocks(scheme: GGUFBlocks, tensors: Mapping[str, torch.Tensor], outputs: slice) -> Blocks:
-    """As `quire.quantization.gguf` defines the type."""
+    """Follow the definition of the type in `quire.quantization.gguf`."""
     return blocks_of(scheme.kind, tensors["blocks"][outputs])
 
 

@@ -15,6 +15,7 @@ from quire.protocol.status import (
     EngineStatus,
     StartPhase,
 )
+from quire.server.generation.adapters import ServedAdapters
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["Backend", "Ready", "ServedModel", "describe"]
@@ -25,7 +26,8 @@ class ServedModel:
     """names: what requests may call it, the first in responses. root: folder or hub id.
     created: Unix seconds, the same for the life of the server. seed: of the seeds of requests that
     name none; None for ones that nobody can predict. dialect: how it writes calls and thinking;
-    None without a chat."""
+    None without a chat. adapters: that requests may name in its place; None if the engine takes
+    none."""
 
     names: tuple[str, ...]
     root: str
@@ -33,11 +35,25 @@ class ServedModel:
     front: ModelFront
     seed: int | None = None
     dialect: Dialect | None = None
+    adapters: ServedAdapters | None = None
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """Return the adapter that a request names; None for the model itself. RefusedError 404 for
+        a name that is not served."""
+        if name is None or name in self.names:
+            return None
+        if self.adapters is not None and self.adapters.has(name):
+            return name
+        self.check_name(name)
+        return None
 
     def check_name(self, name: str | None) -> None:
         """RefusedError 404 for a model that is not served; None means the one that is."""
         if name is not None and name not in self.names:
-            served = ", ".join(f"`{known}`" for known in self.names)
+            adapters = [] if self.adapters is None else self.adapters.names
+            if name in adapters:
+                return
+            served = ", ".join(f"`{known}`" for known in (*self.names, *adapters))
             raise RefusedError(
                 f"The model `{name[:128]}` does not exist. This server has {served}.",
                 status=404,

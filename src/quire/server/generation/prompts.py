@@ -91,7 +91,7 @@ class PromptRenderer:
                 f"prompt_embeds is no base64: {error}", param="prompt_embeds"
             ) from None
         try:
-            return RenderedPrompt.of_embeds(await client.put_media(handle, data), handle)
+            return RenderedPrompt([]).with_embeds(await client.put_media(handle, data), handle)
         except RequestError as error:
             raise RefusedError(str(error), param="prompt_embeds") from error
 

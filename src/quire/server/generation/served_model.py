@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 
 from quire.bundled import bundled_model_path
+from quire.config.adapters import named
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.dialect import Dialect, find_dialect
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.engine.supervision.supervisor import SettingValue
 from quire.errors import ConfigError
+from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.backend import ServedModel
 from quire.server.settings import ServerSettings
 
@@ -52,7 +55,25 @@ def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedM
     front = load_model_front(settings, found.folder, found.spec)
     names, root = served_names(engine, server)
     dialect = model_dialect(front, server.tool_call_parser, server.reasoning_parser)
-    return ServedModel(names, root, int(time.time()), front, settings.seed, dialect)
+    adapters = _adapters(engine, server, names)
+    return ServedModel(names, root, int(time.time()), front, settings.seed, dialect, adapters)
+
+
+def _adapters(
+    engine: EngineSettings, server: ServerSettings, names: tuple[str, ...]
+) -> ServedAdapters | None:
+    if not engine.enable_lora:
+        if server.lora_modules or server.lora_folder:
+            raise ConfigError(
+                "lora_modules and lora_folder name adapters, but the engine takes none. Give "
+                "--enable-lora too."
+            )
+        return None
+    modules = dict(named(entry) for entry in server.lora_modules)
+    folder = None if server.lora_folder is None else Path(server.lora_folder)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"lora_folder is {server.lora_folder!r}, which is no folder. Make it.")
+    return ServedAdapters(modules, folder, engine.max_lora_rank, names)
 
 
 def model_dialect(

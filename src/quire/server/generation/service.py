@@ -37,7 +37,7 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
 TextEnding = Literal["stop", "length", "content_filter"]
-"""What OpenAI clients accept as finish_reason of text. All other endings are errors."""
+"""Values that OpenAI clients accept as finish_reason of text. All other endings are errors."""
 
 
 class SampleDelta(msgspec.Struct, gc=False):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import Renderer
+from quire.rendering import RenderedPrompt, Renderer
 from quire.server.generation.backend import Ready
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.prompts import PromptRenderer
@@ -34,7 +34,7 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
 class Job:
     """tenant: separates the cached prefixes of those who hold different API keys.
     weight: of the key, for the policy `fair`. always_usage: streams give their usage, asked or not.
-    party, logprobs_budget: of all prompts of the request."""
+    party, logprobs_budget: of all prompts of the request. adapter: that the request names."""
 
     ready: Ready
     prompts: PromptRenderer
@@ -45,13 +45,13 @@ class Job:
     tenant: str = ""
     weight: float = 1.0
     always_usage: bool = False
+    adapter: str | None = None
     party: Party = field(default_factory=Party)
 
     def head(self, prefix: str, kind: str) -> AnswerHead:
         """The head of an answer to this request."""
-        return AnswerHead(
-            prefix + self.timeline.request_id, kind, int(time.time()), self.ready.model.names[0]
-        )
+        name = self.adapter or self.ready.model.names[0]
+        return AnswerHead(prefix + self.timeline.request_id, kind, int(time.time()), name)
 
     def logprobs(
         self, num_top: int, body: GenerationRequest, generation: Generation, *, echo: bool = False
@@ -86,7 +86,7 @@ class Job:
             self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
         return self.generations.open(
             self.ready,
-            render,
+            self._adapted(render),
             params,
             timeline=self.timeline,
             party=self.party,
@@ -98,6 +98,18 @@ class Job:
             form=form,
             grammar_field=self._grammar_field(params, body, form),
         )
+
+    def _adapted(self, render: Render) -> Render:
+        """The prompt, to be computed with the adapter that the request names."""
+        name, adapters = self.adapter, self.ready.model.adapters
+        if name is None or adapters is None:
+            return render
+
+        async def adapted() -> RenderedPrompt:
+            prompt = await render()
+            return replace(prompt, adapter=await adapters.ref(name))
+
+        return adapted
 
     def _grammar_field(
         self, params: SamplingParams, body: GenerationRequest, form: AnswerForm | None

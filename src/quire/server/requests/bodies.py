@@ -158,6 +158,17 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     tokens: list[int]
 
 
+class AdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. lora_path: in the folder for
+    adapters; the name if it is left out. load_inplace: also where the name is taken by another
+    adapter. lora_int_id is taken and has no effect."""
+
+    lora_name: str
+    lora_path: str | None = None
+    load_inplace: bool | None = None
+    lora_int_id: int | None = None
+
+
 class PinRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /admin/prefixes: what prompts start with, or the first messages of conversations. ttl_s:
     for how long it is kept; None for as long as the engine runs."""

@@ -181,7 +181,7 @@ def _histogram(
 
 
 def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
-    """By place among the drafts of a row and step; the first is 0."""
+    """Count by place among the drafts of a row and step; the first is 0."""
     family = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafts that were right.",

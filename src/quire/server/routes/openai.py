@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.prompts import prompt_list
 from quire.server.http.body import BodyDecoder
 from quire.server.http.events import EventSink, EventStream, while_connected
@@ -19,7 +20,13 @@ from quire.server.openai.completions import CompletionAnswer
 from quire.server.openai.sampling import chat_params, completion_params
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.requests.bodies import (
+    AdapterRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from quire.server.requests.errors import RefusedError
 from quire.server.routes.services import Services
 
 __all__ = ["JSON", "generating_routes", "openai_router"]
@@ -34,6 +41,7 @@ def openai_router(services: Services) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
     limits = services.settings.limits
     completions: BodyDecoder[CompletionRequest] = BodyDecoder(CompletionRequest, limits)
+    adapters: BodyDecoder[AdapterRequest] = BodyDecoder(AdapterRequest, limits)
     chats: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest, limits)
 
     @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
@@ -65,18 +73,47 @@ def openai_router(services: Services) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        """The served model, under each of its names."""
-        names = services.backend.require().model.names
-        cards = [_model_card(services, name) for name in names]
+        """The served model, under each of its names, and its adapters."""
+        model = services.backend.require().model
+        adapters = [] if model.adapters is None else model.adapters.names
+        cards = [_model_card(services, name) for name in (*model.names, *adapters)]
         return Response(encode({"object": "list", "data": cards}), media_type=JSON)
 
     @router.get("/v1/models/{model_id:path}")
     async def retrieve_model(model_id: str) -> Response:
         """One name of the served model."""
-        services.backend.require().model.check_name(model_id)
+        services.backend.require().model.adapter_of(model_id)
         return Response(encode(_model_card(services, model_id)), media_type=JSON)
 
+    @router.post("/v1/load_lora_adapter", openapi_extra=body_of(AdapterRequest))
+    async def load_lora_adapter(request: Request) -> Response:
+        """Serve one more adapter, from the folder for adapters."""
+        body = await adapters.decode(await services.bodies.read(request))
+        served = _served_adapters(services)
+        name, path = body.lora_name, body.lora_path or body.lora_name
+        await served.load(name, path, replace=bool(body.load_inplace))
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    @router.post("/v1/unload_lora_adapter", openapi_extra=body_of(AdapterRequest))
+    async def unload_lora_adapter(request: Request) -> Response:
+        """Serve an adapter no more; requests that have it go on."""
+        body = await adapters.decode(await services.bodies.read(request))
+        _served_adapters(services).unload(body.lora_name)
+        return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
     return router
+
+
+def _served_adapters(services: Services) -> ServedAdapters:
+    served = services.backend.require().model.adapters
+    if served is None:
+        raise RefusedError("This server takes no LoRA adapters. Start it with --enable-lora.")
+    if services.settings.api_server_count > 1:
+        raise RefusedError(
+            "Several fronts serve here, and only one of them would know the adapter. Put it into "
+            "--lora-folder, where each finds it by its name."
+        )
+    return served
 
 
 def generating_routes(router: APIRouter) -> list[APIRoute]:
@@ -108,13 +145,15 @@ async def _respond(
 
 def _model_card(services: Services, name: str) -> dict[str, Any]:
     ready = services.backend.require()
+    adapter = ready.model.adapter_of(name)
+    adapters = ready.model.adapters
     return {
         "id": name,
         "object": "model",
         "created": ready.model.created,
         "owned_by": "quire",
-        "root": ready.model.root,
-        "parent": None,
+        "root": ready.model.root if adapter is None or adapters is None else adapters.path(adapter),
+        "parent": None if adapter is None else ready.model.names[0],
         "max_model_len": ready.capacity.max_model_len,
         "default_sampling_params": dict(ready.model.front.default_sampling),
         "permission": [],

@@ -70,7 +70,7 @@ class Services:
         self, ready: Ready, request: Request, body: GenerationRequest, timeline: Timeline
     ) -> Job:
         """Return the job of an answer to this request."""
-        ready.model.check_name(body.model)
+        adapter = ready.model.adapter_of(body.model)
         if self.settings.enable_log_requests:
             logger.info("Received request %s: params: %s", timeline.request_id, _parameters(body))
         return Job(
@@ -83,6 +83,7 @@ class Services:
             tenant=request.state.tenant,
             weight=request.state.weight,
             always_usage=self.settings.enable_force_include_usage,
+            adapter=adapter,
         )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What `linear_blocks` accepts, and how it keeps scales."""
+"""Arguments of `linear_blocks`, and the form in which it keeps scales."""
 
 from __future__ import annotations
 

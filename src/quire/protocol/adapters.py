@@ -1,0 +1,55 @@
+"""Adapters as requests name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import RequestError
+
+__all__ = ["AdapterRef", "LoRARequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter that a request is computed with. digest: of its contents, so that a folder that
+    was written anew is another adapter, whatever its name."""
+
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter for the prompts of a call; the names are those of vLLM.
+
+    lora_name: to tell adapters apart in messages. lora_int_id: at least 1. lora_path: a folder of
+    PEFT's. Raises RequestError for a value that names no adapter.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise RequestError(
+                f"lora_int_id is {self.lora_int_id}, but ids of adapters begin at 1. Give another."
+            )
+        if not self.lora_name or not self.lora_path:
+            raise RequestError(
+                f"the adapter {self.lora_name!r} at {self.lora_path!r} needs a name and a folder. "
+                "Give both."
+            )
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        return self.lora_path

@@ -1,0 +1,107 @@
+"""Adapters that requests name in place of the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from quire.config.adapters import AdapterFolders
+from quire.errors import ConfigError
+from quire.protocol.adapters import AdapterRef
+from quire.server.requests.errors import RefusedError
+
+__all__ = ["ServedAdapters"]
+
+_CONFIG = "adapter_config.json"
+
+
+class ServedAdapters:
+    """Folders of adapters by the names that requests give them."""
+
+    def __init__(
+        self, modules: Mapping[str, str], folder: Path | None, max_rank: int, taken: Iterable[str]
+    ) -> None:
+        """modules: folders by name. folder: whose sub-folders are adapters by their own names,
+        found when a request names one. max_rank: of the engine. taken: names of the model.
+        ConfigError for an adapter that cannot be used, or a name of the model."""
+        self._taken = frozenset(taken)
+        self._folder = folder
+        self._folders = AdapterFolders(max_rank)
+        self._paths: dict[str, str] = {}
+        for name, path in modules.items():
+            if name in self._taken:
+                raise ConfigError(
+                    f"lora_modules has {name!r}, which is the model's own name. Give another one."
+                )
+            self._folders.ref(name, path)
+            self._paths[name] = path
+
+    @property
+    def names(self) -> list[str]:
+        """Names that were loaded, and those that lie in the folder."""
+        found = dict.fromkeys(self._paths)
+        if self._folder is not None and self._folder.is_dir():
+            found |= dict.fromkeys(
+                each.name for each in sorted(self._folder.iterdir()) if (each / _CONFIG).is_file()
+            )
+        return [name for name in found if name not in self._taken]
+
+    def has(self, name: str) -> bool:
+        """Return whether requests may name it."""
+        return name in self._paths or self._in_folder(name) is not None
+
+    def path(self, name: str) -> str:
+        """Return the folder of an adapter that there is."""
+        return self._paths.get(name) or str(self._in_folder(name))
+
+    async def ref(self, name: str) -> AdapterRef:
+        """Return what the engine takes. RefusedError for an adapter that cannot be used any more;
+        a folder that was written anew is read in a thread."""
+        if not self.has(name):  # it was unloaded meanwhile
+            raise RefusedError(f"The model `{name[:128]}` does not exist.", status=404)
+        try:
+            return await asyncio.to_thread(self._folders.ref, name, self.path(name))
+        except ConfigError as error:
+            message = f"The adapter `{name}` cannot be used: {error}."
+            raise RefusedError(message, param="model") from error
+
+    async def load(self, name: str, path: str, *, replace: bool) -> None:
+        """Serve one more. replace: also where another one has the name. RefusedError for a name
+        that is taken, a folder outside of the one for adapters, or an adapter that is none."""
+        if name in self._taken or (not replace and self.has(name)):
+            raise RefusedError(
+                f"The name `{name[:128]}` is taken. Give another, or send load_inplace.",
+                param="lora_name",
+            )
+        if not name or self._folder is None:
+            raise RefusedError(
+                "Adapters are loaded from one folder alone, which this server was not given. Start "
+                "it with --lora-folder, and give lora_name and lora_path.",
+                param="lora_path",
+            )
+        root, folder = self._folder.resolve(), (self._folder / path).resolve()
+        if root not in folder.parents:
+            raise RefusedError(
+                f"lora_path {path[:200]!r} is outside of the folder for adapters. Give one in it.",
+                param="lora_path",
+            )
+        try:
+            await asyncio.to_thread(self._folders.ref, name, str(folder))
+        except ConfigError as error:
+            message = f"The adapter `{name}` cannot be used: {error}."
+            raise RefusedError(message, param="lora_path") from error
+        self._paths[name] = str(folder)
+
+    def unload(self, name: str) -> None:
+        """Serve it no more; requests that have it go on. RefusedError 404 if it was not loaded."""
+        if self._paths.pop(name, None) is None:
+            raise RefusedError(
+                f"The adapter `{name[:128]}` is not loaded.", status=404, param="lora_name"
+            )
+
+    def _in_folder(self, name: str) -> Path | None:
+        if self._folder is None or name in self._taken or "/" in name or name in ("", ".", ".."):
+            return None
+        found = self._folder / name
+        return found if (found / _CONFIG).is_file() else None
