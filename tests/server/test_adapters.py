@@ -13,6 +13,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.generation.adapters import ServedAdapters
 from tests import waiting
 from tests.lora.adapters import write_adapter
@@ -134,3 +135,52 @@ def test_a_server_without_lora(front: ModelFront, llm: LLM) -> None:
         response = client.post("/v1/load_lora_adapter", json={"lora_name": "a"})
         assert response.status_code == 400
         assert "--enable-lora" in response.json()["error"]["message"]
+
+
+def test_a_folder_is_loaded_under_its_own_name(http: httpx.Client, llm: LLM, folder: Path) -> None:
+    for body in ({"lora_name": "blue"}, {"lora_name": "blue", "lora_path": "blue"}):
+        assert http.post("/v1/load_lora_adapter", json=body).status_code in (200, 400)
+        assert text(post(http, model="blue")) == expected(llm, folder / "blue")
+        http.post("/v1/unload_lora_adapter", json={"lora_name": "blue"})
+    elsewhere = {"lora_name": "blue", "lora_path": "red"}
+    assert http.post("/v1/load_lora_adapter", json=elsewhere).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "nul\0", "../red", "."])
+def test_names_that_no_folder_can_have(http: httpx.Client, name: str) -> None:
+    assert post(http, model=name).status_code in (400, 404)
+    loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "late", "lora_path": name})
+    assert loaded.status_code == 400, loaded.text
+
+
+def test_prefixes_are_pinned_for_the_base_model_alone(http: httpx.Client) -> None:
+    response = http.post("/admin/prefixes", json={"model": "blue", "prompt": PROMPT})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "model"
+
+
+def test_who_leaves_the_queue_for_a_slot_holds_up_nobody(llm: LLM, folder: Path) -> None:
+    """Two slots, both in use; the third adapter's request is aborted while it waits."""
+    from tests.lora.adapters import write_adapter as write
+
+    third = write(folder.parent / "third", bundled_model_path(), MODULES, seed=9)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    requests = [LoRARequest(path.name, 1, str(path)) for path in (folder / "red", folder / "blue")]
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    engine = llm._llm_engine
+    handles: list[int] = []
+    for lora in (*requests, LoRARequest("third", 2, str(third))):
+        handles.append(engine.next_handle)
+        prompt = engine.with_adapter(engine.engine.renderer.render_prompt(PROMPT), lora)
+        engine.add(prompt, params, SchedulingParams())
+    core = llm.engine.client._core  # type: ignore[attr-defined]
+    for _ in range(20):
+        engine.run_step()
+    engine.abort(range(handles[2], handles[2] + 1))
+    engine.run_step()
+    assert not core._opening and not core._adapters._waiting
+    stream.close()
+    engine.abort(range(handles[0], handles[-1] + 1))
+    while engine.has_unfinished_requests():
+        engine.run_step()

@@ -78,7 +78,7 @@ class _Tagged:
         others = self._tool.others
         if not self._tool.properties and others is not False:
             return self._any_values(others)
-        required = listed(self._root, "required")
+        required = [key for key in listed(self._root, "required") if isinstance(key, str)]
         names = dict.fromkeys([*self._tool.properties, *required])
         values = [
             f"({self._value(str(key), f'{self._name}_{i}')}){'' if key in required else '?'}"
@@ -118,7 +118,7 @@ class _Tagged:
                 found.append(f"{before} {middle} {value}")
             beside -= scalars
         if beside:
-            narrowed = {**node(_without_strings(schema, self._root)), **_definitions(self._root)}
+            narrowed = {**node(_WithoutStrings(self._root).of(schema)), **_definitions(self._root)}
             grammar = json_grammar(narrowed, is_strict=self._tool.is_strict)
             value = self._rules.grammar(name, grammar, f"{self._where} ({path})")
             found.append(f"{before} {middle_json} {value} {literal(syntax.close)}")
@@ -192,46 +192,65 @@ def _of_pattern(pattern: str) -> str | None:
     return f"{before}({escaped}){after}"
 
 
-def _string_nodes(schema: object, root: Schema, path: str, depth: int = 0) -> Iterator[_Node]:
-    """The parts of a schema that allow texts, with their paths."""
-    its = node(schema)
-    if "string" not in types_of(schema, root) or depth > 10:
-        return
-    options: list[tuple[object, str]] = []
-    for keyword in ("anyOf", "oneOf"):
-        options += [(each, f"{path}.{keyword}[{i}]") for i, each in enumerate(listed(its, keyword))]
-    target = resolved(its.get("$ref"), root)
-    if target is not None:
-        options.append((target, f"{path}.$ref"))
-    if not options:
-        yield its, path
-    for option, its_path in options:
-        yield from _string_nodes(option, root, its_path, depth + 1)
+def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:
+    """The parts of a schema that allow texts, with their paths; each once."""
+    known: dict[int, frozenset[str]] = {}
+    seen = set[int]()
+    waiting: list[tuple[object, str]] = [(schema, path)]
+    while waiting:
+        its, its_path = waiting.pop()
+        if id(its) in seen or "string" not in types_of(its, root, known):
+            continue
+        seen.add(id(its))
+        keywords = node(its)
+        options = [
+            (option, f"{its_path}.{keyword}[{i}]")
+            for keyword in ("anyOf", "oneOf")
+            for i, option in enumerate(listed(keywords, keyword))
+        ]
+        target = resolved(keywords.get("$ref"), root)
+        if target is not None:
+            options.append((target, f"{its_path}.$ref"))
+        if not options:
+            yield keywords, its_path
+        waiting += reversed(options)
 
 
-def _without_strings(schema: object, root: Schema, depth: int = 0) -> object:
-    """The schema of the values that are no texts."""
-    its = dict(node(schema))
-    types = types_of(schema, root)
-    if "string" not in types or depth > 10:
-        return schema
-    target = resolved(its.get("$ref"), root)
-    if target is not None:
-        return _without_strings(target, root, depth + 1)
-    for keyword in ("enum", "anyOf", "oneOf"):
-        options: Sequence[Any] = listed(its, keyword)
-        if keyword == "enum":
-            kept = [each for each in options if not isinstance(each, str)]
-        else:
-            kept = [
-                _without_strings(each, root, depth + 1)
-                for each in options
-                if types_of(each, root) != _STRING
-            ]
-        if kept:
-            its[keyword] = kept
-    kinds = types - _STRING - ({"integer"} if "number" in types else set())
-    return {**its, "type": sorted(kinds)}
+class _WithoutStrings:
+    """Schemas of the values that are no texts. References are written out, so a schema may grow;
+    one that grows beyond `MAX_PARTS` is left as it is from there on."""
+
+    MAX_PARTS = 2_000
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[str]] = {}
+        self._num_parts = 0
+
+    def of(self, schema: object, depth: int = 0) -> object:
+        """Return the schema of the values that are no texts."""
+        its, types = dict(node(schema)), self._types(schema)
+        self._num_parts += 1
+        if "string" not in types or depth > 10 or self._num_parts > self.MAX_PARTS:
+            return schema
+        target = resolved(its.get("$ref"), self._root)
+        if target is not None:
+            return self.of(target, depth + 1)
+        for keyword in ("enum", "anyOf", "oneOf"):
+            options: Sequence[Any] = listed(its, keyword)
+            if keyword == "enum":
+                kept = [each for each in options if not isinstance(each, str)]
+            else:
+                kept = [
+                    self.of(each, depth + 1) for each in options if self._types(each) != _STRING
+                ]
+            if kept:
+                its[keyword] = kept
+        kinds = types - _STRING - ({"integer"} if "number" in types else set())
+        return {**its, "type": sorted(kinds)}
+
+    def _types(self, schema: object) -> frozenset[str]:
+        return types_of(schema, self._root, self._known)
 
 
 def _definitions(root: Schema) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class _Keywords:
 
     def _list(self, schema: Schema, path: str) -> str:
         item = self._value(schema.get("items", True), f"{path}.items")
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
         if most == 0:
             return '"[]"'
         more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
@@ -169,6 +169,12 @@ class _Keywords:
     def _new_name(self) -> str:
         self._num_rules += 1
         return f"{self._name}_r{self._num_rules}"
+
+
+def _count(schema: Schema, keyword: str) -> int | None:
+    """Return a number of items; None if the schema states none."""
+    value = schema.get(keyword)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _written(value: object) -> str:

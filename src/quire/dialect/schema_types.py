@@ -12,7 +12,6 @@ Schema = Mapping[str, Any]
 
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 _NULL = frozenset(("null",))
-_MAX_REFERENCES = 20
 
 
 def node(schema: object) -> Schema:
@@ -36,12 +35,17 @@ def json_types(value: object) -> frozenset[str]:
     return frozenset(name for kind, name in names.items() if isinstance(value, kind)) or _NULL
 
 
-def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The types that a schema allows, all of them where it does not tell. root: in which its
-    references lie."""
-    found, its = ALL_TYPES, node(schema)
-    if depth > _MAX_REFERENCES:
+def types_of(
+    schema: object, root: Schema, known: dict[int, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """Return the types that a schema allows, all of them where it does not tell. root: in which its
+    references lie. known: of parts of the schema, by identity, which later calls may share; each
+    part is looked at once, whatever refers to it, itself included."""
+    known = {} if known is None else known
+    if (found := known.get(id(schema))) is not None:
         return found
+    known[id(schema)] = found = ALL_TYPES  # for a part that refers to itself
+    its = node(schema)
     kinds = [its["type"]] if isinstance(its.get("type"), str) else listed(its, "type")
     if kinds:
         found &= frozenset(kind for kind in kinds if isinstance(kind, str)) & ALL_TYPES or ALL_TYPES
@@ -49,14 +53,15 @@ def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
     if values:
         found &= frozenset[str]().union(*map(json_types, values))
     if (target := resolved(its.get("$ref"), root)) is not None:
-        found &= types_of(target, root, depth + 1)
+        found &= types_of(target, root, known)
     for keyword in ("anyOf", "oneOf"):
-        options = [types_of(option, root, depth + 1) for option in listed(its, keyword)]
+        options = [types_of(option, root, known) for option in listed(its, keyword)]
         if options:
             found &= frozenset[str]().union(*options)
     for part in listed(its, "allOf"):
-        found &= types_of(part, root, depth + 1)
-    return found or ALL_TYPES
+        found &= types_of(part, root, known)
+    known[id(schema)] = found = found or ALL_TYPES
+    return found
 
 
 def resolved(reference: object, root: Schema) -> object:

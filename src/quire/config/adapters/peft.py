@@ -131,7 +131,11 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
 
 
 def _read_config(folder: Path) -> RawConfig:
-    if not folder.is_dir():
+    try:
+        is_there = folder.is_dir()
+    except OSError:  # a name that no folder can have
+        is_there = False
+    if not is_there:
         raise ConfigError(f"{folder}: no such folder; give one that PEFT has saved an adapter in")
     config = read_json(folder / CONFIG_NAME)
     kind = config.read(str, "peft_type", default="LORA")

@@ -139,10 +139,16 @@ class EngineCore:
 
     def _take_opened(self) -> None:
         """Let requests go on that have what they were blocked for, and end those that can't."""
-        if self._adapters is not None:
-            self._adapters.poll()
+        group_of = self._scheduler.state.tickets.group_of
         opening, self._opening = self._opening, []
         for each in opening:
+            if all(group_of(ticket) is None for ticket in each.tickets):
+                each.future.cancel()  # nobody waits for it any more
+        if self._adapters is not None:
+            self._adapters.poll()
+        for each in opening:
+            if each.future.cancelled():
+                continue
             if not each.future.done():
                 self._opening.append(each)
                 continue

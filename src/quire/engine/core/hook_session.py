@@ -161,7 +161,7 @@ class HookSession:
         return "", Pass(most)
 
     def _bad(self, name: str, what: str) -> EngineError:
-        self.asked = (name, 0.0)
+        self.asked = (name, time.monotonic())
         return EngineError(f"it gave {what}, which is not an answer")
 
     def _timed(self, name: str, call: Callable[[], T]) -> T:

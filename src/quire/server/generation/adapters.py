@@ -69,7 +69,8 @@ class ServedAdapters:
     async def load(self, name: str, path: str, *, replace: bool) -> None:
         """Serve one more. replace: also where another one has the name. RefusedError for a name
         that is taken, a folder outside of the one for adapters, or an adapter that is none."""
-        if name in self._taken or (not replace and self.has(name)):
+        is_there = name in self._paths or self._lies_elsewhere(name, path)
+        if name in self._taken or (not replace and is_there):
             raise RefusedError(
                 f"The name `{name[:128]}` is taken. Give another, or send load_inplace.",
                 param="lora_name",
@@ -80,7 +81,10 @@ class ServedAdapters:
                 "it with --lora-folder, and give lora_name and lora_path.",
                 param="lora_path",
             )
-        root, folder = self._folder.resolve(), (self._folder / path).resolve()
+        try:
+            root, folder = self._folder.resolve(), (self._folder / path).resolve()
+        except (OSError, RuntimeError, ValueError):
+            root = folder = self._folder
         if root not in folder.parents:
             raise RefusedError(
                 f"lora_path {path[:200]!r} is outside of the folder for adapters. Give one in it.",
@@ -94,7 +98,8 @@ class ServedAdapters:
         self._paths[name] = str(folder)
 
     def unload(self, name: str) -> None:
-        """Serve it no more; requests that have it go on. RefusedError 404 if it was not loaded."""
+        """Serve it no more, unless it lies in the folder by this name; requests that have it go on.
+        RefusedError 404 if it was not loaded."""
         if self._paths.pop(name, None) is None:
             raise RefusedError(
                 f"The adapter `{name[:128]}` is not loaded.", status=404, param="lora_name"
@@ -104,4 +109,12 @@ class ServedAdapters:
         if self._folder is None or name in self._taken or "/" in name or name in ("", ".", ".."):
             return None
         found = self._folder / name
-        return found if (found / _CONFIG).is_file() else None
+        try:
+            return found if (found / _CONFIG).is_file() else None
+        except (OSError, ValueError):  # a name that no file can have
+            return None
+
+    def _lies_elsewhere(self, name: str, path: str) -> bool:
+        """Return whether the folder has another adapter of this name than the one at `path`."""
+        found = self._in_folder(name)
+        return found is not None and self._folder is not None and found != self._folder / path

@@ -78,6 +78,12 @@ class AnswerForm:
             is_budget = str(error).startswith("thinking_token_budget")
             param = "thinking_token_budget" if is_budget else "tools"
             raise RefusedError(str(error), param=param) from error
+        except (RecursionError, TypeError, ValueError) as error:
+            raise RefusedError(
+                "A schema of the tools is nested too deeply, or has a keyword with a value of the "
+                "wrong kind. Correct it.",
+                param="tools",
+            ) from error
         stops = request.stop_token_ids
         if not request.params.ignore_eos:
             stops |= self.dialect.stop_token_ids
@@ -130,6 +136,7 @@ class PartsReader:
         self._parser = parser
         self._matcher = StopMatcher(params.stop_strings, params.include_stop_str_in_output)
         self._has_stops = bool(params.stop_strings)
+        self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._stop_tokens = stop_tokens
         self._end_token_ids = end_token_ids
@@ -144,7 +151,9 @@ class PartsReader:
         although the engine goes on."""
         visible, stop = token_ids, None
         if finish is not None and finish.reason is FinishReason.STOP and token_ids:
-            visible, stop = token_ids[:-1], self._stop_tokens.get(token_ids[-1])
+            stop = self._stop_tokens.get(token_ids[-1])
+            if not (self._includes_stop and token_ids[-1] not in self._end_token_ids):
+                visible = token_ids[:-1]
         parts, num_kept = self._read(visible)
         if self._matcher.matched is None:
             num_kept = len(token_ids)

@@ -56,7 +56,12 @@ def prefix_router(services: Services) -> APIRouter:
         """Compute a prefix and keep it for the requests of the caller's key."""
         ready = services.ready()
         body = await decoder.decode(await services.bodies.read(request))
-        ready.model.check_name(body.model)
+        if (adapter := ready.model.adapter_of(body.model)) is not None:
+            raise RefusedError(
+                f"model names the adapter `{adapter}`, but prefixes are pinned for the base model "
+                "alone. Leave it out.",
+                param="model",
+            )
         check_label("cache_salt", body.cache_salt, services.settings.limits)
         found = await while_connected(request.receive, _pin(services, ready, request, body))
         return Response(encode(_shown(found)), media_type=JSON)
