@@ -272,8 +272,8 @@ def test_settings_of_modules(tmp_path: Path) -> None:
     )[0]
     tensors = read_checkpoint(folder).tensors
     kernels = {name: info.packed and info.packed.kernel for name, info in tensors.items()}
-    assert kernels["model.layers.1.mlp.down_proj.weight"] is None
-    assert kernels["model.layers.1.mlp.up_proj.weight"] == "int4"
+    assert kernels["model.layers.1.mlp.down_proj.weight"] == "blocks-w8_zero-64"
+    assert kernels["model.layers.1.mlp.up_proj.weight"] == "blocks-w4_zero-32"
     assert tensors["model.layers.1.self_attn.o_proj.weight"].packed is None
 
     groups = {

@@ -32,7 +32,8 @@ def test_nothing_is_left_open() -> None:
     chosen_later = {"attention_backend", "attention_isa", "linear_isa"}
     asked_only = {
         "model", "tokenizer", "chat_template", "revision", "download_dir", "kv_cache_memory",
-        "memory_utilization", "swap_space", "hf_overrides", "speculative_config",
+        "memory_utilization", "swap_space", "hf_overrides", "speculative_config", "output_hook",
+        "max_cpu_loras",
     }  # fmt: skip
     assert open_values == unlimited | chosen_later | asked_only | {"quantization"}
     assert all(decision.reason for decision in plan.decisions)

@@ -47,7 +47,7 @@ def test_what_is_taken(given: object, expected: tuple[int, int, int] | None) -> 
         ({"method": "ngam"}, "method='ngam'"),
         ({"num_speculative_tokens": 3}, "method=None"),
         ({"method": "eagle3", "model": "x"}, "not offered yet"),
-        ({"model": "some/draft"}, "'draft_model' is not offered yet"),
+        ({"model": "some/draft"}, "'draft_model', which is not offered yet"),
         ({"method": "ngram", "model": "x"}, "does not read"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": True}, "from 1 to 64"),
