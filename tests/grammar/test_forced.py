@@ -91,6 +91,7 @@ def test_plain_rows_are_not_asked(shared: GuidanceGrammars, monkeypatch: Any) ->
     engine.add([8, 1], max_tokens=100, stop=frozenset([EOS]), grammar=SPEC)
     engine.run()
     assert asked
+    assert engine.scheduler._drafts.totals.drafts == 0, "what a grammar forces is no guess"
 
 
 @pytest.mark.parametrize("output", ["", '{"te', '{"temperature_in_celsius":'])

@@ -78,6 +78,11 @@ def resolve(
         )
     device, device_reason = choose_device(settings.device, platform)
     platform = replace(platform, device=device)
+    if settings.enable_lora and device != "cpu":
+        raise ConfigError(
+            f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
+            "merge the adapter into the model."
+        )
     dtype, dtype_reason = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype

@@ -45,11 +45,13 @@ class DraftProposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChosenDrafts:
-    """slots [R] with `counts` [R] drafts each, at least one; token_ids: int32 [sum of counts]."""
+    """slots [R] with `counts` [R] drafts each, at least one; token_ids: int32 [sum of counts].
+    are_forced: a grammar chose them, so that all are right; else they are guesses."""
 
     slots: Slots = field(default_factory=_no_slots)
     counts: Slots = field(default_factory=_no_slots)
     token_ids: IntArray = field(default_factory=no_ints)
+    are_forced: bool = False
 
 
 MAX_FORCED = 32
@@ -175,6 +177,7 @@ class Drafts:
         if not len(slots):
             return NO_DRAFTS
         found = self._forced_of(slots, tokens)
+        are_forced = bool(found)
         if self._proposer is not None and not found:
             found = self._guesses_of(slots, tokens)
         if not found:
@@ -183,6 +186,7 @@ class Drafts:
             np.fromiter(found, np.int64, len(found)),
             np.array([len(guess) for guess in found.values()], np.int64),
             np.concatenate(list(found.values())).astype(np.int32),
+            are_forced,
         )
         return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
 

@@ -34,7 +34,8 @@ class InFlight:
         wanted any more is struck off `sequences`.
     dropped: slots that compute with a token that was refused, with the generation that they had;
         what they are given is refused too.
-    drafts: by slot, how many of them the step verifies; None if none does.
+    drafts: by slot, how many of them the step verifies; None if none does. are_forced: they are no
+        guesses.
     mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
     """
@@ -46,6 +47,7 @@ class InFlight:
     mark: int
     swapped_in: frozenset[int] = frozenset()
     drafts: Slots | None = None
+    are_forced: bool = False
     dropped: dict[int, int] = field(default_factory=dict[int, int])
 
     def num_drafts(self, slot: int) -> int:
@@ -94,6 +96,7 @@ class ResultIntake:
             mark,
             self._recovery.slots_swapped_in(),
             counts,
+            drafts.are_forced,
         )
         self._in_flight.append(step)
 
@@ -148,7 +151,7 @@ class ResultIntake:
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
         if step.drafts is not None:
-            self._rewind(given.slots, step.drafts[given.slots], given.counts)
+            self._rewind(step, given.slots, step.drafts[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
 
     def _count_dropped(self, step: InFlight, given: RowTokens) -> None:
@@ -157,15 +160,16 @@ class ResultIntake:
             if step.dropped.get(slot) == self._table.generation[slot]:
                 self._rewinds.count([slot], [count])
 
-    def _rewind(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
-        """Take back what the plan side counted of drafts that were not accepted."""
+    def _rewind(self, step: InFlight, slots: Slots, drafted: Slots, counts: Slots) -> None:
+        """Take back what the plan side counted of a step's drafts that were not accepted."""
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
-        self._on_verified(slots, drafted, drafted - rejected)
+        if not step.are_forced:
+            self._on_verified(slots, drafted, drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
-        for step in self._in_flight:
-            step.starts[slots] -= rejected  # of the same sequences: they are alive
+        for later in self._in_flight:
+            later.starts[slots] -= rejected  # of the same sequences: they are alive
 
     def _drop(self, sequence: Sequence) -> int:
         """Drop what steps in flight compute of a sequence. Returns the last of these steps."""
