@@ -93,7 +93,7 @@ def test_gemma3_equals_transformers(gemma3: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_smollm2_answers(smollm2: Path) -> None:
     with LLM(str(smollm2), quiet=True, max_model_len=256, num_kv_blocks=64) as llm:
-        message = {"role": "user", "content": "What is the capital of France?"}
+        message = {"role": "user", "content": "Complete: the capital of France is"}
         (output,) = llm.chat([message], SamplingParams(temperature=0, max_tokens=16))
         assert output.outputs[0].text == "The capital of France is Paris."
 
