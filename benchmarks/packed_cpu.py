@@ -30,13 +30,13 @@ OUTPUTS, INPUTS = 6144, 1024
 ROWS = (1, 4, 16)
 PREFILL_ROWS = 512
 COPIES_BYTES = 40 * 2**20
-"""Of all copies of a kind: more than the last-level cache, together with those of other kinds."""
+"""Bytes of all copies of a kind: with those of other kinds, more than the last-level cache."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def block_size(kind: BlockKind) -> int:
-    """That of GGUF's types, or the usual one of GPTQ and AWQ."""
+    """Return the block size of GGUF's types, or the usual one of GPTQ and AWQ."""
     if kind.factors:
         return 256
     return 128 if kind.offset == "zero" else kind.group_size

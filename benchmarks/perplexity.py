@@ -1,4 +1,4 @@
-"""What formats of checkpoints cost in quality: SmolLM2-135M-Instruct over a committed text.
+"""Quality of checkpoint formats: SmolLM2-135M-Instruct over a committed text.
 
     python benchmarks/perplexity.py --llama-python /path/to/python [--tokens N] [--types Q8_0 ...]
 
@@ -167,7 +167,7 @@ def stored_types(file: Path) -> dict[str, int]:
 
 
 def record_before(output: Path | None, workload: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run over the same tokens wrote into `output`; empty if none did."""
+    """Return what an earlier run over the same tokens wrote into `output`; empty if none did."""
     if output is None or not output.exists():
         return {}
     record = json.loads(output.read_text())

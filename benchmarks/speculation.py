@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def _since(before: SchedulerStats, after: SchedulerStats) -> dict[str, Any]:
-    """What came of the drafts of one run: rows that had some in a step, and of these drafts."""
+    """Outcome of the drafts of one run: rows that had some in a step, and of these drafts."""
     rows = after.drafted_rows_total - before.drafted_rows_total
     places = after.accepted_drafts_at
     known = (*before.accepted_drafts_at, *[0] * len(places))

@@ -17,7 +17,7 @@ from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import LLMEngine, built_engine
-from quire.protocol.adapters import LoRARequest
+from quire.protocol.adapters import AdapterArgument, adapters_for
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
     ListPins,
@@ -60,7 +60,6 @@ logger = logging.getLogger("quire")
 
 Message = Mapping[str, Any]
 ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
-AdapterArgument = LoRARequest | Sequence[LoRARequest | None] | None
 SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 
 
@@ -120,10 +119,11 @@ class LLM:
                 "generate has no prompts. Give a text, token ids, or a list of them."
             )
         items, is_single = as_list(prompts)
-        rendered = self._with_adapters([self._render_prompt(each) for each in items], lora_request)
+        rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
-        found = self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
-        return _with_requests(found, lora_request)
+        return self._run(
+            rendered, sampling_params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
+        )
 
     def chat(
         self,
@@ -163,10 +163,10 @@ class LLM:
             )
             for conversation in conversations
         ]
-        rendered = self._with_adapters(rendered, lora_request)
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
-        found = self._run(rendered, sampling_params, scheduling, use_tqdm, is_single=is_single)
-        return _with_requests(found, lora_request)
+        return self._run(
+            rendered, sampling_params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
+        )
 
     def beam_search(
         self,
@@ -469,7 +469,10 @@ class LLM:
         *,
         is_single: bool,
         beams: BeamRules | None = None,
+        lora: AdapterArgument = None,
     ) -> list[RequestOutput]:
+        adapters = adapters_for(len(rendered), lora)
+        rendered = self._llm_engine.with_adapters(rendered, adapters)
         params = self._params_for(rendered, sampling_params)
         first_handle = self._llm_engine.next_handle
         try:
@@ -478,7 +481,8 @@ class LLM:
             self._complete(outputs, use_tqdm)
         finally:
             self._llm_engine.abort(range(first_handle, self._llm_engine.next_handle))
-        for output in outputs:
+        for output, adapter in zip(outputs, adapters, strict=True):
+            output.lora_request = adapter
             if is_single:
                 _raise_error(output)
             _log_error(output)
@@ -519,27 +523,6 @@ class LLM:
             finished=True,
             error=str(refused),
         )
-
-    def _with_adapters(
-        self, rendered: Sequence[RenderedPrompt | RequestError], asked: AdapterArgument
-    ) -> list[RenderedPrompt | RequestError]:
-        """Prompts with their adapters; an adapter that cannot be used fails its own ones."""
-        if asked is None:
-            return list(rendered)
-        each = _each(asked, len(rendered))
-        if len(each) != len(rendered):
-            raise RequestError(
-                f"lora_request has {len(each)} entries for {len(rendered)} prompts: give one for "
-                "all, or one per prompt"
-            )
-        found: list[RenderedPrompt | RequestError] = []
-        for prompt, lora in zip(rendered, each, strict=True):
-            try:
-                is_fine = isinstance(prompt, RenderedPrompt)
-                found.append(self._llm_engine.with_adapter(prompt, lora) if is_fine else prompt)
-            except RequestError as error:
-                found.append(error)
-        return found
 
     def _render_prompt(self, prompt: Prompt) -> RenderedPrompt | RequestError:
         try:
@@ -617,17 +600,6 @@ def _extent(output: RequestOutput) -> tuple[int, bool]:
 def _log_error(output: RequestOutput | PoolingRequestOutput) -> None:
     if output.error is not None:
         logger.warning("request %s failed: %s", output.request_id, output.error)
-
-
-def _each(asked: AdapterArgument, count: int) -> Sequence[LoRARequest | None]:
-    return asked if isinstance(asked, Sequence) else [asked] * count
-
-
-def _with_requests(outputs: list[RequestOutput], asked: AdapterArgument) -> list[RequestOutput]:
-    """Outputs that name their adapters."""
-    for output, lora in zip(outputs, _each(asked, len(outputs)), strict=True):
-        output.lora_request = lora
-    return outputs
 
 
 def _raise_error(output: RequestOutput | PoolingRequestOutput) -> None:

@@ -190,6 +190,21 @@ class LLMEngine:
             raise
         return output
 
+    def with_adapters(
+        self,
+        prompts: Sequence[RenderedPrompt | RequestError],
+        adapters: Sequence[LoRARequest | None],
+    ) -> list[RenderedPrompt | RequestError]:
+        """Return prompts with their adapters; one that cannot be used fails its own prompt."""
+        found: list[RenderedPrompt | RequestError] = []
+        for prompt, lora in zip(prompts, adapters, strict=True):
+            try:
+                is_fine = isinstance(prompt, RenderedPrompt)
+                found.append(self.with_adapter(prompt, lora) if is_fine else prompt)
+            except RequestError as error:
+                found.append(error)
+        return found
+
     def _with_media(self, request_id: str, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt when the engine has been given its embeddings, if it has some."""
         if prompt.embeds is None:

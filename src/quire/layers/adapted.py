@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -96,7 +96,3 @@ class AdaptedLayers:
         """Have the adapter of this slot add nothing."""
         for tables, _ in self._tables.values():
             tables.clear(slot)
-
-    @property
-    def all_tables(self) -> Sequence[LowRankTables]:
-        return [tables for tables, _ in self._tables.values()]

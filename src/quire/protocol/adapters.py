@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import RequestError
 
-__all__ = ["AdapterRef", "LoRARequest"]
+__all__ = ["AdapterArgument", "AdapterRef", "LoRARequest", "adapters_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,18 @@ class LoRARequest:
     @property
     def path(self) -> str:
         return self.lora_path
+
+
+AdapterArgument = LoRARequest | Sequence[LoRARequest | None] | None
+"""One for all prompts, or one per prompt."""
+
+
+def adapters_for(count: int, asked: AdapterArgument) -> list[LoRARequest | None]:
+    """Return one entry per prompt. RequestError for another number of them."""
+    each = list(asked) if isinstance(asked, Sequence) else [asked] * count
+    if len(each) != count:
+        raise RequestError(
+            f"lora_request has {len(each)} entries for {count} prompts: give one for all, or one "
+            "per prompt"
+        )
+    return each
