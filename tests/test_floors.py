@@ -36,7 +36,7 @@ SUB_ROOMS = {
     ),
     "ops": (
         "compile", "operation", "random_tensors", "native", "triton_provider", "pointwise", "norm",
-        "kv", "linear", "attention", "rows", "sampling", "check", "registry", "compiled",
+        "kv", "linear", "moe", "attention", "rows", "sampling", "check", "registry", "compiled",
         "kernel_timing",
     ),
     "engine": (

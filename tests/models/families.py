@@ -56,6 +56,7 @@ _MPT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 _BASES = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": None},
@@ -73,6 +74,20 @@ _BASES = {
     "smollm3": {**_LLAMA, "num_hidden_layers": 4},
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
     "gemma3_text": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 7},
+    "mixtral": {**_LLAMA, "num_local_experts": 5},
+    "qwen2_moe": {**_LLAMA, **_MOE, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**_LLAMA, **_MOE, "head_dim": 16},
+    "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 3},
+    "granitemoe": {**_LLAMA, "num_local_experts": 5},
+    "glm4_moe": {
+        **_LLAMA,
+        "head_dim": 16,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,
@@ -334,6 +349,47 @@ CASES = (
             "tie_word_embeddings": False,
         },
     ),
+    Case("mixtral", "mixtral"),
+    Case("mixtral-window", "mixtral", {"sliding_window": 6, "num_experts_per_tok": 3}),
+    Case("qwen2-moe", "qwen2_moe"),
+    Case(
+        "qwen2-moe-mixed",
+        "qwen2_moe",
+        {
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": True,
+        },
+    ),
+    Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),
+    Case("qwen3-moe-unnormed", "qwen3_moe", {"mlp_only_layers": [0], "attention_bias": True}),
+    Case("olmoe", "olmoe"),
+    Case("olmoe-normed", "olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    Case(
+        "granite-moe",
+        "granitemoe",
+        {
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 3.0,
+        },
+    ),
+    Case("glm4-moe", "glm4_moe", {"routed_scaling_factor": 2.5}),
+    Case(
+        "glm4-moe-plain",
+        "glm4_moe",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+        },
+    ),
     Case("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
 )
 
@@ -354,6 +410,9 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
             is_norm = "norm" in name or ".ln_" in name
             parameter.copy_(noise + 1.0 if is_norm and name.endswith("weight") else noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     return model

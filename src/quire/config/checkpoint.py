@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
@@ -30,13 +32,36 @@ _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one of the matrices that a tensor [matrices, rows, inputs] holds."""
+
+    index: int
+    first: int
+    rows: int
+
+    def of(self, tensor: Any) -> Any:
+        """The piece; nothing else of `tensor` is read."""
+        return tensor[self.index, self.first : self.first + self.rows]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
     """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how it is held in few
     bits, outside of GGUF files by other tensors; then the shape is that of the numbers, and file,
-    start and end are those of the first of the others."""
+    start and end are those of the first of the others. piece: of the tensor of this name, if it is
+    not all of it; then the shape and the place are those of the piece."""
 
     gguf: GGUFLayout | None = None
     packed: PackedLayout | None = None
+    piece: Piece | None = None
+
+    def piece_of(self, piece: Piece) -> TensorInfo:
+        """Return a piece of a plain tensor [matrices, rows, inputs]."""
+        _, height, inputs = self.shape
+        row_bytes = self.num_bytes // math.prod(self.shape[:2])
+        start = self.start + (piece.index * height + piece.first) * row_bytes
+        end, shape = start + piece.rows * row_bytes, (piece.rows, inputs)
+        return replace(self, shape=shape, start=start, end=end, piece=piece)
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:

@@ -118,7 +118,7 @@ def choose_step_tokens(
     else:
         tiles = _computes_in_tiles(settings, spec, platform)
         flops = platform.cpu.num_cores * (TILE_FLOPS if tiles else CORE_FLOPS)
-        most = STEP_SECONDS * flops / (2 * spec.num_parameters)
+        most = STEP_SECONDS * flops / (2 * spec.num_active_parameters)
         tokens = MIN_STEP_TOKENS
         while tokens < MAX_STEP_TOKENS and tokens * 2 <= most:
             tokens *= 2

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.config.experts import ExpertsSpec
+
 __all__ = [
     "DTYPE_BYTES",
     "CohereTraits",
@@ -195,12 +197,15 @@ class ParameterCounts:
     """Numbers of parameters, for the memory plan when there are no files to measure.
 
     embedding: token and position tables with their projections. layer: one layer. head: final
-    norm and LM head; a tied LM head counts as embedding only.
+    norm and LM head; a tied LM head counts as embedding only. extra: what layers of another kind
+    have beyond `layer`, all of them together. idle: those of all layers that a token does not use.
     """
 
     embedding: int
     layer: int
     head: int
+    extra: int = 0
+    idle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +261,7 @@ class ModelSpec:
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), which is then computed in one step; None: causal.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
+    experts: of layers that have some in place of one feed-forward network; None if no layer has.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
@@ -284,6 +290,7 @@ class ModelSpec:
     pad_token_id: int | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     prompt_attention: Literal["bidirectional"] | None = None
+    experts: ExpertsSpec | None = None
 
     @property
     def dtype_bytes(self) -> int:
@@ -292,7 +299,13 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         counts = self.parameters
-        return counts.embedding + self.num_layers * counts.layer + counts.head
+        layers = self.num_layers * counts.layer + counts.extra
+        return counts.embedding + layers + counts.head
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that a token uses: all, but for experts that it did not choose."""
+        return self.num_parameters - self.parameters.idle
 
     @property
     def position_axes(self) -> int:

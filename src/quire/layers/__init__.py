@@ -6,6 +6,7 @@ from quire.layers.factory import LayerFactory
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP
+from quire.layers.moe import MixtureOfExperts
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale
@@ -25,6 +26,7 @@ __all__ = [
     "LayerWeights",
     "Linear",
     "MergedLinear",
+    "MixtureOfExperts",
     "RMSNorm",
     "ResidualAdd",
     "RotaryEmbedding",

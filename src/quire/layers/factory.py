@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
+from quire.config.experts import ExpertsSpec
 from quire.config.model_spec import MatrixShape, RopeSpec
 from quire.config.shard import ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
@@ -29,6 +30,7 @@ from quire.layers.embedding import (
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
 from quire.layers.mlp import MLP, GatedMLP, GatedOutputs
+from quire.layers.moe import ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
@@ -81,7 +83,8 @@ class LayerFactory:
         self._backends = attention
         self._dtype, self._device = dtype, device
         self._max_positions = max_positions
-        self._formats = formats or QuantizedFormats(None, ops)
+        self._plain = QuantizedFormats(None, ops)
+        self._formats = formats or self._plain
         self._quantized_cache = quantized_cache
         self._shard, self._collectives = shard, collectives
         self._columns = columns or TokenColumns(ops)
@@ -367,6 +370,37 @@ class LayerFactory:
         parts = {"gate": inner_size, "up": inner_size}
         gate_up = self.merged_column(size, parts, bias=bias, gate=activation, fused=fused)
         return GatedMLP(gate_up, self.row(inner_size, size, bias=bias))
+
+    def mixture_of_experts(self, size: int, spec: ExpertsSpec, activation: str) -> MixtureOfExperts:
+        """Each rank has a range of the experts. What chooses and weighs them keeps the model's
+        dtype whatever the format of other matrices."""
+        routing, inner = spec.routing, spec.inner_size
+        (own,) = self._shard.in_units(routing.num_experts, 1, "experts").ranges
+        formats = (
+            self._formats.choose(MatrixShape(2 * inner, size)),
+            self._formats.choose(MatrixShape(size, inner)),
+        )
+        experts = Experts(
+            self._ops, own, (size, inner), activation, formats, self._dtype, self._device
+        )
+        shared = None
+        if spec.shared_size is not None:
+            gate = self._unquantized(size, 1) if spec.shared_gated else None
+            shared = SharedExpert(self.gated_mlp(size, spec.shared_size, activation), gate)
+        return MixtureOfExperts(
+            self._ops,
+            routing,
+            self._unquantized(size, routing.num_experts),
+            ChoiceBias(routing.num_experts, self._device) if routing.biased else None,
+            experts,
+            shared,
+            self._collectives,
+        )
+
+    def _unquantized(self, in_features: int, out_features: int) -> Linear:
+        chosen = self._plain.choose(MatrixShape(out_features, in_features))
+        outputs = Share.whole(out_features)
+        return Linear(chosen, in_features, outputs, self._dtype, self._device, bias=False)
 
     def mlp(
         self,

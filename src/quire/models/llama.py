@@ -4,7 +4,8 @@ Blocks with RMSNorm, rotary positions, grouped-query attention and a gated MLP. 
 Mistral (arXiv:2310.06825) has sliding windows; Qwen2 (arXiv:2407.10671) a bias on q, k, v; Qwen3
 (arXiv:2505.09388) norms on the heads of q and k; Phi-3 (arXiv:2404.14219) fused projections; OLMo 2
 (arXiv:2501.00656) norms behind sublayers and on whole rows of q and k; Granite factors; SmolLM3
-layers without positions; GLM-4 pairs of neighbours in partly rotated heads.
+layers without positions; GLM-4 pairs of neighbours in partly rotated heads. Mixtral
+(arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts in place of some MLPs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import LlamaTraits
 from quire.layers import LayerFactory, RMSNorm, Scale
+from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
 
 __all__ = ["LlamaModel"]
@@ -94,13 +96,17 @@ class LlamaBlock:
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
         self.mlp_norm = make.residual_add() if before is None else make.rms_norm(size, eps)
-        self.mlp = make.gated_mlp(
-            size,
-            spec.intermediate_size,
-            spec.activation,
-            bias=traits.mlp_bias,
-            fused=traits.fused_gate,
-        )
+        self.mlp, self.moe = None, None
+        if spec.experts is not None and spec.experts.layers[layer]:
+            self.moe = make.mixture_of_experts(size, spec.experts, spec.activation)
+        else:
+            self.mlp = make.gated_mlp(
+                size,
+                spec.intermediate_size,
+                spec.activation,
+                bias=traits.mlp_bias,
+                fused=traits.fused_gate,
+            )
         self.attention_post_norm, self.mlp_post_norm = (
             None if traits.norms == "before" else make.rms_norm(size, eps) for _ in range(2)
         )
@@ -119,7 +125,14 @@ class LlamaBlock:
         x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
         x = self._given(self.output(x), self.attention_post_norm)
         x, residual = self.mlp_norm.add(x, residual)
-        return self._given(self.mlp(x), self.mlp_post_norm), residual
+        x = self._feed_forward(x)
+        return self._given(x, self.mlp_post_norm), residual
+
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.moe is not None:
+            return self.moe(x)
+        assert self.mlp is not None, "a block has one of the two"
+        return self.mlp(x)
 
     def _given(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
         """Return the addition of a sublayer to the stream, from its output."""
@@ -135,6 +148,8 @@ class LlamaModel:
         assert isinstance(traits, LlamaTraits)
         maps = {"before": WEIGHTS, "after": NORMS_AFTER, "both": NORMS_BOTH}
         self.weight_map = maps[traits.norms]
+        if spec.experts is not None:
+            self.weight_map = with_experts(self.weight_map, spec.experts.names)
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )

@@ -138,9 +138,10 @@ def _canonical_names(checkpoint: Checkpoint, model: CausalLM) -> dict[str, Tenso
     names = model.weight_map
     known = {names.head: None, **dict.fromkeys(names.targets(model))}
     return {
-        names.canonical(name, known): tensor
+        own_name: piece
         for name, tensor in checkpoint.tensors.items()
         if not names.is_ignored(name)
+        for own_name, piece in names.pieces(names.canonical(name, known), tensor)
     }
 
 
@@ -250,6 +251,8 @@ def read_weights(
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 whole, cut = replaced.get(tensor.name), target.cut
+                if whole is not None and tensor.piece is not None:
+                    whole = tensor.piece.of(whole)
                 if whole is None and tensor.packed is not None:
                     yield target, read_packed(tensor.packed, file, opened)
                     continue
@@ -257,6 +260,9 @@ def read_weights(
                     # In place of a quantized matrix comes one of its shape, [outputs, inputs].
                     turned = tensor.packed is not None and target.is_transposed
                     weight = target.part_of(whole.t() if turned else whole)
+                elif tensor.piece is not None:
+                    weight = tensor.piece.of(opened.get_slice(tensor.name))
+                    _refuse_not_finite(weight, tensor, dtype)
                 elif cut is None:
                     weight = opened.get_tensor(tensor.name)
                     _refuse_not_finite(weight, tensor, dtype)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 import torch
 
+from quire.config import TensorInfo
+from quire.config.checkpoint import Piece
 from quire.layers import LayerWeights, WeightedLayer
 from quire.layers.weights import Cut, PackedWeights
 
@@ -48,7 +51,10 @@ class WeightMap:
 
     prefix: of everything but the head; some checkpoints leave it out. outer, block: the layer's
     name on disk to its place in the model or block object, "attribute.attribute", and ":part" if
-    it is one part of a merged layer. blocks: the name of a block on disk, with its index as {}.
+    it is one part of a merged layer; a name with {} is that of each expert by its number, whose
+    layers are in a mapping there. blocks: the name of a block on disk, with its index as {}.
+    stacked: tensors of all experts of a block, [experts, rows, inputs], to the names that an
+    expert's equal parts of the rows would have, with its number as {}.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
     tensors that are not weights.
     """
@@ -60,6 +66,7 @@ class WeightMap:
     embedding: str
     head: str = "lm_head.weight"
     ignored: tuple[str, ...] = ()
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def targets(self, model: object) -> dict[str, WeightTarget]:
         """Every tensor that `model` needs, by its full name on disk."""
@@ -75,6 +82,20 @@ class WeightMap:
         plain = name.replace(COMPILED, "")
         return plain if plain in known or self.prefix + plain not in known else self.prefix + plain
 
+    def pieces(self, name: str, tensor: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
+        """A tensor by its canonical name; of one of all experts the parts by theirs."""
+        start, _, end = self.blocks.partition("{}")
+        block = re.match(re.escape(self.prefix + start) + r"\d+" + re.escape(end), name)
+        parts = self.stacked.get(name[block.end() :]) if block else None
+        if block is None or parts is None or len(tensor.shape) != 3:
+            yield name, tensor
+            return
+        rows, rest = divmod(tensor.shape[1], len(parts))
+        for expert in range(tensor.shape[0]):
+            for i, part in enumerate(parts):
+                piece = Piece(expert, i * rows, rows + (rest if i else 0))
+                yield block.group() + part.format(expert), tensor.piece_of(piece)
+
     def is_ignored(self, name: str) -> bool:
         """Return whether the tensor is a buffer that old versions saved, not a weight."""
         return any(re.search(pattern, name) for pattern in self.ignored)
@@ -85,10 +106,21 @@ def _targets(
 ) -> Iterator[tuple[str, WeightTarget]]:
     for on_disk, place in names.items():
         path, _, merged = place.partition(":")
-        layer: WeightedLayer | None = attrgetter(path)(owner)
-        if layer is None:
+        found = _at(owner, path)
+        if found is None:
             continue
-        for part, shape in layer.weights.shapes().items():
-            owner_part, _, kind = part.rpartition(".")
-            if owner_part == merged:
-                yield f"{prefix}{on_disk}.{kind}", WeightTarget(layer.weights, part, shape)
+        layers: Mapping[int, WeightedLayer] = found if "{}" in on_disk else {0: found}
+        for number, layer in layers.items():
+            name = prefix + on_disk.format(number)
+            for part, shape in layer.weights.shapes().items():
+                owner_part, _, kind = part.rpartition(".")
+                if owner_part == merged:
+                    full = f"{name}.{kind}" if kind else name
+                    yield full, WeightTarget(layer.weights, part, shape)
+
+
+def _at(owner: object, path: str) -> Any:
+    """Return what is at "attribute.attribute"; None if something on the way is None."""
+    for name in path.split("."):
+        owner = None if owner is None else getattr(owner, name)
+    return owner

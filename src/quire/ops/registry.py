@@ -24,6 +24,9 @@ from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.moe.experts import OP as EXPERTS
+from quire.ops.moe.experts import ExpertLayers
+from quire.ops.moe.route import OP as ROUTE
 from quire.ops.native.cpu_provider import is_cpu_kernel
 from quire.ops.native.team import ALONE, Team
 from quire.ops.norm.layer_norm import ADD_OP as ADD_LAYER_NORM
@@ -77,6 +80,8 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR_INT4,
             LOW_RANK,
             LINEAR_BLOCKS,
+            ROUTE,
+            EXPERTS,
             EMBEDDING,
             DECODE_INPUTS,
             STEP_INPUTS,
@@ -113,6 +118,8 @@ class OpSet:
     linear_int4: Callable[..., PackedMatrix]
     low_rank: Callable[..., None]
     linear_blocks: Callable[..., PackedMatrix]
+    route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    experts: Callable[..., ExpertLayers]
     embedding: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]

@@ -14,6 +14,14 @@ from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.cohere import read_cohere, read_cohere2
+from quire.config.families.experts import (
+    read_glm4_moe,
+    read_granite_moe,
+    read_mixtral,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from quire.config.families.gemma import read_gemma2, read_gemma3
 from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
@@ -167,20 +175,26 @@ _READERS: dict[str, SpecReader] = {
     "Exaone4ForCausalLM": read_exaone4,
     "GPT2LMHeadModel": read_gpt2,
     "GPTNeoXForCausalLM": read_gpt_neox,
+    "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4ForCausalLM": read_glm4,
     "GlmForCausalLM": read_glm,
     "GraniteForCausalLM": read_granite,
+    "GraniteMoeForCausalLM": read_granite_moe,
     "LlamaForCausalLM": read_llama,
     "LLaMAForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
+    "MixtralForCausalLM": read_mixtral,
     "MptForCausalLM": read_mpt,
     "MPTForCausalLM": read_mpt,
     "OPTForCausalLM": read_opt,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
+    "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
     "Qwen2ForCausalLM": read_qwen2,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3ForCausalLM": read_qwen3,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
     "SmolLM3ForCausalLM": read_smollm3,
 }
 _ARCHITECTURES = {
@@ -193,16 +207,22 @@ _ARCHITECTURES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "mpt": "MptForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """Text-generating architecture of each model_type."""

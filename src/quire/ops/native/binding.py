@@ -82,6 +82,11 @@ class NativeLibrary:
             name: _declare(library, name, parameters) for name, parameters in _signatures().items()
         }
 
+    @property
+    def team(self) -> Team:
+        """The threads that compute."""
+        return self._team
+
     def call(self, name: str, *arguments: object) -> None:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
         if self._team.recorded is not None:

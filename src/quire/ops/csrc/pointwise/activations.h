@@ -42,6 +42,11 @@ struct Relu {
   QUIRE_INLINE vf operator()(vf x) const { return max(zero(), x); }
 };
 
+// 1 / (1 + e^-x).
+QUIRE_INLINE vf logistic(vf x) {
+  return div(set1(1.0f), add(set1(1.0f), exp2_saturating(mul(x, set1(-kLog2E)))));
+}
+
 // x / (1 + e^-x).
 struct Silu {
   QUIRE_INLINE vf operator()(vf x) const {

@@ -46,6 +46,15 @@ class IntegerPanels:
         self._depth = torch.Size(sizes).numel()
         self._dtype = dtype
 
+    @property
+    def num_inputs(self) -> int:
+        return self._depth
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs, of a gated layer after its gate."""
+        return self._width
+
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], self._width), dtype=out_dtype or x.dtype)

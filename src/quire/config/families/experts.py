@@ -1,0 +1,194 @@
+"""Families with mixtures of experts: a dense family's layers, some with experts in place of an MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.config.experts import ExpertNames, ExpertsSpec, Routing
+from quire.config.families.llama import (
+    read_granite,
+    read_llama_like,
+    read_mistral,
+    read_qwen2,
+    read_qwen3,
+)
+from quire.config.families.shared import FULL, read_num_layers
+from quire.config.hf import RawConfig
+from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec
+from quire.errors import ConfigError
+
+__all__ = [
+    "read_glm4_moe",
+    "read_granite_moe",
+    "read_mixtral",
+    "read_olmoe",
+    "read_qwen2_moe",
+    "read_qwen3_moe",
+]
+
+_MIXTRAL = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+_OLMOE = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_GLM4_MOE = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+}
+"""Values that these families mean where the file is silent."""
+
+
+def read_mixtral(raw: RawConfig, dtype: str) -> ModelSpec:
+    raw = raw.with_defaults(_MIXTRAL)
+    spec = read_mistral(raw, dtype)
+    routing = _routing(raw, "num_local_experts", 8, top_k=2)
+    return _with_experts(spec, routing, spec.intermediate_size, "mixtral")
+
+
+def read_qwen2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Beside the experts a network of all tokens, which counts by a gate of its own."""
+    if not raw.read(bool, "qkv_bias", default=True):
+        raise ConfigError(f"{raw.source}: qkv_bias=False is not supported; use a model with biases")
+    spec = read_qwen2(raw, dtype)
+    return _with_experts(
+        spec,
+        _routing(raw, "num_experts", 60, top_k=4, renormalise=False),
+        raw.read_size("moe_intermediate_size", default=1408),
+        "qwen",
+        layers=_qwen_layers(raw, spec.num_layers),
+        shared_size=raw.read_size("shared_expert_intermediate_size", default=5632),
+        shared_gated=True,
+    )
+
+
+def read_qwen3_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    spec = read_qwen3(raw, dtype)
+    return _with_experts(
+        spec,
+        _routing(raw, "num_experts", 128, top_k=8, renormalise=False),
+        raw.read_size("moe_intermediate_size", default=768),
+        "qwen",
+        layers=_qwen_layers(raw, spec.num_layers),
+    )
+
+
+def read_olmoe(raw: RawConfig, dtype: str) -> ModelSpec:
+    raw = raw.with_defaults(_OLMOE)
+    if raw.has("clip_qkv"):
+        raise raw.unsupported("clip_qkv", raw.read(float, "clip_qkv"), ("null",))
+    bias = raw.read(bool, "attention_bias", default=False)
+    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, qk_norm="row")
+    spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+    routing = _routing(raw, "num_experts", 64, top_k=8, renormalise=False)
+    return _with_experts(spec, routing, spec.intermediate_size, "qwen")
+
+
+def read_granite_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    spec = read_granite(raw, dtype)
+    routing = _routing(raw, "num_local_experts", 8, top_k=2)
+    return _with_experts(spec, routing, spec.intermediate_size, "granite")
+
+
+def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    """GLM-4.5 and later: the router of DeepSeek-V3, a network of all tokens, dense layers first."""
+    raw = raw.with_defaults(_GLM4_MOE)
+    bias = raw.read(bool, "attention_bias", default=False)
+    qk_norm = "head" if raw.read(bool, "use_qk_norm", default=False) else None
+    traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm)
+    spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+    inner = raw.read_size("moe_intermediate_size", default=1408)
+    dense = raw.read(int, "first_k_dense_replace", default=1)
+    routing = replace(
+        _routing(raw, "n_routed_experts", 128, top_k=8, renormalise=True),
+        score="sigmoid",
+        scale=raw.read(float, "routed_scaling_factor", default=1.0),
+        biased=True,
+        num_groups=raw.read_size("n_group", default=1),
+        top_groups=raw.read_size("topk_group", default=1),
+    )
+    _check_groups(raw, routing)
+    return _with_experts(
+        spec,
+        routing,
+        inner,
+        "deepseek",
+        layers=tuple(layer >= dense for layer in range(spec.num_layers)),
+        shared_size=inner * raw.read_size("n_shared_experts", default=1),
+    )
+
+
+def _routing(
+    raw: RawConfig, key: str, num_experts: int, *, top_k: int, renormalise: bool | None = None
+) -> Routing:
+    """key: of the number of experts. renormalise: where the file does not say so; None for a family
+    that always does."""
+    num_experts = raw.read_size(key, "num_experts", "num_local_experts", default=num_experts)
+    top_k = raw.read_size("num_experts_per_tok", default=top_k)
+    if top_k > num_experts:
+        raise ConfigError(
+            f"{raw.source}: num_experts_per_tok={top_k} must be at most {key}={num_experts}"
+        )
+    if renormalise is not None:
+        renormalise = raw.read(bool, "norm_topk_prob", default=renormalise)
+    return Routing(num_experts, top_k, renormalise=renormalise is not False)
+
+
+def _check_groups(raw: RawConfig, routing: Routing) -> None:
+    size, rest = divmod(routing.num_experts, routing.num_groups)
+    if rest or size < 2 or not routing.top_k <= size * routing.top_groups <= routing.num_experts:
+        raise ConfigError(
+            f"{raw.source}: {routing.top_k} of {routing.num_experts} experts cannot be chosen from "
+            f"topk_group={routing.top_groups} of n_group={routing.num_groups} groups"
+        )
+
+
+def _qwen_layers(raw: RawConfig, num_layers: int) -> tuple[bool, ...]:
+    step = raw.read_size("decoder_sparse_step", default=1)
+    dense = raw.read_list(int, "mlp_only_layers") or ()
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
+def _with_experts(
+    spec: ModelSpec,
+    routing: Routing,
+    inner_size: int,
+    names: ExpertNames,
+    *,
+    layers: tuple[bool, ...] | None = None,
+    shared_size: int | None = None,
+    shared_gated: bool = False,
+) -> ModelSpec:
+    """Put experts in place of MLPs. layers: that have some, all if None."""
+    experts = ExpertsSpec(
+        routing, layers or (True,) * spec.num_layers, inner_size, names, shared_size, shared_gated
+    )
+    if not experts.num_layers:
+        return spec
+    size, mlp_size = spec.hidden_size, spec.intermediate_size
+    each = experts.layer_parameters(size) - 3 * size * mlp_size
+    counts = replace(
+        spec.parameters,
+        extra=experts.num_layers * each,
+        idle=experts.num_layers * experts.idle_parameters(size),
+    )
+    return replace(spec, experts=experts, parameters=counts, matrices=_matrices(spec, experts))
+
+
+def _matrices(spec: ModelSpec, experts: ExpertsSpec) -> tuple[MatrixShape, ...]:
+    """Return the matrices of `spec` with those of experts in place of as many MLPs."""
+    found = list(spec.matrices)
+    dense = spec.num_layers - experts.num_layers
+    networks = [
+        (spec.intermediate_size, dense),
+        (experts.inner_size, experts.num_layers * experts.routing.num_experts),
+        (experts.shared_size or 0, experts.num_layers),
+    ]
+    for shape in _network(spec, spec.intermediate_size, spec.num_layers):
+        found.remove(shape)
+    for inner, count in networks:
+        if inner and count:
+            found += _network(spec, inner, count)
+    return tuple(found)
+
+
+def _network(spec: ModelSpec, inner: int, count: int) -> tuple[MatrixShape, MatrixShape]:
+    size = spec.hidden_size
+    return MatrixShape(2 * inner, size, count), MatrixShape(size, inner, count)

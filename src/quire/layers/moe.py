@@ -1,0 +1,171 @@
+"""Mixtures of experts: a router chooses some of many feed-forward networks for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from quire.config.experts import Routing
+from quire.config.shard import Share
+from quire.distributed import Collectives
+from quire.errors import EngineError
+from quire.layers.linear import Linear, MergedLinear
+from quire.layers.mlp import GatedMLP
+from quire.layers.weights import DenseWeights
+from quire.ops import OpSet, PackedMatrix
+from quire.ops.moe.experts import ExpertLayers
+from quire.quantization import StoredMatrix, WeightFormat
+
+__all__ = ["ChoiceBias", "Experts", "MixtureOfExperts", "SharedExpert"]
+
+
+class ChoiceBias:
+    """Numbers that are added to the scores of experts where these are chosen; float32 [E]."""
+
+    def __init__(self, num_experts: int, device: torch.device) -> None:
+        self.bias = torch.empty(num_experts, dtype=torch.float32, device=device)
+        self.weights = DenseWeights({"": self.bias})
+
+
+class Experts:
+    """The networks of this rank's experts; x [T, H] → [T, H]. Of other experts comes nothing.
+
+    gate_up, down: their layers by the number of the expert, the first with parts "gate" and "up".
+    """
+
+    def __init__(
+        self,
+        ops: OpSet,
+        own: range,
+        sizes: tuple[int, int],
+        activation: str,
+        formats: tuple[WeightFormat, WeightFormat],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """own: numbers of the experts. sizes: of x and of an expert. formats: of the two layers."""
+        self._make, self._dtype, self._own = ops.experts, dtype, own
+        self._matrices: dict[tuple[int, int], PackedMatrix] = {}
+        self._layers: ExpertLayers | None = None
+        size, inner = sizes
+        parts = {part: Share.whole(inner) for part in ("gate", "up")}
+        outer_format, inner_format = formats
+        self.gate_up: Mapping[int, MergedLinear] = {
+            expert: MergedLinear(
+                _Told(outer_format, partial(self._take, (0, expert))),
+                size, parts, dtype, device, bias=False, gate=activation,
+            )
+            for expert in own
+        }  # fmt: skip
+        self.down: Mapping[int, Linear] = {
+            expert: Linear(
+                _Told(inner_format, partial(self._take, (1, expert))),
+                inner, Share.whole(size), dtype, device, bias=False,
+            )
+            for expert in own
+        }  # fmt: skip
+
+    def _take(self, place: tuple[int, int], matrix: PackedMatrix) -> None:
+        """Take a layer that is loaded; with the last one the experts can compute."""
+        self._matrices[place] = matrix
+        if len(self._matrices) == 2 * len(self._own):
+            layers = ([self._matrices[kind, expert] for expert in self._own] for kind in (0, 1))
+            self._layers = self._make(*layers, dtype=self._dtype, first=self._own.start)
+            self._matrices.clear()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        shared: torch.Tensor | None = None,
+        shared_logits: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Sum as `quire.ops.moe.experts` says. Raises EngineError before all are loaded."""
+        if self._layers is None:
+            raise EngineError("Experts were used before their weights were loaded; this is a bug.")
+        return self._layers(
+            x, ids, weights, shared=shared, shared_logits=shared_logits, out_dtype=out_dtype
+        )
+
+
+class _Told:
+    """A format that hands each matrix on to who computes with it."""
+
+    def __init__(self, weight_format: WeightFormat, take: Callable[[PackedMatrix], None]) -> None:
+        self._format, self._take = weight_format, take
+
+    @property
+    def keeps_stored(self) -> bool:
+        return self._format.keeps_stored
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
+        matrix = self._format.pack(weight, bias, gate=gate)
+        self._take(matrix)
+        return matrix
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,
+    ) -> PackedMatrix:
+        matrix = self._format.keep(parts, bias, dtype, gate=gate)
+        self._take(matrix)
+        return matrix
+
+
+class SharedExpert:
+    """A network for every token, and the projection to the logit of its share, if it has one."""
+
+    def __init__(self, mlp: GatedMLP, gate: Linear | None) -> None:
+        self.mlp, self.gate = mlp, gate
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor | None:
+        """x [T, H] → float32 [T, 1], None if the network counts whole."""
+        return None if self.gate is None else self.gate.weights.matrix(x, torch.float32)
+
+
+class MixtureOfExperts:
+    """Experts of each token, chosen and weighted by a router; x [T, H] → [T, H].
+
+    Ranks have a range of the experts each, and the whole router.
+    """
+
+    def __init__(
+        self,
+        ops: OpSet,
+        routing: Routing,
+        router: Linear,
+        choice_bias: ChoiceBias | None,
+        experts: Experts,
+        shared: SharedExpert | None,
+        collectives: Collectives,
+    ) -> None:
+        self.router, self.choice_bias = router, choice_bias
+        self.experts, self.shared = experts, shared
+        self._route = ops.route
+        self._routing = routing
+        self._collectives = collectives
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.router.weights.matrix(x, torch.float32)
+        bias = None if self.choice_bias is None else self.choice_bias.bias
+        ids, weights = self._route(logits, self._routing, bias)
+        shared = None if self.shared is None else self.shared.mlp(x)
+        shared_logits = None if self.shared is None else self.shared.logits(x)
+        if self._collectives.size == 1:
+            return self.experts(x, ids, weights, shared=shared, shared_logits=shared_logits)
+        total = self._collectives.all_reduce(self.experts(x, ids, weights, out_dtype=torch.float32))
+        if shared is not None:
+            gate = 1.0 if shared_logits is None else shared_logits.sigmoid()
+            total = total + gate * shared.float()
+        return total.to(x.dtype)

@@ -1,0 +1,97 @@
+"""Names of experts in the blocks of checkpoints, by the families that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from quire.config.experts import ExpertNames
+from quire.models.weight_map import WeightMap
+
+__all__ = ["with_experts"]
+
+_EXPERTS = {
+    "gate_proj": "moe.experts.gate_up:gate",
+    "up_proj": "moe.experts.gate_up:up",
+    "down_proj": "moe.experts.down",
+}
+_SHARED = {
+    "gate_proj": "moe.shared.mlp.gate_up:gate",
+    "up_proj": "moe.shared.mlp.gate_up:up",
+    "down_proj": "moe.shared.mlp.down",
+}
+
+
+class _Names(NamedTuple):
+    """block, stacked: as in `WeightMap`."""
+
+    block: Mapping[str, str]
+    stacked: Mapping[str, tuple[str, ...]]
+
+
+def _under(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{name}": place for name, place in names.items()}
+
+
+def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, tuple[str, ...]]:
+    """Return the parts of two tensors of all experts, by the names that each expert's would have."""
+    experts = f"{prefix}.experts.{{}}"
+    return {
+        f"{prefix}.{gate_up}": (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight"),
+        f"{prefix}.{down}": (f"{experts}.down_proj.weight",),
+    }
+
+
+_QWEN = _Names(
+    {
+        "mlp.gate": "moe.router",
+        **_under("mlp.experts.{}", _EXPERTS),
+        **_under("mlp.shared_expert", _SHARED),
+        "mlp.shared_expert_gate": "moe.shared.gate",
+    },
+    _stacked("mlp", "experts.gate_up_proj", "experts.down_proj"),
+)
+_NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
+    {
+        "qwen": _QWEN,
+        "deepseek": _Names(
+            {
+                "mlp.gate": "moe.router",
+                "mlp.gate.e_score_correction_bias": "moe.choice_bias",
+                **_under("mlp.experts.{}", _EXPERTS),
+                **_under("mlp.shared_experts", _SHARED),
+            },
+            _QWEN.stacked,
+        ),
+        "mixtral": _Names(
+            {
+                "block_sparse_moe.gate": "moe.router",
+                "block_sparse_moe.experts.{}.w1": _EXPERTS["gate_proj"],
+                "block_sparse_moe.experts.{}.w3": _EXPERTS["up_proj"],
+                "block_sparse_moe.experts.{}.w2": _EXPERTS["down_proj"],
+            },
+            {
+                "block_sparse_moe.experts.gate_up_proj": (
+                    "block_sparse_moe.experts.{}.w1.weight",
+                    "block_sparse_moe.experts.{}.w3.weight",
+                ),
+                "block_sparse_moe.experts.down_proj": ("block_sparse_moe.experts.{}.w2.weight",),
+            },
+        ),
+        "granite": _Names(
+            {
+                "block_sparse_moe.router.layer": "moe.router",
+                **_under("block_sparse_moe.experts.{}", _EXPERTS),
+            },
+            _stacked("block_sparse_moe", "input_linear.weight", "output_linear.weight"),
+        ),
+    }
+)
+
+
+def with_experts(names: WeightMap, family: ExpertNames) -> WeightMap:
+    """Return a map that also names experts, in the blocks that have some."""
+    found = _NAMES[family]
+    return replace(names, block={**names.block, **found.block}, stacked=found.stacked)

@@ -1,0 +1,132 @@
+// Which experts a token takes, and how much each of them counts.
+#include <cmath>
+#include <limits>
+
+#include "native/parallel.h"
+#include "native/replay.h"
+#include "native/rows.h"
+#include "native/scratch.h"
+#include "pointwise/activations.h"
+
+namespace quire {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLeastSum = 1e-20f;  // LEAST_SUM of ops/moe/route/contract.py
+constexpr int64_t kRowsPerTask = 8;
+
+struct Routing {
+  int64_t experts, top_k, groups, top_groups;
+  bool softmax, renormalise;
+  float scale;
+};
+
+// Scores of a row of logits; NaN if one of these is.
+void softmax(const float* logits, int64_t count, float* scores) {
+  float largest = kNone;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, logits[i]);
+  each_vector(0, count, [&](int64_t i, auto size) {
+    const vf below = sub(set1(largest), get(logits + i, size));
+    put(scores + i, exp_of_minus(below), size);
+  });
+  const float total = sum_over(count, [&](auto total, int64_t i, auto size) {
+    return add(total, kept(get(scores + i, size), size));
+  });
+  const vf divisor = set1(total);
+  each_vector(0, count, [&](int64_t i, auto size) {
+    put(scores + i, div(get(scores + i, size), divisor), size);
+  });
+}
+
+void sigmoid(const float* logits, int64_t count, float* scores) {
+  each_vector(0, count, [&](int64_t i, auto size) {
+    put(scores + i, logistic(get(logits + i, size)), size);
+  });
+}
+
+// Index of the largest of values, of equals the first; 0 if all are kNone or NaN.
+int64_t largest_of(const float* values, int64_t count) {
+  int64_t best = 0;
+  float most = kNone;
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] > most) {
+      most = values[i];
+      best = i;
+    }
+  }
+  return best;
+}
+
+// Takes what lies outside the best groups out of the choice. `group`: scratch for their scores.
+void close_groups(const Routing& routing, float* choice, float* group) {
+  const int64_t size = routing.experts / routing.groups;
+  for (int64_t g = 0; g < routing.groups; ++g) {
+    float first = kNone, second = kNone;
+    for (int64_t i = g * size; i < (g + 1) * size; ++i) {
+      second = std::max(second, std::min(first, choice[i]));
+      first = std::max(first, choice[i]);
+    }
+    group[g] = first + second;
+  }
+  for (int64_t n = 0; n < routing.top_groups; ++n) {
+    group[largest_of(group, routing.groups)] = std::numeric_limits<float>::quiet_NaN();
+  }
+  for (int64_t g = 0; g < routing.groups; ++g) {
+    if (!std::isnan(group[g])) std::fill_n(choice + g * size, size, kNone);
+  }
+}
+
+// scratch: 3 · experts.
+void route_row(const Routing& routing, const float* logits, const float* bias, float* scratch,
+               int32_t* ids, float* weights) {
+  float* const scores = scratch;
+  float* const choice = scratch + routing.experts;
+  if (routing.softmax) {
+    softmax(logits, routing.experts, scores);
+  } else {
+    sigmoid(logits, routing.experts, scores);
+  }
+  bool broken = false;
+  for (int64_t i = 0; i < routing.experts; ++i) {
+    choice[i] = bias == nullptr ? scores[i] : scores[i] + bias[i];
+    broken = broken || std::isnan(logits[i]);
+  }
+  if (routing.groups > 1) close_groups(routing, choice, choice + routing.experts);
+  float total = routing.softmax ? 0.0f : kLeastSum;
+  for (int64_t n = 0; n < routing.top_k; ++n) {
+    const int64_t best = largest_of(choice, routing.experts);
+    ids[n] = static_cast<int32_t>(best);
+    weights[n] = scores[best];
+    total += scores[best];
+    choice[best] = kNone;
+  }
+  const float divisor = routing.renormalise ? total : 1.0f;
+  for (int64_t n = 0; n < routing.top_k; ++n) {
+    weights[n] = broken ? std::numeric_limits<float>::quiet_NaN()
+                        : weights[n] / divisor * routing.scale;
+  }
+}
+
+}  // namespace
+}  // namespace quire
+
+// logits: contiguous [rows, experts]. bias: [experts] or null. ids, weights: [rows, top_k]. softmax:
+// 0; sigmoid: 1.
+QUIRE_API int quire_route(const float* logits, const float* bias, int32_t* ids, float* weights,
+                          int64_t rows, int64_t experts, int64_t top_k, int64_t groups,
+                          int64_t top_groups, int32_t score, int32_t renormalise, float scale,
+                          quire::Team* team) {
+  using namespace quire;
+  struct Scores;
+  const Routing routing{experts, top_k,           groups, top_groups,
+                        score == 0, renormalise != 0, scale};
+  std::atomic<bool> failed{false};
+  parallel_for(rows, kRowsPerTask, team, [&](int64_t row) {
+    auto* const scratch = static_cast<float*>(thread_scratch<Scores>(3 * experts * 4));
+    if (scratch == nullptr) return failed.store(true, std::memory_order_relaxed);
+    route_row(routing, logits + row * experts, bias, scratch, ids + row * top_k,
+              weights + row * top_k);
+  });
+  return failed.load(std::memory_order_relaxed) ? 2 : 0;
+}
+QUIRE_REPLAYABLE(quire_route)

@@ -1,0 +1,34 @@
+"""Every way of choosing, odd numbers of experts, equal scores, NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.config.experts import Routing
+from quire.ops.operation import Case
+from quire.ops.random_tensors import normal
+
+__all__ = ["make_inputs"]
+
+ROUTINGS = (
+    Routing(8, 2),
+    Routing(60, 4, renormalise=False),
+    Routing(37, 37, scale=0.5),
+    Routing(128, 8),
+    Routing(16, 3, "sigmoid", scale=2.5, biased=True),
+    Routing(64, 6, "sigmoid", biased=True, num_groups=8, top_groups=3),
+    Routing(33, 2, "sigmoid", renormalise=False),
+)
+
+
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Cases as `quire.ops.operation.Op` asks."""
+    for routing in ROUTINGS:
+        bias = normal(generator, routing.num_experts) if routing.biased else None
+        for rows in (1, 7, 300):
+            logits = normal(generator, rows, routing.num_experts) * 3
+            yield Case(label=f"{rows} rows, {routing}", args=(logits, routing, bias))
+    equal = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0, -10.0, 10.0], [0.0] * 8])
+    yield Case(label="equal scores", args=(equal, ROUTINGS[0], None))

@@ -1,0 +1,34 @@
+"""Contract of `route`."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config.experts import Routing
+from quire.errors import EngineError
+
+__all__ = ["LEAST_SUM", "check_arguments"]
+
+LEAST_SUM = 1e-20
+"""Added to the sum of a token's sigmoids, by which its weights are divided."""
+
+
+def check_arguments(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> None:
+    """Raises EngineError unless logits are float32 [T, E], bias is float32 [E] exactly where
+    `routing` has one, and groups have equal sizes, of at least two experts."""
+    experts = routing.num_experts
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] != experts:
+        raise EngineError(
+            f"route takes float32 logits of {experts} experts, not "
+            f"{logits.dtype}{list(logits.shape)}."
+        )
+    if (bias is not None) != routing.biased or (
+        bias is not None and (bias.dtype != torch.float32 or bias.shape != (experts,))
+    ):
+        raise EngineError(f"route takes a float32 bias of {experts} experts where it has any.")
+    size = experts // routing.num_groups
+    if not 0 < routing.top_k <= size * routing.top_groups or size * routing.num_groups != experts:
+        raise EngineError(
+            f"route cannot choose {routing.top_k} of {experts} experts from {routing.top_groups} "
+            f"of {routing.num_groups} groups."
+        )

@@ -1,0 +1,37 @@
+"""Choice of experts in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config.experts import Routing
+from quire.ops.moe.route.contract import LEAST_SUM, check_arguments
+
+__all__ = ["route"]
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes as in the contract (`quire.ops.moe.route`)."""
+    check_arguments(logits, routing, bias)
+    softmax = routing.score == "softmax"
+    scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if routing.num_groups > 1:
+        grouped = choice.unflatten(-1, (routing.num_groups, -1))
+        best = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        open_groups = _largest(best, routing.top_groups)
+        closed = torch.ones_like(best, dtype=torch.bool).scatter(1, open_groups, False)
+        choice = grouped.masked_fill(closed.unsqueeze(-1), -torch.inf).flatten(-2)
+    ids = _largest(choice, routing.top_k)
+    weights = scores.gather(1, ids)
+    if routing.renormalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + (0.0 if softmax else LEAST_SUM))
+    weights = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, weights)
+    return ids.to(torch.int32), weights * routing.scale
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the largest of each row, largest first, of equals the smaller index."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
