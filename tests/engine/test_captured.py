@@ -91,6 +91,8 @@ def engines() -> Iterator[list[LLM]]:
         ("qwen2-tied", {"quantization": "int4", "num_kv_blocks": 24}),
         ("opt", {}),
         ("gpt2", {"dtype": "bfloat16"}),
+        ("qwen2-moe-mixed", {"depth": 3}),
+        ("mixtral", {"dtype": "bfloat16", "quantization": "int8"}),
     ],
     ids=str,
 )

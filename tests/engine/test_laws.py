@@ -29,7 +29,7 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 Prompt = list[int]
 Maker = Callable[..., LLM]
 
-TINY = [c for c in CASES if c.name in ("mistral-window", "qwen2-mixed", "opt")]
+TINY = [c for c in CASES if c.name in ("mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed")]
 
 
 @pytest.fixture(scope="session", params=["bundled", *(case.name for case in TINY)])

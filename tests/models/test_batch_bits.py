@@ -18,7 +18,7 @@ from quire.platform import detect_platform
 BY_NAME = {case.name: case for case in CASES}
 
 
-NAMES = ["llama", "mistral-window", "qwen2-tied", "qwen3", "opt", "gpt2"]
+NAMES = ["llama", "mistral-window", "qwen2-tied", "qwen3", "opt", "gpt2", "qwen2-moe", "mixtral"]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,8 @@ NAMES = ["llama", "mistral-window", "qwen2-tied", "qwen3", "opt", "gpt2"]
         ("llama-bias", "int8"),
         ("qwen2-tied", "int8"),
         ("qwen2-tied", "int4"),
+        ("qwen3-moe", "int8"),
+        ("mixtral", "int4"),
         ("gpt2", "int4"),
     ],
 )

@@ -23,8 +23,18 @@ LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "as_strided", 
 
 _ROW_NORMS = {"_to_copy", "pow", "sum", "div", "add", "rsqrt", "mul_", "mul", "copy_"}
 BY_TORCH = {
-    **dict.fromkeys(("olmo2", "olmo2-bias", "olmo3", "olmo3-yarn"), _ROW_NORMS),
-    **{key: {"mul_"} for key in ("granite", "cohere", "cohere2")},
+    **dict.fromkeys(
+        (
+            "olmo2",
+            "olmo2-bias",
+            "olmo3",
+            "olmo3-yarn",
+            "olmoe",
+            "olmoe-normed",
+        ),
+        _ROW_NORMS,
+    ),
+    **{key: {"mul_"} for key in ("granite", "granite-moe", "cohere", "cohere2")},
     "gemma2-uncapped": {"mul_"},
     "gemma3": {"mul_"},
     "gemma3-linear": {"mul_", "div_", "tanh_"},

@@ -346,6 +346,50 @@ def weights_of(spec: ModelSpec, seed: int) -> list[torch.Tensor]:
     return [layer.weight for layer in (*matrices, *plain)]
 
 
+def stacked(tensors: Tensors, gate: str, up: str, down: str) -> Tensors:
+    """Experts of each layer in two tensors, as `transformers` has them in memory."""
+    pattern = re.compile(rf"(.+\.experts)\.(\d+)\.({gate}|{up}|{down})\.weight")
+    found: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    for name in list(tensors):
+        if match := pattern.fullmatch(name):
+            prefix, number, kind = match.groups()
+            found.setdefault(prefix, {})[int(number), kind] = tensors.pop(name)
+    for prefix, parts in found.items():
+        numbers = sorted({number for number, _ in parts})
+        both = [torch.cat([parts[n, gate], parts[n, up]]) for n in numbers]
+        tensors[f"{prefix}.gate_up_proj"] = torch.stack(both)
+        tensors[f"{prefix}.down_proj"] = torch.stack([parts[n, down] for n in numbers])
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("mixtral", ("w1", "w3", "w2")),
+        ("qwen2-moe-mixed", ("gate_proj", "up_proj", "down_proj")),
+        ("glm4-moe", ("gate_proj", "up_proj", "down_proj")),
+    ],
+)
+def test_experts_in_one_tensor(
+    originals: Callable[[str], Path], tmp_path: Path, name: str, parts: tuple[str, str, str]
+) -> None:
+    """Turns red when an expert gets rows of another, or gate and up change places."""
+    folder = rewrite(originals(name), tmp_path, lambda tensors: stacked(tensors, *parts))
+    assert any(each.endswith("gate_up_proj") for each in read_checkpoint(folder).tensors)
+    assert torch.equal(logits_of(folder), logits_of(originals(name)))
+
+
+def test_an_expert_too_few_is_named(originals: Callable[[str], Path], tmp_path: Path) -> None:
+    """Turns red when an expert stays as it was made because its tensor has another name."""
+
+    def without(tensors: Tensors) -> Tensors:
+        tensors.pop("model.layers.1.block_sparse_moe.experts.4.w2.weight")
+        return tensors
+
+    with pytest.raises(ConfigError, match=r"layers\.1\..*experts\.4\.w2.*missing"):
+        load(rewrite(originals("mixtral"), tmp_path, without))
+
+
 def test_dummy_weights(originals: Callable[[str], Path]) -> None:
     """Catches dummy weights that read files, differ between runs, or are not finite."""
     spec = read_model_spec(originals("opt-350m"))

@@ -1,4 +1,4 @@
-"""Mixtures of experts as their checkpoints describe them (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""Mixtures of experts as checkpoints describe them (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Routing:
 
     score: of an expert, from the router's logits. top_k: experts of a token. renormalise: weights
     are divided by their sum. scale: what they are multiplied by then. biased: numbers of the
-    checkpoint are added to the scores for the choice, and not to the weights. num_groups, top_groups:
-    experts are in so many groups, of which only the best so many are open to a token; a group
-    counts the two best of its experts (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
+    checkpoint are added to the scores for the choice, and not to the weights. num_groups,
+    top_groups: experts are in so many groups, of which only the best so many are open to a token; a
+    group counts the two best of its experts (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     """
 
     num_experts: int

@@ -381,7 +381,14 @@ class LayerFactory:
             self._formats.choose(MatrixShape(size, inner)),
         )
         experts = Experts(
-            self._ops, own, (size, inner), activation, formats, self._dtype, self._device
+            self._ops,
+            own,
+            routing.num_experts,
+            (size, inner),
+            activation,
+            formats,
+            self._dtype,
+            self._device,
         )
         shared = None
         if spec.shared_size is not None:

@@ -32,40 +32,56 @@ class ChoiceBias:
 class Experts:
     """The networks of this rank's experts; x [T, H] → [T, H]. Of other experts comes nothing.
 
-    gate_up, down: their layers by the number of the expert, the first with parts "gate" and "up".
+    gate_up, down: layers by the number of the expert, the first with parts "gate" and "up"; None
+    for those of other ranks.
     """
 
     def __init__(
         self,
         ops: OpSet,
         own: range,
+        num_experts: int,
         sizes: tuple[int, int],
         activation: str,
         formats: tuple[WeightFormat, WeightFormat],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """own: numbers of the experts. sizes: of x and of an expert. formats: of the two layers."""
+        """own: numbers of this rank's experts among `num_experts`. sizes: of x and of an expert.
+        formats: of the two layers."""
         self._make, self._dtype, self._own = ops.experts, dtype, own
         self._matrices: dict[tuple[int, int], PackedMatrix] = {}
         self._layers: ExpertLayers | None = None
         size, inner = sizes
         parts = {part: Share.whole(inner) for part in ("gate", "up")}
         outer_format, inner_format = formats
-        self.gate_up: Mapping[int, MergedLinear] = {
-            expert: MergedLinear(
+        self.gate_up: Mapping[int, MergedLinear | None] = {
+            expert: None
+            if expert not in own
+            else MergedLinear(
                 _Told(outer_format, partial(self._take, (0, expert))),
-                size, parts, dtype, device, bias=False, gate=activation,
+                size,
+                parts,
+                dtype,
+                device,
+                bias=False,
+                gate=activation,
             )
-            for expert in own
-        }  # fmt: skip
-        self.down: Mapping[int, Linear] = {
-            expert: Linear(
+            for expert in range(num_experts)
+        }
+        self.down: Mapping[int, Linear | None] = {
+            expert: None
+            if expert not in own
+            else Linear(
                 _Told(inner_format, partial(self._take, (1, expert))),
-                inner, Share.whole(size), dtype, device, bias=False,
+                inner,
+                Share.whole(size),
+                dtype,
+                device,
+                bias=False,
             )
-            for expert in own
-        }  # fmt: skip
+            for expert in range(num_experts)
+        }
 
     def _take(self, place: tuple[int, int], matrix: PackedMatrix) -> None:
         """Take a layer that is loaded; with the last one the experts can compute."""

@@ -36,7 +36,7 @@ def _under(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts of two tensors of all experts, by the names that each expert's would have."""
+    """Return the parts of two tensors of all experts, by the names of each expert's."""
     experts = f"{prefix}.experts.{{}}"
     return {
         f"{prefix}.{gate_up}": (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight"),

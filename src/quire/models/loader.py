@@ -179,7 +179,10 @@ def _match(
             f"{folder}: {_listed(missing, 'tensor')} missing from the weight files; "
             f"fetch the checkpoint again, or correct {settings}"
         )
-    unexpected = [name for name in found if name not in targets]
+    elsewhere = names.elsewhere(model)
+    unexpected = [
+        name for name in found if name not in targets and name.rpartition(".")[0] not in elsewhere
+    ]
     heads = [name for name in unexpected if OTHER_HEADS.match(name)]
     if heads:
         _log.warning(

@@ -52,7 +52,8 @@ class WeightMap:
     prefix: of everything but the head; some checkpoints leave it out. outer, block: the layer's
     name on disk to its place in the model or block object, "attribute.attribute", and ":part" if
     it is one part of a merged layer; a name with {} is that of each expert by its number, whose
-    layers are in a mapping there. blocks: the name of a block on disk, with its index as {}.
+    layers are in a mapping there, None for those of other ranks. blocks: the name of a block on
+    disk, with its index as {}.
     stacked: tensors of all experts of a block, [experts, rows, inputs], to the names that an
     expert's equal parts of the rows would have, with its number as {}.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
@@ -76,6 +77,18 @@ class WeightMap:
             found.update(_targets(self.prefix + self.blocks.format(index), self.block, block))
         found.update(_targets("", {self.head.removesuffix(".weight"): "lm_head"}, model))
         return found
+
+    def elsewhere(self, model: object) -> frozenset[str]:
+        """Names on disk of layers that other ranks have as a whole."""
+        blocks: Sequence[object] = attrgetter("blocks")(model)
+        return frozenset(
+            name
+            for index, block in enumerate(blocks)
+            for name, _, layer in _layers(
+                self.prefix + self.blocks.format(index), self.block, block
+            )
+            if layer is None
+        )
 
     def canonical(self, name: str, known: Mapping[str, object]) -> str:
         """The name in `known` that the tensor `name` of a file stands for, else `name`."""
@@ -104,19 +117,29 @@ class WeightMap:
 def _targets(
     prefix: str, names: Mapping[str, str], owner: object
 ) -> Iterator[tuple[str, WeightTarget]]:
+    for name, merged, layer in _layers(prefix, names, owner):
+        if layer is None:
+            continue
+        for part, shape in layer.weights.shapes().items():
+            owner_part, _, kind = part.rpartition(".")
+            if owner_part == merged:
+                full = f"{name}.{kind}" if kind else name
+                yield full, WeightTarget(layer.weights, part, shape)
+
+
+def _layers(
+    prefix: str, names: Mapping[str, str], owner: object
+) -> Iterator[tuple[str, str, WeightedLayer | None]]:
+    """Layers by their names on disk, and which part of them has the name. None: of an expert that
+    another rank has."""
     for on_disk, place in names.items():
         path, _, merged = place.partition(":")
         found = _at(owner, path)
         if found is None:
             continue
-        layers: Mapping[int, WeightedLayer] = found if "{}" in on_disk else {0: found}
+        layers: Mapping[int, WeightedLayer | None] = found if "{}" in on_disk else {0: found}
         for number, layer in layers.items():
-            name = prefix + on_disk.format(number)
-            for part, shape in layer.weights.shapes().items():
-                owner_part, _, kind = part.rpartition(".")
-                if owner_part == merged:
-                    full = f"{name}.{kind}" if kind else name
-                    yield full, WeightTarget(layer.weights, part, shape)
+            yield prefix + on_disk.format(number), merged, layer
 
 
 def _at(owner: object, path: str) -> Any:

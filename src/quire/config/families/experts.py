@@ -1,4 +1,4 @@
-"""Families with mixtures of experts: a dense family's layers, some with experts in place of an MLP."""
+"""Families with mixtures of experts: layers of a dense family, some with experts for an MLP."""
 
 from __future__ import annotations
 

@@ -164,8 +164,8 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
     product, of which a gate in the same kernel leaves the second alone. An embedding wider than the
     residual stream counts as its width. Experts hold the output of each that a token chose, and two
-    outputs more where all tokens share a network. Counted at 4 bytes per element whatever the dtype, because
-    the references in plain torch compute in float32.
+    outputs more where all tokens share a network. Counted at 4 bytes per element whatever the
+    dtype, because the references in plain torch compute in float32.
     """
     heads = (matrix.inputs for matrix in spec.matrices if matrix.is_head)
     width = max((spec.hidden_size, *heads))

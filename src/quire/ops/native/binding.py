@@ -6,7 +6,7 @@ import ctypes
 import logging
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
@@ -82,22 +82,18 @@ class NativeLibrary:
             name: _declare(library, name, parameters) for name, parameters in _signatures().items()
         }
 
-    @property
-    def team(self) -> Team:
-        """The threads that compute."""
-        return self._team
-
     def call(self, name: str, *arguments: object) -> None:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
         if self._team.recorded is not None:
-            self._team.recorded.append(self._record(name, arguments))
+            self._team.recorded.append(self.record(name, arguments))
             if not self._team.computes:
                 return
         code = self._functions[name](*arguments, self._team_handle)
         if code != 0:
             raise kernel_error(self.isa, name, code)
 
-    def _record(self, name: str, arguments: tuple[object, ...]) -> KernelCall:
+    def record(self, name: str, arguments: Sequence[object]) -> KernelCall:
+        """Write down a call of `quire_<name>` without making it. Raises NotCapturableError."""
         try:
             kernel = getattr(self._library, f"quire_{name}_replay")
         except AttributeError:

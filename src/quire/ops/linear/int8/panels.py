@@ -9,6 +9,7 @@ import torch
 from quire.ops.linear.plain.contract import refuse_rows
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids, row_stride
+from quire.ops.native.replay import KernelCall
 from quire.ops.pointwise.activation.cpu import gate_code
 
 __all__ = ["IntegerPanels", "pad_columns"]
@@ -36,7 +37,7 @@ class IntegerPanels:
         dtype: torch.dtype,
         gate: str | None,
     ) -> None:
-        self._call, self._name = library.call, name
+        self._library, self._call, self._name = library, library.call, name
         self._kept = (*packed, scale, bias)
         pointers = [None if part is None else part.data_ptr() for part in self._kept]
         self._table, self._bias = pointers[:-1], pointers[-1]
@@ -63,8 +64,14 @@ class IntegerPanels:
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
         rows = input_rows(x, self._depth)
-        self._call(
-            self._name,
+        self._call(self._name, *self._arguments(rows, out))
+
+    def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
+        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        return self._library.record(self._name, self._arguments(x, out))
+
+    def _arguments(self, rows: torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
+        return (
             rows.data_ptr(),
             rows.stride(0),
             *self._table,
@@ -74,7 +81,7 @@ class IntegerPanels:
             rows.shape[0],
             self._outputs,
             *self._sizes,
-            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[rows.dtype],
             DTYPE_CODES[out.dtype],
             self._gate_code,
         )

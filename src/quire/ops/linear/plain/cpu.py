@@ -16,6 +16,7 @@ from quire.ops.native.cpu_provider import (
     row_ids,
     row_stride,
 )
+from quire.ops.native.replay import KernelCall
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -40,7 +41,7 @@ class _CpuMatrix:
         gate: str | None = None,
     ) -> None:
         check_arguments(weight, bias, gate)
-        self._call = library.call
+        self._library, self._call = library, library.call
         self._outputs, self._depth = weight.shape
         self._dtype = weight.dtype
         self._code = DTYPE_CODES[weight.dtype]
@@ -79,8 +80,14 @@ class _CpuMatrix:
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
         rows = input_rows(x, self._depth)
-        self._call(
-            "linear",
+        self._call("linear", *self._arguments(rows, out))
+
+    def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
+        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        return self._library.record("linear", self._arguments(x, out))
+
+    def _arguments(self, rows: torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
+        return (
             rows.data_ptr(),
             rows.stride(0),
             self._pointer,
@@ -90,7 +97,7 @@ class _CpuMatrix:
             rows.shape[0],
             self._outputs,
             self._depth,
-            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[rows.dtype],
             DTYPE_CODES[out.dtype],
             self._code,
             self._gate_code,

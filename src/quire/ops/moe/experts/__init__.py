@@ -19,6 +19,7 @@ Raises EngineError when the shapes break this contract.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ def _apply(
     weights: torch.Tensor,
     gate_up: list[PackedMatrix],
     down: list[PackedMatrix],
-    **shared: torch.Tensor,
+    **shared: Any,
 ) -> tuple[torch.Tensor, ...]:
     layers = experts(gate_up, down, dtype=x.dtype, first=1)
     wide = layers(x, ids, weights, out_dtype=torch.float32, **shared)

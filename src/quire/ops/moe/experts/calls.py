@@ -8,19 +8,17 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from quire.ops.linear.plain.contract import IntoMatrix, PackedMatrix
 from quire.ops.native.replay import KernelCall
-from quire.ops.native.team import Team
 
-__all__ = ["SizedMatrix", "call_table"]
+__all__ = ["KernelMatrix", "call_table"]
 
-WORDS, ARGUMENTS = 32, 27
-"""Words of a call there, and arguments of a kernel that fit."""
+WORDS = 32
+"""Words of a call there."""
 
 
 @runtime_checkable
-class SizedMatrix(IntoMatrix, Protocol):
-    """`IntoMatrix` that tells its sizes. num_outputs: after its gate."""
+class KernelMatrix(Protocol):
+    """A matrix that one kernel multiplies with. num_outputs: after its gate."""
 
     @property
     def num_inputs(self) -> int: ...
@@ -28,39 +26,31 @@ class SizedMatrix(IntoMatrix, Protocol):
     @property
     def num_outputs(self) -> int: ...
 
+    def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
+        """Return the call that multiplies x [T, I] into out [T, O], both contiguous."""
+        ...
+
 
 def call_table(
-    team: Team, gate_up: Sequence[PackedMatrix], down: Sequence[PackedMatrix], dtype: torch.dtype
-) -> torch.Tensor | None:
-    """int64 [2 · experts, WORDS], the two calls of each expert in turn. None if some layer is not
-    one call of a kernel of this team."""
-    calls: list[list[int]] = []
-    for pair in zip(gate_up, down, strict=True):
-        for matrix in pair:
-            words = _call_of(team, matrix, dtype)
-            if words is None:
-                return None
-            calls.append(words)
+    gate_up: Sequence[KernelMatrix], down: Sequence[KernelMatrix], dtype: torch.dtype
+) -> torch.Tensor:
+    """int64 [2 · experts, WORDS], the two calls of each expert in turn; dtype: of x and outputs."""
+    pairs = zip(gate_up, down, strict=True)
+    calls = [_call_of(matrix, dtype) for pair in pairs for matrix in pair]
     return torch.from_numpy(np.array(calls, np.uint64).view(np.int64))
 
 
-def _call_of(team: Team, matrix: PackedMatrix, dtype: torch.dtype) -> list[int] | None:
-    if not isinstance(matrix, SizedMatrix):
-        return None
-    rows = 2
-    x = torch.empty((rows, matrix.num_inputs), dtype=dtype)
-    y = torch.empty((rows, matrix.num_outputs), dtype=dtype)
-    with team.recording(computes=False) as recorded:
-        matrix.into(x, y)
-        matrix.into(x[:1], y[:1])
-    if len(recorded) != 2 or recorded[0].kernel != recorded[1].kernel:
-        return None
-    two, one = (_words(call) for call in recorded)
-    if len(two) > ARGUMENTS:
-        return None
+def _call_of(matrix: KernelMatrix, dtype: torch.dtype) -> list[int]:
+    """Words of a call: its kernel, how many arguments there are, which of them are x, out and the
+    number of rows, and all of them."""
+    x = torch.empty((2, matrix.num_inputs), dtype=dtype)
+    out = torch.empty((2, matrix.num_outputs), dtype=dtype)
+    call = matrix.call_into(x, out)
+    two, one = _words(call), _words(matrix.call_into(x[:1], out[:1]))
     (num_rows,) = [i for i in range(len(two)) if two[i] != one[i]]
-    places = (two.index(x.data_ptr()), two.index(y.data_ptr()), num_rows)
-    head = [recorded[0].kernel, len(two), *places]
+    places = (two.index(x.data_ptr()), two.index(out.data_ptr()), num_rows)
+    head = [call.kernel, len(two), *places]
+    assert len(head) + len(two) <= WORDS, "csrc/moe/experts.cpp has no room for this kernel's call"
     return head + two + [0] * (WORDS - len(head) - len(two))
 
 

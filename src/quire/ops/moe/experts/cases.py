@@ -1,8 +1,8 @@
-"""Few and many tokens of uneven experts, some of which are elsewhere, in plain and packed layers."""
+"""Few and many tokens of uneven experts, some of them elsewhere, in plain and packed layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -79,7 +79,7 @@ def _quantized(
     return gate_up, [matrix(width, inner, None) for _ in range(EXPERTS - 2)]
 
 
-def _provided(op: Op):  # noqa: ANN202
+def _provided(op: Op) -> Callable[..., PackedMatrix]:
     """The best kernel for CPUs here, else the reference."""
     platform = detect_platform()
     for provider in op.providers:

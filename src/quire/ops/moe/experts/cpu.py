@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from quire.ops.linear.plain.contract import PackedMatrix
-from quire.ops.moe.experts.calls import SizedMatrix, call_table
+from quire.ops.moe.experts.calls import KernelMatrix, call_table
 from quire.ops.moe.experts.contract import ExpertLayers, check_call, check_layers
 from quire.ops.moe.experts.reference import PlainExperts
 from quire.ops.native.binding import NativeLibrary
@@ -32,12 +32,11 @@ def _make(
 ) -> ExpertLayers:
     """Return what a kernel computes if kernels compute all of the layers, else the reference."""
     check_layers(gate_up, down)
-    table = call_table(library.team, gate_up, down, dtype)
-    outer, inner = gate_up[0], down[0]
-    if table is None or not isinstance(outer, SizedMatrix) or not isinstance(inner, SizedMatrix):
+    outer = [matrix for matrix in gate_up if isinstance(matrix, KernelMatrix)]
+    inner = [matrix for matrix in down if isinstance(matrix, KernelMatrix)]
+    if len(outer) + len(inner) < 2 * len(gate_up):
         return PlainExperts(gate_up, down, dtype=dtype, first=first)
-    sizes = (outer.num_inputs, inner.num_inputs)
-    return _CpuExperts(library, (*gate_up, *down), table, sizes, dtype, first)
+    return _CpuExperts(library, outer, inner, dtype, first)
 
 
 class _CpuExperts:
@@ -46,17 +45,16 @@ class _CpuExperts:
     def __init__(
         self,
         library: NativeLibrary,
-        matrices: Sequence[PackedMatrix],
-        table: torch.Tensor,
-        sizes: tuple[int, int],
+        gate_up: Sequence[KernelMatrix],
+        down: Sequence[KernelMatrix],
         dtype: torch.dtype,
         first: int,
     ) -> None:
-        """sizes: inputs of the two layers."""
         self._call = library.call
-        self._kept = matrices  # the calls name their memory
-        self._table, self._dtype, self._first = table, dtype, first
-        self._width, self._inner = sizes
+        self._kept = (gate_up, down)  # the calls name their memory
+        self._table = call_table(gate_up, down, dtype)
+        self._dtype, self._first = dtype, first
+        self._width, self._inner = gate_up[0].num_inputs, down[0].num_inputs
 
     def __call__(
         self,
