@@ -5,7 +5,7 @@
 
 namespace quire {
 
-enum class Activation : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3 };
+enum class Activation : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kClampedSwiglu = 4 };
 
 // e^-x for x >= 0; below 2^-126 it is 0.
 QUIRE_INLINE vf exp_of_minus(vf x) { return exp2_negative(mul(x, set1(-kLog2E))); }
@@ -54,6 +54,27 @@ struct Silu {
   }
 };
 
+// x / (1 + e^-1.702x) of x up to 7, for a gate whose other factor u is 1 + u, |u| <= 7 (OpenAI 2025,
+// arXiv:2508.10925, section 2.2).
+struct ClampedSwiglu {
+  static constexpr float kAlpha = 1.702f, kLimit = 7.0f;  // of ops/pointwise/activation/contract.py
+  QUIRE_INLINE vf operator()(vf x) const {
+    x = min(set1(kLimit), x);
+    return mul(x, logistic(mul(x, set1(kAlpha))));
+  }
+  QUIRE_INLINE vf factor(vf up) const {
+    up = max(set1(-kLimit), min(set1(kLimit), up));
+    return add(up, set1(1.0f));
+  }
+};
+
+// The other factor of a gate.
+template <class A>
+QUIRE_INLINE vf factor_of(A, vf up) {
+  return up;
+}
+QUIRE_INLINE vf factor_of(ClampedSwiglu gate, vf up) { return gate.factor(up); }
+
 // Calls f with the activation. 1: it is unknown.
 template <class F>
 QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
@@ -69,6 +90,9 @@ QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
       return 0;
     case Activation::kSilu:
       f(Silu());
+      return 0;
+    case Activation::kClampedSwiglu:
+      f(ClampedSwiglu());
       return 0;
   }
   return 1;

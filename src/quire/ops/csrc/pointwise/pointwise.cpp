@@ -38,7 +38,8 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
 // Elements of activation(gate) · up; y may be gate.
 template <class A, class E, class Size>
 QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
-  put(y, mul(on_each(activation, get(gate, size)), get(up, size)), size);
+  const auto factor = on_each([&](vf x) { return factor_of(activation, x); }, get(up, size));
+  put(y, mul(on_each(activation, get(gate, size)), factor), size);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from quire.errors import EngineError
-from quire.ops.pointwise.activation.contract import resolve_name
+from quire.ops.pointwise.activation.contract import resolve_gate
 
 __all__ = [
     "NO_GATE",
@@ -93,7 +93,7 @@ def check_gate(outputs: int, gate: str | None) -> None:
     if gate is not None and outputs % 2 != 0:
         raise EngineError(f"A gated layer has an even number of outputs, not {outputs}.")
     if gate is not None:
-        resolve_name(gate)
+        resolve_gate(gate)
 
 
 def refuse_rows(gate: str | None) -> None:

@@ -7,7 +7,9 @@ Raises ConfigError for another name.
 The gate of a gated MLP: an activation of the first half times the second half.
 
 `activation_and_mul(x, kind)` : [..., 2·I] → [..., I], newly allocated; x's last dimension
-contiguous. kind and its errors as in `ops.pointwise.activation`. Computed in float32, rounded once.
+contiguous. kind and its errors as in `ops.pointwise.activation`, or swiglu_clamped (OpenAI 2025,
+arXiv:2508.10925, section 2.2): min(g, 7) · logistic(1.702 min(g, 7)) · (1 + u), |u| ≤ 7, of the
+halves g and u. Computed in float32, rounded once.
 """
 
 from quire.ops.native.cpu_provider import cpu_providers

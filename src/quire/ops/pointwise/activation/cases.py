@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.ops.operation import Case
-from quire.ops.pointwise.activation.contract import NAMES
+from quire.ops.pointwise.activation.contract import GATES, NAMES
 from quire.ops.random_tensors import DTYPES, normal
 
 __all__ = ["make_inputs", "make_gates"]
@@ -29,7 +29,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 def make_gates(generator: torch.Generator) -> Iterator[Case]:
     """Gates of many widths, very large and very small values among them."""
     for dtype in DTYPES:
-        for kind in NAMES:
+        for kind in GATES:
             for rows, width in ((1, 3072), (7, 36), (2, 5)):
                 x = normal(generator, rows, 2 * width, dtype=dtype)
                 x[:, :width:3] *= 30  # exp overflows and underflows

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from quire.errors import ConfigError
 
-__all__ = ["NAMES", "resolve_name"]
+__all__ = ["GATES", "SWIGLU_ALPHA", "SWIGLU_LIMIT", "NAMES", "resolve_gate", "resolve_name"]
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -22,9 +22,25 @@ NAMES: Mapping[str, str] = MappingProxyType(
 """Every name that is known, to the one of the activation."""
 
 
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Numbers of the gate swiglu_clamped."""
+
+GATES: Mapping[str, str] = MappingProxyType({**NAMES, "swiglu_clamped": "swiglu_clamped"})
+"""The same for gates, of which some change the other factor too."""
+
+
 def resolve_name(kind: str) -> str:
     """gelu, gelu_tanh, relu or silu. Raises ConfigError for a name that is not known."""
-    name = NAMES.get(kind)
+    return _resolve(kind, NAMES)
+
+
+def resolve_gate(kind: str) -> str:
+    """The same, or swiglu_clamped. Raises ConfigError for a name that is not known."""
+    return _resolve(kind, GATES)
+
+
+def _resolve(kind: str, names: Mapping[str, str]) -> str:
+    name = names.get(kind)
     if name is None:
-        raise ConfigError(f"Unknown activation: {kind!r}. Use one of: {', '.join(sorted(NAMES))}.")
+        raise ConfigError(f"Unknown activation: {kind!r}. Use one of: {', '.join(sorted(names))}.")
     return name

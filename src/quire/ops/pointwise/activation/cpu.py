@@ -9,18 +9,20 @@ import torch
 
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.pointwise.activation.contract import resolve_name
+from quire.ops.pointwise.activation.contract import resolve_gate, resolve_name
 
 __all__ = ["bind", "bind_with_mul", "gate_code"]
 
 # enum Activation of csrc/pointwise/activations.h
-_CODES: Mapping[str, int] = MappingProxyType({"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3})
+_CODES: Mapping[str, int] = MappingProxyType(
+    {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4}
+)
 _UNGATED = -1  # kUngated of csrc/pointwise/gate.h
 
 
 def gate_code(gate: str | None) -> int:
     """`gate` of a linear layer as its kernels take it."""
-    return _UNGATED if gate is None else _CODES[resolve_name(gate)]
+    return _UNGATED if gate is None else _CODES[resolve_gate(gate)]
 
 
 def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
@@ -43,7 +45,7 @@ def bind_with_mul(library: NativeLibrary) -> Callable[..., torch.Tensor]:
     call = library.call
 
     def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
-        code = _CODES[resolve_name(kind)]
+        code = _CODES[resolve_gate(kind)]
         x = x.contiguous()
         width = x.shape[-1] // 2
         out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)

@@ -9,7 +9,12 @@ from types import MappingProxyType
 import torch
 from torch.nn import functional
 
-from quire.ops.pointwise.activation.contract import resolve_name
+from quire.ops.pointwise.activation.contract import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
+    resolve_gate,
+    resolve_name,
+)
 
 __all__ = ["activation", "activation_and_mul"]
 
@@ -31,4 +36,7 @@ def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
 def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.pointwise.activation`)."""
     gate, up = x.float().chunk(2, dim=-1)
+    if resolve_gate(kind) == "swiglu_clamped":
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(x.dtype)
     return (activation(gate, kind) * up).to(x.dtype)

@@ -9,7 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.ops.pointwise.activation.contract import resolve_name
+from quire.ops.pointwise.activation.contract import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
+    resolve_gate,
+    resolve_name,
+)
 
 __all__ = ["activation", "activation_and_mul"]
 
@@ -38,13 +43,26 @@ def _activation_kernel(x_ptr, out_ptr, count, KIND: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _activation_and_mul_kernel(x_ptr, out_ptr, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _activation_and_mul_kernel(
+    x_ptr,
+    out_ptr,
+    width,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(x_ptr + 2 * row * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
-    out = _activated(gate, KIND) * up
+    if KIND == "swiglu_clamped":
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        out = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    else:
+        out = _activated(gate, KIND) * up
     tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -60,11 +78,13 @@ def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Contract in `quire.ops.pointwise.activation`."""
-    name = resolve_name(kind)
+    name = resolve_gate(kind)
     x = x.contiguous()
     width = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     if out.numel() > 0:
         grid = (out.numel() // width, triton.cdiv(width, _BLOCK))
-        _activation_and_mul_kernel[grid](x, out, width, KIND=name, BLOCK=_BLOCK)
+        _activation_and_mul_kernel[grid](
+            x, out, width, KIND=name, BLOCK=_BLOCK, ALPHA=SWIGLU_ALPHA, LIMIT=SWIGLU_LIMIT
+        )
     return out
