@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
@@ -17,6 +15,7 @@ from quire.config.packed import (
     is_cache_scale,
     layouts_of,
     read_packed_settings,
+    split_experts,
 )
 from quire.errors import ConfigError
 
@@ -32,36 +31,13 @@ _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of one of the matrices that a tensor [matrices, rows, inputs] holds."""
-
-    index: int
-    first: int
-    rows: int
-
-    def of(self, tensor: Any) -> Any:
-        """The piece; nothing else of `tensor` is read."""
-        return tensor[self.index, self.first : self.first + self.rows]
-
-
-@dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
     """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how it is held in few
     bits, outside of GGUF files by other tensors; then the shape is that of the numbers, and file,
-    start and end are those of the first of the others. piece: of the tensor of this name, if it is
-    not all of it; then the shape and the place are those of the piece."""
+    start and end are those of the first of the others."""
 
     gguf: GGUFLayout | None = None
     packed: PackedLayout | None = None
-    piece: Piece | None = None
-
-    def piece_of(self, piece: Piece) -> TensorInfo:
-        """Return a piece of a plain tensor [matrices, rows, inputs]."""
-        _, height, inputs = self.shape
-        row_bytes = self.num_bytes // math.prod(self.shape[:2])
-        start = self.start + (piece.index * height + piece.first) * row_bytes
-        end, shape = start + piece.rows * row_bytes, (piece.rows, inputs)
-        return replace(self, shape=shape, start=start, end=end, piece=piece)
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
@@ -107,7 +83,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     settings = read_packed_settings(folder)
     if settings is None:
         _refuse_packed(folder, stored)
-    layouts = {} if settings is None else layouts_of(stored, settings)
+    layouts = {} if settings is None else layouts_of(split_experts(stored), settings)
     parts = {part.name for each in layouts.values() for part in each.all_tensors}
     tensors = {name: _packed_info(name, layout) for name, layout in layouts.items()}
     scales = [each for name, each in stored.items() if is_cache_scale(name)]

@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["ExpertNames", "ExpertsSpec", "Routing"]
 
-ExpertNames = Literal["qwen", "deepseek", "mixtral", "granite"]
+ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite"]
 """Families whose names of tensors others share."""
 
 
@@ -38,8 +38,8 @@ class ExpertsSpec:
 
     layers: by layer of the model, whether it has experts; others have one network. inner_size: of
     an expert. shared_size: of a network that every token takes besides, None for none;
-    shared_gated: its output is multiplied by the sigmoid of a projection to one number. names: of
-    the tensors on disk.
+    shared_gated: its output is multiplied by the sigmoid of a projection to one number. bias: of
+    the router and of experts. names: of the tensors on disk.
     """
 
     routing: Routing
@@ -48,6 +48,7 @@ class ExpertsSpec:
     names: ExpertNames
     shared_size: int | None = None
     shared_gated: bool = False
+    bias: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -59,7 +60,8 @@ class ExpertsSpec:
         routing, shared = self.routing, self.shared_size or 0
         router = routing.num_experts * (hidden_size + routing.biased)
         others = router + 3 * hidden_size * shared + self.shared_gated * hidden_size
-        return others + 3 * hidden_size * self.inner_size * routing.num_experts
+        biases = self.bias * (2 * self.inner_size + hidden_size + 1)
+        return others + (3 * hidden_size * self.inner_size + biases) * routing.num_experts
 
     def idle_parameters(self, hidden_size: int) -> int:
         """Parameters of a layer that a token does not use."""

@@ -15,13 +15,13 @@ import math
 import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from quire.errors import ConfigError
 
-__all__ = ["RawConfig", "StoredTensor", "read_header", "read_json"]
+__all__ = ["Piece", "RawConfig", "StoredTensor", "read_header", "read_json"]
 
 T = TypeVar("T")
 
@@ -202,9 +202,28 @@ DTYPE_BITS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """One of the matrices, or lists, that a tensor holds, or some of its rows: from `first` on
+    `rows` of them, each `step` behind the one before. is_transposed: they are columns on disk."""
+
+    index: int
+    first: int
+    rows: int
+    step: int = 1
+    is_transposed: bool = False
+
+    def of(self, tensor: Any) -> Any:
+        """Return the piece of the whole tensor; nothing is copied."""
+        matrix = tensor[self.index]
+        matrix = matrix.t() if self.is_transposed else matrix
+        return matrix[self.first : self.first + self.rows * self.step : self.step]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor on disk. dtype: as safetensors spells it ("BF16"), or the name of a GGUF type.
-    start, end: file offsets in bytes."""
+    start, end: file offsets in bytes. piece: of the tensor of this name, if it is not all of it;
+    then the shape is that of the piece, and so is the number of bytes, from about there on."""
 
     name: str
     shape: tuple[int, ...]
@@ -212,6 +231,26 @@ class StoredTensor:
     file: Path
     start: int
     end: int
+    piece: Piece | None = None
+
+    def pieces(self, parts: int, *, interleaved: bool, is_transposed: bool) -> list[list[Self]]:
+        """Split each matrix [rows, …] of [matrices, rows, …] into equal parts of the rows, which
+        are neighbours, or take turns if interleaved. None is left over if rows are a multiple."""
+        rows, *rest = self.shape[2:0:-1] if is_transposed else self.shape[1:]
+        count = rows // parts
+        shape = (count, *rest)
+        size = self.num_bytes // max(self.num_elements, 1) * math.prod(shape)
+        step = parts if interleaved else 1
+        found: list[list[Self]] = []
+        for index in range(self.shape[0]):
+            own: list[Self] = []
+            for part in range(parts):
+                start = self.start + (index * parts + part) * size
+                first = part if interleaved else part * count
+                piece = Piece(index, first, count, step, is_transposed)
+                own.append(replace(self, shape=shape, start=start, end=start + size, piece=piece))
+            found.append(own)
+        return found
 
     @property
     def num_bytes(self) -> int:

@@ -34,6 +34,7 @@ from quire.layers.moe import ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale, SoftCap
+from quire.layers.sinks import Sinks
 from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet
@@ -301,6 +302,10 @@ class LayerFactory:
     def soft_cap(self, cap: float) -> SoftCap:
         return SoftCap(cap)
 
+    def sinks(self, num_heads: int) -> Sinks:
+        """One score for each query head of the model."""
+        return Sinks(self._query_heads(num_heads), self._device)
+
     def alibi(self, slopes: Sequence[float]) -> ScoreOptions:
         """One slope for each query head of the model."""
         (own,) = self._query_heads(len(slopes)).ranges
@@ -387,27 +392,28 @@ class LayerFactory:
             (size, inner),
             activation,
             formats,
+            spec.bias,
             self._dtype,
             self._device,
         )
         shared = None
         if spec.shared_size is not None:
-            gate = self._unquantized(size, 1) if spec.shared_gated else None
+            gate = self._unquantized(size, 1, bias=False) if spec.shared_gated else None
             shared = SharedExpert(self.gated_mlp(size, spec.shared_size, activation), gate)
         return MixtureOfExperts(
             self._ops,
             routing,
-            self._unquantized(size, routing.num_experts),
+            self._unquantized(size, routing.num_experts, bias=spec.bias),
             ChoiceBias(routing.num_experts, self._device) if routing.biased else None,
             experts,
             shared,
             self._collectives,
         )
 
-    def _unquantized(self, in_features: int, out_features: int) -> Linear:
+    def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))
         outputs = Share.whole(out_features)
-        return Linear(chosen, in_features, outputs, self._dtype, self._device, bias=False)
+        return Linear(chosen, in_features, outputs, self._dtype, self._device, bias=bias)
 
     def mlp(
         self,

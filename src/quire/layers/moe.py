@@ -44,6 +44,7 @@ class Experts:
         sizes: tuple[int, int],
         activation: str,
         formats: tuple[WeightFormat, WeightFormat],
+        bias: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -64,7 +65,7 @@ class Experts:
                 parts,
                 dtype,
                 device,
-                bias=False,
+                bias=bias,
                 gate=activation,
             )
             for expert in range(num_experts)
@@ -78,7 +79,7 @@ class Experts:
                 Share.whole(size),
                 dtype,
                 device,
-                bias=False,
+                bias=bias,
             )
             for expert in range(num_experts)
         }

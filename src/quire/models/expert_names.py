@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.config.experts import ExpertNames
-from quire.models.weight_map import WeightMap
+from quire.models.weight_map import Stacked, WeightMap
 
 __all__ = ["with_experts"]
 
@@ -28,19 +28,21 @@ class _Names(NamedTuple):
     """block, stacked: as in `WeightMap`."""
 
     block: Mapping[str, str]
-    stacked: Mapping[str, tuple[str, ...]]
+    stacked: Mapping[str, Stacked]
 
 
 def _under(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     return {f"{prefix}.{name}": place for name, place in names.items()}
 
 
-def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, tuple[str, ...]]:
+def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, Stacked]:
     """Return the parts of two tensors of all experts, by the names of each expert's."""
     experts = f"{prefix}.experts.{{}}"
     return {
-        f"{prefix}.{gate_up}": (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight"),
-        f"{prefix}.{down}": (f"{experts}.down_proj.weight",),
+        f"{prefix}.{gate_up}": Stacked(
+            (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight")
+        ),
+        f"{prefix}.{down}": Stacked((f"{experts}.down_proj.weight",)),
     }
 
 
@@ -53,9 +55,22 @@ _QWEN = _Names(
     },
     _stacked("mlp", "experts.gate_up_proj", "experts.down_proj"),
 )
+_GATE_UP = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+_DOWN = ("mlp.experts.{}.down_proj",)
+_GPT_OSS = _Names(
+    {"mlp.router": "moe.router", **_under("mlp.experts.{}", _EXPERTS)},
+    {
+        f"mlp.experts.{name}{suffix}": Stacked(
+            tuple(f"{part}.{kind}" for part in parts), interleaved=True, is_transposed=not suffix
+        )
+        for name, parts in (("gate_up_proj", _GATE_UP), ("down_proj", _DOWN))
+        for suffix, kind in (("", "weight"), ("_bias", "bias"))
+    },
+)
 _NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
     {
         "qwen": _QWEN,
+        "gpt_oss": _GPT_OSS,
         "deepseek": _Names(
             {
                 "mlp.gate": "moe.router",
@@ -73,11 +88,15 @@ _NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
                 "block_sparse_moe.experts.{}.w2": _EXPERTS["down_proj"],
             },
             {
-                "block_sparse_moe.experts.gate_up_proj": (
-                    "block_sparse_moe.experts.{}.w1.weight",
-                    "block_sparse_moe.experts.{}.w3.weight",
+                "block_sparse_moe.experts.gate_up_proj": Stacked(
+                    (
+                        "block_sparse_moe.experts.{}.w1.weight",
+                        "block_sparse_moe.experts.{}.w3.weight",
+                    )
                 ),
-                "block_sparse_moe.experts.down_proj": ("block_sparse_moe.experts.{}.w2.weight",),
+                "block_sparse_moe.experts.down_proj": Stacked(
+                    ("block_sparse_moe.experts.{}.w2.weight",)
+                ),
             },
         ),
         "granite": _Names(

@@ -5,7 +5,8 @@ Mistral (arXiv:2310.06825) has sliding windows; Qwen2 (arXiv:2407.10671) a bias 
 (arXiv:2505.09388) norms on the heads of q and k; Phi-3 (arXiv:2404.14219) fused projections; OLMo 2
 (arXiv:2501.00656) norms behind sublayers and on whole rows of q and k; Granite factors; SmolLM3
 layers without positions; GLM-4 pairs of neighbours in partly rotated heads. Mixtral
-(arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts in place of some MLPs.
+(arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts in place of some MLPs;
+gpt-oss (arXiv:2508.10925) sinks too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from quire.attention import StepInputs
+from quire.attention import PLAIN_SCORES, StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import LlamaTraits
 from quire.layers import LayerFactory, RMSNorm, Scale
@@ -35,6 +36,7 @@ WEIGHTS = WeightMap(
         "self_attn.qkv_proj": "qkv",
         "self_attn.q_norm": "attention.q_norm",
         "self_attn.k_norm": "attention.k_norm",
+        "self_attn.sinks": "sinks",
         "self_attn.o_proj": "output",
         "post_attention_layernorm": "mlp_norm",
         "mlp.gate_proj": "mlp.gate_up:gate",
@@ -77,6 +79,7 @@ class LlamaBlock:
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         before = None if traits.norms == "after" else make.rms_norm(size, eps)
         self.attention_norm = before or make.residual_add()
+        self.sinks = make.sinks(spec.num_heads) if traits.sinks else None
         self.attention = make.attention(
             layer,
             heads,
@@ -84,6 +87,7 @@ class LlamaBlock:
             rope=spec.ropes[layer],
             qk_norm_eps=None if traits.qk_norm is None else eps,
             qk_norm_over_row=traits.qk_norm == "row",
+            scores=PLAIN_SCORES if self.sinks is None else self.sinks.scores,
         )
         self.qkv = make.qkv_linear(
             size,

@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
+from quire.config.hf import StoredTensor
 from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -264,7 +265,8 @@ def read_weights(
                     turned = tensor.packed is not None and target.is_transposed
                     weight = target.part_of(whole.t() if turned else whole)
                 elif tensor.piece is not None:
-                    weight = tensor.piece.of(opened.get_slice(tensor.name))
+                    weight = _whole(tensor, opened)
+                    weight = weight if cut is None else cut.of(weight)
                     _refuse_not_finite(weight, tensor, dtype)
                 elif cut is None:
                     weight = opened.get_tensor(tensor.name)
@@ -281,13 +283,19 @@ def read_packed(layout: PackedLayout, file: Path, opened: Any) -> StoredMatrix:
     tensors: dict[str, torch.Tensor] = {}
     for kind, stored in layout.tensors.items():
         if stored.file == file:
-            tensors[kind] = opened.get_tensor(stored.name)
+            tensors[kind] = _whole(stored, opened)
             continue
         with safe_open(stored.file, framework="pt") as other:
-            tensors[kind] = other.get_tensor(stored.name)
+            tensors[kind] = _whole(stored, other)
     matrix = StoredMatrix(layout, tensors)
     matrix.check()
     return matrix
+
+
+def _whole(stored: StoredTensor, opened: Any) -> torch.Tensor:
+    """A tensor of a file, mapped."""
+    tensor = opened.get_tensor(stored.name)
+    return tensor if stored.piece is None else stored.piece.of(tensor)
 
 
 def _read_gguf(

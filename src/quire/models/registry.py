@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Glm4MoeForCausalLM": "quire.models.llama:LlamaModel",
         "Glm4ForCausalLM": "quire.models.llama:LlamaModel",
         "GlmForCausalLM": "quire.models.llama:LlamaModel",
+        "GptOssForCausalLM": "quire.models.llama:LlamaModel",
         "GPTNeoXForCausalLM": "quire.models.gpt_neox:GPTNeoXModel",
         "GraniteForCausalLM": "quire.models.llama:LlamaModel",
         "GraniteMoeForCausalLM": "quire.models.llama:LlamaModel",

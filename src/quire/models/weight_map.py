@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from quire.config import TensorInfo
-from quire.config.checkpoint import Piece
 from quire.layers import LayerWeights, WeightedLayer
 from quire.layers.weights import Cut, PackedWeights
 
-__all__ = ["WeightMap", "WeightTarget"]
+__all__ = ["Stacked", "WeightMap", "WeightTarget"]
 
 COMPILED = "_orig_mod."
 """Prefix that torch.compile puts into the names of a model saved from it."""
@@ -46,6 +45,17 @@ class WeightTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class Stacked:
+    """Matrices, or biases, of all experts in one tensor. parts: names of those of one expert, with
+    its number as {}, which share the rows equally. interleaved: their rows take turns.
+    is_transposed: rows are columns on disk."""
+
+    parts: tuple[str, ...]
+    interleaved: bool = False
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WeightMap:
     """Checkpoint names of one model family.
 
@@ -54,8 +64,7 @@ class WeightMap:
     it is one part of a merged layer; a name with {} is that of each expert by its number, whose
     layers are in a mapping there, None for those of other ranks. blocks: the name of a block on
     disk, with its index as {}.
-    stacked: tensors of all experts of a block, [experts, rows, inputs], to the names that an
-    expert's equal parts of the rows would have, with its number as {}.
+    stacked: tensors of all experts of a block, to how they hold those of each one.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
     tensors that are not weights.
     """
@@ -67,7 +76,7 @@ class WeightMap:
     embedding: str
     head: str = "lm_head.weight"
     ignored: tuple[str, ...] = ()
-    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    stacked: Mapping[str, Stacked] = field(default_factory=dict[str, Stacked])
 
     def targets(self, model: object) -> dict[str, WeightTarget]:
         """Every tensor that `model` needs, by its full name on disk."""
@@ -99,15 +108,16 @@ class WeightMap:
         """A tensor by its canonical name; of one of all experts the parts by theirs."""
         start, _, end = self.blocks.partition("{}")
         block = re.match(re.escape(self.prefix + start) + r"\d+" + re.escape(end), name)
-        parts = self.stacked.get(name[block.end() :]) if block else None
-        if block is None or parts is None or len(tensor.shape) != 3:
+        held = self.stacked.get(name[block.end() :]) if block else None
+        if block is None or held is None or len(tensor.shape) < 2:
             yield name, tensor
             return
-        rows, rest = divmod(tensor.shape[1], len(parts))
-        for expert in range(tensor.shape[0]):
-            for i, part in enumerate(parts):
-                piece = Piece(expert, i * rows, rows + (rest if i else 0))
-                yield block.group() + part.format(expert), tensor.piece_of(piece)
+        split = tensor.pieces(
+            len(held.parts), interleaved=held.interleaved, is_transposed=held.is_transposed
+        )
+        for expert, pieces in enumerate(split):
+            for part, piece in zip(held.parts, pieces, strict=True):
+                yield block.group() + part.format(expert), piece
 
     def is_ignored(self, name: str) -> bool:
         """Return whether the tensor is a buffer that old versions saved, not a weight."""

@@ -12,13 +12,14 @@ from quire.config.families.llama import (
     read_qwen2,
     read_qwen3,
 )
-from quire.config.families.shared import FULL, read_num_layers
+from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec
 from quire.errors import ConfigError
 
 __all__ = [
     "read_glm4_moe",
+    "read_gpt_oss",
     "read_granite_moe",
     "read_mixtral",
     "read_olmoe",
@@ -33,6 +34,24 @@ _GLM4_MOE = {
     "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5,
 }
+_GPT_OSS = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "rope_theta": 150000.0,
+    "attention_bias": True,
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """Values that these families mean where the file is silent."""
 
 
@@ -115,6 +134,32 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     )
 
 
+def read_gpt_oss(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Every other layer slides, from the first on; heads have sinks, experts biases and a clamped
+    gate, whose numbers the kernels know."""
+    for key, value in _SWIGLU.items():
+        if raw.read(float, key, default=value) != value:
+            raise raw.unsupported(key, str(raw.read(float, key)), (str(value),))
+    raw = raw.with_defaults(_GPT_OSS)
+    if not raw.has("rope_parameters") and not raw.has("rope_scaling"):
+        raw = raw.overridden({"rope_scaling": _GPT_OSS_ROPE})
+    num_layers = read_num_layers(raw)
+    alternating = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
+    layer_types = read_layer_types(raw, num_layers, alternating)
+    bias = raw.read(bool, "attention_bias")
+    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, sinks=True)
+    spec = read_llama_like(raw, dtype, traits, layer_types)
+    counts = replace(spec.parameters, layer=spec.parameters.layer + spec.num_heads)
+    spec = replace(
+        spec,
+        activation="swiglu_clamped",
+        parameters=counts,
+        score_options=frozenset({"sinks"}),
+    )
+    routing = _routing(raw, "num_local_experts", 128, top_k=4)
+    return _with_experts(spec, routing, spec.intermediate_size, "gpt_oss", bias=True)
+
+
 def _routing(
     raw: RawConfig, key: str, num_experts: int, *, top_k: int, renormalise: bool | None = None
 ) -> Routing:
@@ -155,10 +200,17 @@ def _with_experts(
     layers: tuple[bool, ...] | None = None,
     shared_size: int | None = None,
     shared_gated: bool = False,
+    bias: bool = False,
 ) -> ModelSpec:
     """Put experts in place of MLPs. layers: that have some, all if None."""
     experts = ExpertsSpec(
-        routing, layers or (True,) * spec.num_layers, inner_size, names, shared_size, shared_gated
+        routing,
+        (True,) * spec.num_layers if layers is None else layers,
+        inner_size,
+        names,
+        shared_size,
+        shared_gated,
+        bias,
     )
     if not experts.num_layers:
         return spec

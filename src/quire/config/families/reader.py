@@ -16,6 +16,7 @@ from quire.config.checkpoint import read_checkpoint
 from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.experts import (
     read_glm4_moe,
+    read_gpt_oss,
     read_granite_moe,
     read_mixtral,
     read_olmoe,
@@ -174,6 +175,7 @@ _READERS: dict[str, SpecReader] = {
     "Gemma3ForCausalLM": read_gemma3,
     "Exaone4ForCausalLM": read_exaone4,
     "GPT2LMHeadModel": read_gpt2,
+    "GptOssForCausalLM": read_gpt_oss,
     "GPTNeoXForCausalLM": read_gpt_neox,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4ForCausalLM": read_glm4,
@@ -204,6 +206,7 @@ _ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_oss": "GptOssForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",

@@ -4,6 +4,7 @@ from quire.config.packed.cache_scales import CacheScales, is_cache_scale, read_c
 from quire.config.packed.layout import PackedLayout, describe_layouts, layouts_of
 from quire.config.packed.schemes import GGUFBlocks
 from quire.config.packed.settings import PackedSettings, read_packed_settings
+from quire.config.packed.stacked import split_experts
 
 __all__ = [
     "CacheScales",
@@ -15,4 +16,5 @@ __all__ = [
     "layouts_of",
     "read_cache_scales",
     "read_packed_settings",
+    "split_experts",
 ]
