@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import Routing
 from quire.ops import ALL_OPS, REFERENCE, OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.moe.experts import ExpertLayers
 from quire.ops.moe.experts.reference import PlainExperts

@@ -15,7 +15,7 @@ import math
 import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -231,7 +231,7 @@ class StoredTensor:
     file: Path
     start: int
     end: int
-    piece: Piece | None = None
+    piece: Piece | None = field(default=None, kw_only=True)
 
     def pieces(self, parts: int, *, interleaved: bool, is_transposed: bool) -> list[list[Self]]:
         """Split each matrix [rows, …] of [matrices, rows, …] into equal parts of the rows, which

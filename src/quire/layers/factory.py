@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.experts import ExpertsSpec
-from quire.config.model_spec import MatrixShape, RopeSpec
+from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec
 from quire.config.shard import ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -381,17 +380,13 @@ class LayerFactory:
         dtype whatever the format of other matrices."""
         routing, inner = spec.routing, spec.inner_size
         (own,) = self._shard.in_units(routing.num_experts, 1, "experts").ranges
-        formats = (
-            self._formats.choose(MatrixShape(2 * inner, size)),
-            self._formats.choose(MatrixShape(size, inner)),
-        )
         experts = Experts(
             self._ops,
             own,
             routing.num_experts,
             (size, inner),
             activation,
-            formats,
+            self._formats,
             spec.bias,
             self._dtype,
             self._device,

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import MatrixShape, Routing
 from quire.config.shard import Share
 from quire.distributed import Collectives
 from quire.errors import EngineError
@@ -16,7 +16,7 @@ from quire.layers.mlp import GatedMLP
 from quire.layers.weights import DenseWeights
 from quire.ops import OpSet, PackedMatrix
 from quire.ops.moe.experts import ExpertLayers
-from quire.quantization import StoredMatrix, WeightFormat
+from quire.quantization import MatrixFormats, StoredMatrix, WeightFormat
 
 __all__ = ["ChoiceBias", "Experts", "MixtureOfExperts", "SharedExpert"]
 
@@ -43,24 +43,24 @@ class Experts:
         num_experts: int,
         sizes: tuple[int, int],
         activation: str,
-        formats: tuple[WeightFormat, WeightFormat],
+        formats: MatrixFormats,
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """own: numbers of this rank's experts among `num_experts`. sizes: of x and of an expert.
-        formats: of the two layers."""
+        """own: numbers of this rank's experts among `num_experts`. sizes: of x and of an
+        expert."""
         self._make, self._dtype, self._own = ops.experts, dtype, own
         self._matrices: dict[tuple[int, int], PackedMatrix] = {}
         self._layers: ExpertLayers | None = None
         size, inner = sizes
         parts = {part: Share.whole(inner) for part in ("gate", "up")}
-        outer_format, inner_format = formats
+        outer, down = MatrixShape(2 * inner, size), MatrixShape(size, inner)
         self.gate_up: Mapping[int, MergedLinear | None] = {
             expert: None
             if expert not in own
             else MergedLinear(
-                _Told(outer_format, partial(self._take, (0, expert))),
+                _Told(formats.choose(outer), partial(self._take, (0, expert))),
                 size,
                 parts,
                 dtype,
@@ -74,7 +74,7 @@ class Experts:
             expert: None
             if expert not in own
             else Linear(
-                _Told(inner_format, partial(self._take, (1, expert))),
+                _Told(formats.choose(down), partial(self._take, (1, expert))),
                 inner,
                 Share.whole(size),
                 dtype,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quire.config.experts import ExpertNames
+from quire.config.model_spec import ExpertNames
 from quire.models.weight_map import Stacked, WeightMap
 
 __all__ = ["with_experts"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.config.experts import ExpertNames, ExpertsSpec, Routing
 from quire.config.families.llama import (
     read_granite,
     read_llama_like,
@@ -14,7 +13,14 @@ from quire.config.families.llama import (
 )
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
-from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec
+from quire.config.model_spec import (
+    ExpertNames,
+    ExpertsSpec,
+    LlamaTraits,
+    MatrixShape,
+    ModelSpec,
+    Routing,
+)
 from quire.errors import ConfigError
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import Routing
 from quire.ops.operation import Case
 from quire.ops.random_tensors import normal
 

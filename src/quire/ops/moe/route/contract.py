@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import Routing
 from quire.errors import EngineError
 
 __all__ = ["LEAST_SUM", "check_arguments"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import Routing
 from quire.ops.moe.route.contract import check_arguments
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import pointer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.config.experts import Routing
+from quire.config.model_spec import Routing
 from quire.ops.moe.route.contract import LEAST_SUM, check_arguments
 
 __all__ = ["route"]
