@@ -51,7 +51,12 @@ from engine_tables import COLUMNS, column_start, render_tables
 from engine_turns import MachineLimits, Turn, run_turns, warm_up
 from engines import Format
 from engines.process import EngineEndedError
-from engines.random_checkpoint import count_kv_elements, count_weights, read_config
+from engines.random_checkpoint import (
+    count_kv_elements,
+    count_read_weights,
+    count_weights,
+    read_config,
+)
 
 from quire.bench.lengths import Workload
 from quire.bench.machine import LimitProbe
@@ -186,7 +191,8 @@ def bytes_per_token(
     if column == "prefill":
         return None
     cache = (PROMPT_LEN + output_len / 2) * count_kv_elements(config) * form.kv_bits / 8
-    return form.weight_bytes(*count_weights(config)) / int(column) + cache
+    weights = count_read_weights(config, int(column))
+    return form.weight_bytes(*weights) / int(column) + cache
 
 
 def column_figures(

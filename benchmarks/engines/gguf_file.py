@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from engines.random_checkpoint import random_tensors, read_config
+import numpy as np
+
+from engines.random_checkpoint import Floats, random_tensors, read_config
 
 __all__ = ["write_gguf"]
 
-ARCHITECTURE = "qwen3"
+DENSE, WITH_EXPERTS = "qwen3", "qwen3moe"
 
 # Names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md ("Standardized tensor names").
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
@@ -27,7 +30,12 @@ _LAYER_TENSORS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+_EXPERT = re.compile(r"(.+\.experts)\.\d+(\..+)")
 
 
 def write_gguf(model: Path, target: Path, weights: str, seed: int) -> Path:
@@ -41,10 +49,11 @@ def write_gguf(model: Path, target: Path, weights: str, seed: int) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_suffix(".tmp")
     config = read_config(model)
-    writer = GGUFWriter(staged, ARCHITECTURE)
+    writer = GGUFWriter(staged, WITH_EXPERTS if "num_experts" in config else DENSE)
     _write_facts(writer, config)
-    for name, tensor in random_tensors(config, seed):
-        kind = GGMLQuantizationType.F32 if tensor.ndim == 1 else GGMLQuantizationType[weights]
+    for name, tensor in _stacked(random_tensors(config, seed), config.get("num_experts", 0)):
+        is_plain = tensor.ndim == 1 or name.endswith("mlp.gate.weight")
+        kind = GGMLQuantizationType.F32 if is_plain else GGMLQuantizationType[weights]
         writer.add_tensor(_gguf_name(name), quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -54,11 +63,29 @@ def write_gguf(model: Path, target: Path, weights: str, seed: int) -> Path:
     return target
 
 
+def _stacked(tensors: Iterable[tuple[str, Floats]], count: int) -> Iterator[tuple[str, Floats]]:
+    """Tensors, with those of all experts of a layer as one [experts, out, in]; count: of these."""
+    waiting: dict[str, list[Floats]] = {}
+    for name, tensor in tensors:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            continue
+        own = waiting.setdefault("".join(match.groups()), [])
+        own.append(tensor)
+        if len(own) == count:
+            yield "".join(match.groups()), np.stack(waiting.pop("".join(match.groups())))
+
+
 def _write_facts(writer: Any, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])

@@ -1,4 +1,5 @@
-"""A checkpoint of the Qwen3 shape with random weights, as the other engines' converters want it.
+"""A checkpoint of the Qwen3 shape, dense or with experts, with random weights, as the other engines'
+converters want it.
 
 The numbers are seeded, so every engine computes with the same weights. Norms are one; matrices are
 normal with the deviation that published models were started from, and rounded to bfloat16, so
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 __all__ = [
     "count_kv_elements",
+    "count_read_weights",
     "count_weights",
     "random_tensors",
     "read_config",
@@ -35,10 +37,29 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def count_weights(config: dict[str, Any]) -> tuple[int, int]:
-    """Weights in the matrices of all layers, and in the tied embedding, which is the head."""
+    """Weights in the matrices of all layers, of experts those that a token chooses, and in the tied
+    embedding, which is the head."""
+    return _count(config, config.get("num_experts_per_tok", 0))
+
+
+def count_read_weights(config: dict[str, Any], rows: int) -> tuple[int, int]:
+    """The same that a step of so many tokens reads, of experts as many as differ if each token
+    chooses at random."""
+    experts = config.get("num_experts", 0)
+    if not experts:
+        return count_weights(config)
+    missed = (1 - config["num_experts_per_tok"] / experts) ** rows
+    return _count(config, experts * (1 - missed))
+
+
+def _count(config: dict[str, Any], experts: float) -> tuple[int, int]:
     sizes = {name: math.prod(shape) for name, shape in _shapes(config) if len(shape) == 2}
     head = sizes.pop("model.embed_tokens.weight")
-    return sum(sizes.values()), head
+    parts = {True: 0, False: 0}
+    for name, size in sizes.items():
+        parts[".experts." in name] += size
+    share = experts / config.get("num_experts", 1)
+    return parts[False] + round(parts[True] * share), head
 
 
 def count_kv_elements(config: dict[str, Any]) -> int:
@@ -92,9 +113,15 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield start + "self_attn.q_norm.weight", (dim,)
         yield start + "self_attn.k_norm.weight", (dim,)
         yield start + "post_attention_layernorm.weight", (hidden,)
-        yield start + "mlp.gate_proj.weight", (inner, hidden)
-        yield start + "mlp.up_proj.weight", (inner, hidden)
-        yield start + "mlp.down_proj.weight", (hidden, inner)
+        networks = [start + "mlp."]
+        if experts := config.get("num_experts", 0):
+            inner = config["moe_intermediate_size"]
+            yield start + "mlp.gate.weight", (experts, hidden)
+            networks = [f"{start}mlp.experts.{expert}." for expert in range(experts)]
+        for network in networks:
+            yield network + "gate_proj.weight", (inner, hidden)
+            yield network + "up_proj.weight", (inner, hidden)
+            yield network + "down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
 
 

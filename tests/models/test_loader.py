@@ -379,6 +379,21 @@ def test_experts_in_one_tensor(
     assert torch.equal(logits_of(folder), logits_of(originals(name)))
 
 
+def test_layers_that_guess_tokens_are_left_out(
+    originals: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Turns red when a layer behind the last one is refused, or more of them are left out than
+    config.json names."""
+
+    def with_drafts(layer: int) -> Callable[[Tensors], Tensors]:
+        return lambda tensors: tensors | {f"model.layers.{layer}.eh_proj.weight": torch.ones(4, 4)}
+
+    folder = rewrite(originals("glm4-moe"), tmp_path, with_drafts(2), num_nextn_predict_layers=1)
+    assert torch.equal(logits_of(folder), logits_of(originals("glm4-moe")))
+    with pytest.raises(ConfigError, match=r"layers\.3\.eh_proj"):
+        load(rewrite(originals("glm4-moe"), tmp_path, with_drafts(3)))
+
+
 def test_an_expert_too_few_is_named(originals: Callable[[str], Path], tmp_path: Path) -> None:
     """Turns red when an expert stays as it was made because its tensor has another name."""
 

@@ -39,7 +39,8 @@ def packed_stack(
     """Put blocks and scales of all experts in place of a tensor [E, inputs, outputs], whose numbers
     become theirs."""
     stacked = tensors.pop(name)
-    written = [writer(*matrix.t().shape, random) for matrix in stacked]
+    _, inputs, outputs = stacked.shape
+    written = [writer(outputs, inputs, random) for _ in stacked]
     for kind in ("blocks", "scales"):
         tensors[f"{name}_{kind}"] = torch.stack([own[f"weight_{kind}"] for own, _ in written])
     stacked.copy_(torch.stack([numbers.t() for _, numbers in written]))
@@ -104,7 +105,8 @@ def test_experts_with_matrices_of_their_own(implementation: str, tmp_path: Path)
     tensors, random = dict(numbers), np.random.default_rng(3)
     for name, weight in numbers.items():
         if ".experts." in name:
-            own, matrix = GPTQ.write(*weight.shape, random)
+            outputs, inputs = weight.shape
+            own, matrix = GPTQ.write(outputs, inputs, random)
             module = name.removesuffix(".weight")
             del tensors[name]
             tensors |= {f"{module}.{kind}": tensor for kind, tensor in own.items()}

@@ -117,8 +117,9 @@ class LlamaTraits:
     qkv_bias, o_bias, mlp_bias: which projections have a bias. qk_norm: of q and k, by "head" or
     over the whole "row" of all heads. fused_qkv, fused_gate: q, k and v are one tensor on disk, and
     so are gate and up. pairs_neighbours: rows of q and k are on disk in the order of the pairs that
-    rope rotates. sinks: heads have a score of a key without a value. norms: where those of a
-    sublayer stand, before it, after it or both.
+    rope rotates. sinks: heads have a score of a key without a value. draft_layers: behind the last
+    layer on disk there are so many that guess further tokens. norms: where those of a sublayer
+    stand, before it, after it or both.
     attention_scale: the factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor,
     logit_factor: on embeddings, on what a sublayer adds, and on logits.
     """
@@ -131,6 +132,7 @@ class LlamaTraits:
     fused_gate: bool = False
     pairs_neighbours: bool = False
     sinks: bool = False
+    draft_layers: int = 0
     norms: Literal["before", "after", "both"] = "before"
     attention_scale: float | None = None
     embedding_factor: float = 1.0

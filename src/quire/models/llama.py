@@ -154,6 +154,8 @@ class LlamaModel:
         self.weight_map = maps[traits.norms]
         if spec.experts is not None:
             self.weight_map = with_experts(self.weight_map, spec.experts.names)
+        drafts = range(spec.num_layers, spec.num_layers + traits.draft_layers)
+        self.weight_map = self.weight_map.without_blocks(drafts)
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -86,6 +86,11 @@ class WeightMap:
             found.update(_targets(self.prefix + self.blocks.format(index), self.block, block))
         found.update(_targets("", {self.head.removesuffix(".weight"): "lm_head"}, model))
         return found
+
+    def without_blocks(self, blocks: range) -> WeightMap:
+        """Return the map under which tensors of these blocks are no weights."""
+        names = (re.escape(self.prefix + self.blocks.format(index)) for index in blocks)
+        return replace(self, ignored=(*self.ignored, *(f"^{name}" for name in names)))
 
     def elsewhere(self, model: object) -> frozenset[str]:
         """Names on disk of layers that other ranks have as a whole."""

@@ -117,7 +117,8 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     raw = raw.with_defaults(_GLM4_MOE)
     bias = raw.read(bool, "attention_bias", default=False)
     qk_norm = "head" if raw.read(bool, "use_qk_norm", default=False) else None
-    traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm)
+    drafts = raw.read(int, "num_nextn_predict_layers", default=1)
+    traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm, draft_layers=drafts)
     spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
     inner = raw.read_size("moe_intermediate_size", default=1408)
     dense = raw.read(int, "first_k_dense_replace", default=1)

@@ -16,7 +16,7 @@ from quire.platform import detect_platform
 __all__ = ["make_inputs"]
 
 EXPERTS, TOP_K = 6, 3
-"""Of which the first and the last are elsewhere."""
+"""The first and the last expert are elsewhere."""
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
