@@ -1,5 +1,5 @@
-"""A checkpoint of the Qwen3 shape, dense or with experts, with random weights, as the other engines'
-converters want it.
+"""A checkpoint of the Qwen3 shape, dense or with experts, with random weights, as the converters of
+other engines want it.
 
 The numbers are seeded, so every engine computes with the same weights. Norms are one; matrices are
 normal with the deviation that published models were started from, and rounded to bfloat16, so

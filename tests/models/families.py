@@ -57,7 +57,7 @@ _MPT = {
     "eos_token_id": 2,
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
-_BASES = {
+BASES = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": None},
     "qwen2": _LLAMA,
@@ -413,7 +413,8 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[case.model_type](**{**_BASES[case.model_type], **case.extra})
+    base = BASES.get(case.model_type, {})
+    config = CONFIG_MAPPING[case.model_type](**{**base, **case.extra})
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.families import _BASES, Case, random_sequences, write_checkpoint
+from tests.models.families import BASES, Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel
 
 from quire.config import read_checkpoint, read_model_spec
@@ -89,7 +89,7 @@ def test_gemma_3_with_images_of_transformers(tmp_path: Path) -> None:
     vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 28}
     vision |= {"num_attention_heads": 1, "patch_size": 14}
     config = Gemma3Config(
-        text_config=_BASES["gemma3_text"], vision_config=vision, mm_tokens_per_image=4
+        text_config=BASES["gemma3_text"], vision_config=vision, mm_tokens_per_image=4
     )
     config._attn_implementation = "eager"
     torch.manual_seed(5)

@@ -20,6 +20,7 @@ __all__ = [
     "Gemma2Traits",
     "Gemma3Traits",
     "GenerationDefaults",
+    "GenericTraits",
     "LinearScaling",
     "Llama3Scaling",
     "LlamaTraits",
@@ -257,6 +258,11 @@ class ExpertsSpec:
         """Parameters of a layer that a token does not use."""
         idle = self.routing.num_experts - self.routing.top_k
         return 3 * hidden_size * self.inner_size * idle
+
+
+@dataclass(frozen=True, slots=True)
+class GenericTraits:
+    """Nothing: `transformers` reads what it needs."""
 
 
 @dataclass(frozen=True, slots=True)

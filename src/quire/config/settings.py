@@ -106,6 +106,12 @@ class ModelSettings:
         "where weights come from; dummy: random numbers, no file is read",
         choices=("auto", "safetensors", "dummy"),
     )
+    model_impl: str = _setting(
+        "auto",
+        "who computes the model: quire, or transformers over quire's paged attention, which is "
+        "slower; auto: quire where it knows the architecture",
+        choices=("auto", "quire", "transformers"),
+    )
     max_model_len: int | None = _setting(
         None,
         "longest sequence, prompt and output; auto: what the model claims and the memory holds",

@@ -60,6 +60,7 @@ def find_model(settings: EngineSettings) -> FoundModel:
         with_sampling=with_sampling,
         overrides=overrides,
         dtype_is_chosen=settings.dtype != "auto",
+        implementation=settings.model_impl,
     )
     return FoundModel(folder, spec)
 

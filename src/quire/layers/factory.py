@@ -36,7 +36,7 @@ from quire.layers.scaling import Scale, SoftCap
 from quire.layers.sinks import Sinks
 from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
-from quire.ops import OpSet
+from quire.ops import OpSet, PackedMatrix
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
 
 __all__ = ["LayerFactory"]
@@ -282,6 +282,11 @@ class LayerFactory:
         )
         table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
         return table, LMHead(own, vocabulary)
+
+    def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+        """Pack a projection to logits [V, E] that is already loaded; each rank has all of it."""
+        outputs, inputs = weight.shape
+        return self._formats.choose(MatrixShape(outputs, inputs, is_head=True)).pack(weight, bias)
 
     def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
 from quire.config.hf import StoredTensor
+from quire.config.model_spec import GenericTraits
 from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -76,6 +77,10 @@ def load_model(
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format={load_format!r}: use auto, safetensors or dummy")
+    if isinstance(spec.traits, GenericTraits):
+        from quire.models.generic import load_generic
+
+        return load_generic(spec, folder, factory, dummy=load_format == "dummy")
     create, others = find_model(spec.architecture), replaced or {}
     if load_format == "dummy":
         model = create(spec, factory)

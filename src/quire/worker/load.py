@@ -11,6 +11,7 @@ import torch
 
 from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec, read_checkpoint
+from quire.config.model_spec import GenericTraits
 from quire.config.packed import CacheScales, read_cache_scales
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
@@ -32,9 +33,9 @@ _log = logging.getLogger("quire.worker")
 class LoadedModel:
     """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
     that the model's layers read. given: where the model finds embeddings that requests bring.
-    by_torch: whether torch multiplies with some matrices, as no kernel serves the checkpoint's
-    format. cache_scales: of a cache in float8, by layer. adapters: places for those of requests;
-    None without LoRA."""
+    by_torch: whether torch computes some layers, or multiplies with some matrices, as no kernel
+    serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
+    for those of requests; None without LoRA."""
 
     spec: ModelSpec
     device: torch.device
@@ -117,6 +118,12 @@ def load(
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     columns = TokenColumns(ops)
     adapters = None
+    is_generic = isinstance(spec.traits, GenericTraits)
+    if settings.chosen.enable_lora and is_generic:
+        raise ConfigError(
+            "enable_lora=True needs a model that quire computes itself: leave it out, or merge the "
+            "adapter into the model"
+        )
     if settings.chosen.enable_lora:
         adapters = AdaptedLayers(
             settings.chosen.max_loras,
@@ -148,7 +155,8 @@ def load(
             replaced,
         )
     scales = _cache_scales(settings, kv_dtype)
-    by_kernels = ops.chosen["linear"] != REFERENCE and not formats.by_torch
+    by_torch = formats.by_torch or is_generic
+    by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
     if device.type != "cpu" or by_kernels:
         torch.set_num_threads(1)  # torch's own threads have only loaded
     return LoadedModel(
@@ -161,7 +169,7 @@ def load(
         model,
         columns,
         factory.given,
-        formats.by_torch,
+        by_torch,
         scales,
         adapters,
     )

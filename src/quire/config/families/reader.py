@@ -24,6 +24,7 @@ from quire.config.families.experts import (
     read_qwen3_moe,
 )
 from quire.config.families.gemma import read_gemma2, read_gemma3
+from quire.config.families.generic import has_transformers, read_generic
 from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
     read_exaone4,
@@ -65,14 +66,16 @@ def read_model_spec(
     with_sampling: bool = True,
     overrides: Mapping[str, Any] | None = None,
     dtype_is_chosen: bool = False,
+    implementation: str = "auto",
 ) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
     file.
 
     with_sampling: whether the latter's sampling defaults count. overrides: values that stand in
     place of those of config.json. dtype_is_chosen: the user has given one, so that of the
-    checkpoint need not be one that quire knows. Raises ConfigError, naming file,
-    key and value, for anything that quire cannot serve.
+    checkpoint need not be one that quire knows. implementation: "transformers" has that library
+    compute the model, "quire" never, "auto" where quire has no file for it. Raises ConfigError,
+    naming file, key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
         return _read_gguf_spec(folder, overrides or {})
@@ -83,12 +86,36 @@ def read_model_spec(
             "GGUF file, or the type of one in a repository, such as organization/name:Q4_K_M"
         )
     raw = flat_config(read_json(path)).overridden(overrides or {})
-    architecture, reader = _find_reader(raw)
-    read_packed_settings(folder)
-    spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
+    if implementation == "transformers" or (implementation == "auto" and _is_unknown(raw)):
+        architecture = next(iter(_stated(raw)), "")
+        dtype = _read_dtype(raw, folder, dtype_is_chosen)
+        try:
+            spec = _read_by_transformers(raw, folder, overrides or {}, dtype)
+        except ConfigError as error:
+            if implementation == "transformers":
+                raise
+            raise ConfigError(f"{_not_supported(raw, architecture)}; {error}") from error
+    else:
+        architecture, reader = _find_reader(raw)
+        read_packed_settings(folder)
+        spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
+
+
+def _read_by_transformers(
+    raw: RawConfig, folder: Path, overrides: Mapping[str, Any], dtype: str
+) -> ModelSpec:
+    """Raises ConfigError for what that library would not be told, or knows in another way."""
+    if overrides:
+        raise ConfigError("hf_overrides does not reach transformers; change config.json instead")
+    if read_packed_settings(folder) is not None:
+        raise ConfigError(
+            f"{raw.source}: quantized checkpoints are served by quire's own models alone; use one "
+            "that is not, with quantization= if you like"
+        )
+    return read_generic(raw, folder, dtype)
 
 
 def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
@@ -108,6 +135,24 @@ def flat_config(raw: RawConfig) -> RawConfig:
     return nested.with_defaults({"architectures": [architecture]})
 
 
+def _is_unknown(raw: RawConfig) -> bool:
+    """Return whether nobody reads this architecture, neither quire nor a third party, so that it is
+    worth asking `transformers`."""
+    from importlib.metadata import entry_points
+
+    name = next(iter(_stated(raw)), None)
+    if name is None or name in _READERS or not raw.has("model_type") or not has_transformers():
+        return False
+    return not entry_points(group="quire.model_specs", name=name)
+
+
+def _not_supported(raw: RawConfig, name: str) -> str:
+    from importlib.metadata import entry_points
+
+    known = ", ".join(sorted({*_READERS, *entry_points(group="quire.model_specs").names}))
+    return f"{raw.source}: architecture {name} is not supported; quire serves {known}"
+
+
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     name = _architecture(raw)
     if name in _READERS:
@@ -117,8 +162,7 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     third_party = {point.name: point for point in entry_points(group="quire.model_specs")}
     if name in third_party:
         return name, third_party[name].load()
-    known = ", ".join(sorted({*_READERS, *third_party}))
-    raise ConfigError(f"{raw.source}: architecture {name} is not supported; quire serves {known}")
+    raise ConfigError(_not_supported(raw, name))
 
 
 def _architecture(raw: RawConfig) -> str:
