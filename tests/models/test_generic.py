@@ -122,7 +122,7 @@ def test_what_would_be_wrong_is_refused(name: str, tmp_path: Path) -> None:
     model_type, extra, reason = REFUSED[name]
     config = CONFIG_MAPPING[model_type](**{**_LLAMA, **extra})
     with torch.device("meta"):
-        AutoModelForCausalLM.from_config(config)
+        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(tmp_path)
     with pytest.raises(RefusedError, match=reason):
         facts_of(tmp_path)

@@ -35,9 +35,10 @@ def load_generic(
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             model: Any = AutoModelForCausalLM.from_config(config, **options)
         else:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, **options
             )
+            model, info = loaded
             _refuse_wrong(folder, info)
     return GenericModel(spec, model.eval().requires_grad_(False), factory)
 
