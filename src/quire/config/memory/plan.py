@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quire.config.checkpoint import Checkpoint
 from quire.config.kv_layout import KVLayout
-from quire.config.model_spec import ModelSpec
+from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.quantization import quantized_bytes
 from quire.config.settings import EngineSettings
 
@@ -133,8 +133,11 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
 
 def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bool) -> int:
     """Return the bytes of the weights by the files' headers, or without files by the number of
-    parameters. A tied LM head that is stored a second time counts once. widened: matrices that come
-    quantized count as plain."""
+    parameters. widened: matrices that come quantized count as plain.
+
+    A tied LM head that is stored a second time counts once, but in a model that `transformers`
+    computes, where the table stays beside the packed head.
+    """
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes
     tensors = {
@@ -144,7 +147,8 @@ def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bo
     if spec.tie_word_embeddings and head is not None and head.packed is None:
         del tensors["lm_head.weight"]
     size = spec.dtype_bytes
-    return sum(
+    own_head = isinstance(spec.traits, GenericTraits) and spec.tie_word_embeddings
+    return own_head * spec.vocab_size * spec.hidden_size * size + sum(
         math.prod(tensor.shape) * size
         if widened or tensor.packed is None or _is_table(name, spec)
         else tensor.packed.num_bytes
