@@ -1,6 +1,6 @@
 """Hostile grammars beside plain streams: what the streams notice of them, over real HTTP.
 
-    python -m benchmarks.hostile_schemas [--model bundled] [--seconds 300] [--turns 3]
+    python -m benchmarks.hostile_schemas [--model FOLDER] [--seconds 300] [--turns 3]
         [--output benchmarks/results/hostile_schemas.json]
 
 A turn is so many seconds of four plain streams alone, then as many beside a client that sends one
@@ -31,7 +31,6 @@ from typing import Any
 
 from benchmarks.arguments import positive_number
 from tests.grammar.hostile import HOSTILE
-from tests.waiting import wait_for
 
 from quire.bench.machine import current_commit, describe_machine
 from quire.bench.record import percentile
@@ -78,7 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--model", help="the bundled one if left out")
     parser.add_argument("--threads", type=positive_number, default=2)
     parser.add_argument("--seconds", type=positive_number, default=300, help="of each run (300)")
     parser.add_argument("--turns", type=positive_number, default=3)
@@ -88,17 +87,20 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def served(model: str, threads: int) -> Iterator[int]:
+def served(model: str | None, threads: int) -> Iterator[int]:
     """The port of a server in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    command = [sys.executable, "-m", "quire", "serve", model, "--port", str(port)]
-    process = subprocess.Popen([*command, "--num-threads", str(threads)])
+    command = [sys.executable, "-m", "quire", "serve", *([] if model is None else [model])]
+    flags = ["--port", str(port), "--num-threads", str(threads), "--disable-access-log"]
+    process = subprocess.Popen([*command, *flags])
     try:
-        wait_for(lambda: is_ready(port) or process.poll() is not None, "server", LIMIT_S)
-        if process.poll() is not None:
-            raise SystemExit(f"the server ended with status {process.returncode}")
+        until = time.monotonic() + LIMIT_S
+        while not is_ready(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"there is no server (status {process.returncode})")
+            time.sleep(0.5)
         yield port
     finally:
         process.terminate()
