@@ -158,6 +158,8 @@ class LLM:
         is_single = not holds_lists(messages)
         conversations = cast("list[Sequence[Message]]", [messages] if is_single else messages)
         chats = self._chats(template or renderer.chat_template, tools)
+        if template is None and chats is not None:
+            template = chats.template
         rendered = [
             self._render_chat(
                 conversation if chats is None else chats.conversation(conversation),
@@ -188,7 +190,8 @@ class LLM:
             return None
         if self._dialect is None or self._dialect[0] is not template:
             self._dialect = template, find_dialect(template, tokenizer)
-        return WholeChats(self._dialect[1], tokenizer, self._engine.eos_token_ids, tools)
+        ends = self._engine.eos_token_ids
+        return WholeChats(self._dialect[1], template, tokenizer, ends, tools)
 
     def beam_search(
         self,

@@ -6,15 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.harmony_template import own_template
 from quire.dialect.parser import AnswerParser
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.sample import PartsReader
 from quire.dialect.spec import Dialect, thinking_at_end
-from quire.dialect.tools import Tool, tools_prompt
+from quire.dialect.tools import tool_of, tools_prompt
 from quire.protocol.outputs import ChatAnswer, CompletionOutput, FunctionCall, ToolCall
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import Tokenizer
+from quire.rendering import ChatTemplate, Tokenizer
 
 __all__ = ["WholeChats"]
 
@@ -22,20 +23,23 @@ Message = Mapping[str, Any]
 
 
 class WholeChats:
-    """Chats of a model with the same tools."""
+    """Chats of a model with the same tools. template: renders them."""
 
     def __init__(
         self,
         dialect: Dialect,
+        template: ChatTemplate,
         tokenizer: Tokenizer,
         eos_token_ids: Collection[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """tools: as the OpenAI API takes them; of others only the template knows something."""
+        """template: of which the dialect was found. tools: as the OpenAI API takes them; of others
+        only the template knows something."""
+        self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._ends = frozenset(eos_token_ids) | self._dialect.stop_token_ids
-        self._tools = [tool for given in tools or () if (tool := _tool(given)) is not None]
+        self._tools = [tool for given in tools or () if (tool := tool_of(given)) is not None]
         self._reads = bool(self._tools) or self._dialect.thinking is not None
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -74,15 +78,6 @@ class WholeChats:
         if update.ending is None:  # a stop string that is a token, which the text does not show
             parts += reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
         return _answer(parts)
-
-
-def _tool(given: Mapping[str, Any]) -> Tool | None:
-    function: object = given.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return None
-    parameters: object = function.get("parameters")
-    schema = dict(parameters) if isinstance(parameters, Mapping) else {}
-    return Tool(function["name"], schema, description=str(function.get("description") or ""))
 
 
 def _calls(message: Message) -> Sequence[object]:
