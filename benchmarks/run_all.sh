@@ -22,7 +22,6 @@ $python benchmarks/kv_waste.py --output $results/kv_waste.json
 $python benchmarks/block_sharing.py --output $results/block_sharing.json
 $python benchmarks/speculation.py --quantization int8 --output $results/speculation.json
 $python benchmarks/structured.py --output $results/structured.json
-$python -m benchmarks.hostile_schemas --output $results/hostile_schemas.json
 $python benchmarks/captured_rows.py --quantization int8 --turns 5 --output $results/captured_rows_qwen3.json
 $python benchmarks/captured_rows.py --model benchmarks/models/llama-12m --turns 45 \
   --output $results/captured_rows_llama.json
