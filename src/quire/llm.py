@@ -176,9 +176,10 @@ class LLM:
         outputs = self._run(
             rendered, params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
         )
-        for conversation, its, output in zip(conversations, params, outputs, strict=True):
-            for each in output.outputs if chats is not None else ():
-                each.answer = chats.answer(conversation, output.prompt_token_ids, each, its)
+        if chats is not None:
+            for conversation, its, output in zip(conversations, params, outputs, strict=True):
+                for each in output.outputs:
+                    each.answer = chats.answer(conversation, output.prompt_token_ids, each, its)
         return outputs
 
     def _chats(

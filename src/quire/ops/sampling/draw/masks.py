@@ -50,7 +50,7 @@ def check_masks(masks: torch.Tensor, vocab_size: int) -> None:
 
 
 def _bits(masks: torch.Tensor, mask_rows: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Which tokens masks allow, bool [R, V]; rows without a mask get that of another."""
+    """Return the tokens that masks allow, bool [R, V]; rows without a mask get those of another."""
     words = masks[mask_rows.clamp(min=0)]
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     return (words[:, :, None] >> bits & 1).flatten(1)[:, :vocab_size].bool()
