@@ -15,8 +15,18 @@ from typing import ClassVar
 import pytest
 import torch
 
-from quire import LLM, ConfigError, EngineError, RequestError, SamplingParams, SchedulingParams
+from quire import (
+    LLM,
+    ConfigError,
+    EngineError,
+    RequestError,
+    SamplingParams,
+    SchedulingParams,
+    StructuredOutputsParams,
+)
 from quire.bundled import bundled_model_path
+from quire.dialect import find_dialect
+from quire.outputs import ChatAnswer
 from quire.scheduler import KeyedPolicy, SequenceGroup
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -75,6 +85,42 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     many = llm.chat([conversation, conversation], GREEDY)
     assert [output.outputs[0].text for output in many] == [one.outputs[0].text] * 2
     assert one.prompt != "Hello!"
+
+
+def test_calls_of_a_chat_are_told_apart(llm: LLM) -> None:
+    """Catches calls that users of `chat` would have to find in the text, and a stop token or a stop
+    string that becomes part of an answer."""
+    name = {"type": "string", "maxLength": 4}
+    schema = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+    tools = [{"type": "function", "function": {"name": "find", "parameters": schema}}]
+    renderer = llm.engine.renderer
+    dialect = find_dialect(renderer.chat_template, renderer.tokenizer)
+    marker = dialect.tokens.ids["<|tool_call|>"]
+    text = '"{\\"name\\": \\"find\\", \\"arguments\\": {\\"name\\": \\"" /[a-z]{1,4}/ "\\"}}"'
+    held = StructuredOutputsParams(grammar=f"start: <[{marker}]> {text}")
+    params = [
+        SamplingParams(temperature=1, seed=1, max_tokens=60, structured_outputs=held),
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=0, max_tokens=12, stop=["e"]),
+    ]
+    conversation = [{"role": "user", "content": "Hello!"}]
+    called, free, stopped = (
+        output.outputs[0] for output in llm.chat([conversation] * 3, params, tools=tools)
+    )
+    assert called.answer is not None
+    (call,) = called.answer.tool_calls
+    assert (call.function.name, call.type, called.answer.content) == ("find", "function", None)
+    assert len(json.loads(call.function.arguments)["name"]) <= 4
+    assert call.id.startswith("call_")
+    for each in (free, stopped):
+        assert each.answer == ChatAnswer(each.text)
+    assert stopped.stop_reason == "e"
+    (plain,) = llm.chat(conversation, params[1])
+    assert plain.outputs[0].answer == ChatAnswer(plain.outputs[0].text)
+    (generated,) = llm.generate("Hello!", params[1])
+    assert generated.outputs[0].answer is None
+    with pytest.raises(RequestError):
+        llm.chat([{"role": "user", "content": "a", "tool_calls": 3}, 5], params[1])  # type: ignore[list-item]
 
 
 def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:

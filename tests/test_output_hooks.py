@@ -14,7 +14,17 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
-from quire.hooks import HOLD, PASS, Answer, End, OutputHook, Replace, Unsent, WatchedSequence
+from quire.hooks import (
+    HOLD,
+    PASS,
+    Answer,
+    End,
+    OutputHook,
+    Pass,
+    Replace,
+    Unsent,
+    WatchedSequence,
+)
 from quire.protocol import FinishReason
 from quire.protocol.status import EngineState
 from quire.rendering.tokenizer import Tokenizer
@@ -109,6 +119,73 @@ def test_what_passes_is_unchanged(plain: LLM, watched: LLM, n: int, logprobs: in
                 assert sample.token_ids == reference.token_ids
                 assert sample.text == reference.text
                 assert sample.logprobs == reference.logprobs
+
+
+class Rewrites:
+    """Holds three tokens, and puts two others in their place when an output has reached lengths."""
+
+    def watch(self, sequence: WatchedSequence) -> _Rewrites:
+        return _Rewrites()
+
+
+class _Rewrites:
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self._lengths = [5, 14, 15, 33]
+
+    def judge(self, unsent: Unsent) -> Answer:
+        count = len(unsent.token_ids)
+        if unsent.is_last:
+            return PASS
+        if self._lengths and self.num_sent + count >= self._lengths[0]:
+            return Replace(max(count - 3, 0), token_ids=(self._lengths.pop(0), 78))
+        num_passed = max(count - 3, 0)
+        self.num_sent += num_passed
+        return Pass(num_passed)
+
+
+def rewritten(plain: LLM, prompt: str, params: SamplingParams) -> list[int]:
+    """Tokens of an output that is computed anew, as a prompt, after each change."""
+    (first,) = plain.generate(prompt, params, use_tqdm=False)
+    prompt_ids, tokens, judge = (
+        first.prompt_token_ids,
+        list(first.outputs[0].token_ids),
+        _Rewrites(),
+    )
+    length = len(tokens)
+    at = 0
+    while at < length:
+        at += 1
+        held = tuple(tokens[judge.num_sent : at])
+        answer = judge.judge(Unsent(held, ("",) * len(held), at == length))
+        if isinstance(answer, Replace):
+            kept = tokens[: judge.num_sent + answer.num_kept] + list(answer.token_ids)
+            rest = params.clone(max_tokens=length - len(kept))
+            again = {"prompt_token_ids": [*prompt_ids, *kept]}
+            (output,) = plain.generate(again, rest, use_tqdm=False)  # type: ignore[arg-type]
+            tokens, at = [*kept, *output.outputs[0].token_ids], len(kept)
+    return tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tails_are_replaced_at_any_depth(plain: LLM, depth: int, temperature: float) -> None:
+    """Catches tokens of steps in flight that survive a rewind, and rows that go on from K/V of
+    tokens which are gone, beside rows that nobody watches."""
+    hooks: list[Any] = [{"rewrites": Rewrites()}]
+    params = PARAMS.clone(temperature=temperature)
+    mixed = [params.clone(hooks=("rewrites",)), params, params.clone(hooks=("rewrites",))]
+    with LLM(
+        quiet=True, num_kv_blocks=64, max_model_len=256, output_hooks=hooks, depth=depth
+    ) as llm:
+        found = llm.generate(PROMPTS, mixed, use_tqdm=False)
+    assert not any(output.error for output in found), found
+    (untouched,) = plain.generate(PROMPTS[1], params, use_tqdm=False)
+    assert found[1].outputs[0].token_ids == untouched.outputs[0].token_ids
+    for i in (0, 2):
+        wanted = rewritten(plain, PROMPTS[i], params)
+        assert 33 in wanted
+        assert found[i].outputs[0].token_ids == wanted
 
 
 def test_stop_strings_match_in_what_was_sent(plain: LLM, watched: LLM) -> None:

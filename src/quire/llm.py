@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
+from quire.dialect import Dialect, find_dialect
+from quire.dialect.chat import WholeChats
 from quire.engine.build import Engine
 from quire.engine.clients.prompt_stream import PromptStream
 from quire.engine_args import EngineArgs
@@ -43,6 +45,7 @@ from quire.protocol.pooling_params import PoolingParams, pooling_for
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
+    ChatTemplate,
     OutputReader,
     Prompt,
     PromptPieces,
@@ -79,6 +82,7 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         self._llm_engine = LLMEngine(built_engine({**settings, "model": model}))
         self._engine: Engine = self._llm_engine.engine
+        self._dialect: tuple[ChatTemplate, Dialect] | None = None  # of the last chat
         self._enqueued: list[RequestOutput] = []
 
     @classmethod
@@ -145,16 +149,20 @@ class LLM:
 
         messages: [{"role": …, "content": …}, …], or a list of such lists. chat_template: the text
         of another one. continue_final_message: the answer goes on with the last message; then
-        add_generation_prompt is False. Errors, and others, as in `generate`.
+        add_generation_prompt is False. `outputs[i].answer` tells content, reasoning and calls of
+        tools apart. Errors, and others, as in `generate`.
         """
         check_foreign(RequestError, "chat", CALL_ARGUMENTS, others)
         renderer = self._engine.renderer
         template = None if chat_template is None else renderer.request_template(chat_template)
         is_single = not holds_lists(messages)
-        conversations = [messages] if is_single else messages
+        conversations = cast("list[Sequence[Message]]", [messages] if is_single else messages)
+        chats = self._chats(template or renderer.chat_template, tools)
+        if template is None and chats is not None:
+            template = chats.template
         rendered = [
             self._render_chat(
-                cast("Sequence[Message]", conversation),
+                conversation if chats is None else chats.conversation(conversation),
                 tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -164,9 +172,27 @@ class LLM:
             for conversation in conversations
         ]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
-        return self._run(
-            rendered, sampling_params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
+        params = self._params_for(rendered, sampling_params)
+        outputs = self._run(
+            rendered, params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
         )
+        if chats is not None:
+            for conversation, its, output in zip(conversations, params, outputs, strict=True):
+                for each in output.outputs:
+                    each.answer = chats.answer(conversation, output.prompt_token_ids, each, its)
+        return outputs
+
+    def _chats(
+        self, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> WholeChats | None:
+        """Return who reads answers to chats, if the engine knows texts."""
+        tokenizer = self._engine.renderer.tokenizer
+        if template is None or tokenizer is None:
+            return None
+        if self._dialect is None or self._dialect[0] is not template:
+            self._dialect = template, find_dialect(template, tokenizer)
+        ends = self._engine.eos_token_ids
+        return WholeChats(self._dialect[1], template, tokenizer, ends, tools)
 
     def beam_search(
         self,

@@ -4,23 +4,29 @@ from quire.idioms import missing_name
 from quire.protocol.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
+    ChatAnswer,
     CompletionOutput,
+    FunctionCall,
     Logprob,
     PoolingOutput,
     PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
+    ToolCall,
 )
 
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
+    "ChatAnswer",
     "CompletionOutput",
+    "FunctionCall",
     "Logprob",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "ToolCall",
 ]
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import jsonschema
+import numpy as np
 import pytest
 
 from quire.dialect import Thinking, Tool, answer_grammar
 from quire.dialect.families import DIALECTS
 from quire.errors import RequestError
 from quire.grammar.guidance import GuidanceGrammars
-from quire.protocol import FinishReason
+from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.grammar import GrammarKind, StructuredOutputsParams
 from tests.dialect.answers import parsed, read
 from tests.engine.fake_engine import FakeEngine
@@ -46,6 +47,18 @@ def shared() -> Iterator[GuidanceGrammars]:
     found = grammars(V)
     yield found
     found.close()
+
+
+def test_the_log_says_nothing_of_tools_that_are_held_to(
+    shared: GuidanceGrammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches a warning about markers that are tokens, which nobody has to know of."""
+    spec = answer_grammar(DIALECT.bound(tokenizer()), TOOLS, "required", parallel=True)
+    request = EngineRequest(
+        "a", 0, np.array([1], np.int32), SamplingParams(), 0, frozenset({EOS}), grammar=spec
+    )
+    assert shared.open(request).result() is not None
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

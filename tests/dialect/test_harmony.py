@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -12,9 +15,14 @@ from hypothesis import strategies as st
 from quire.dialect import Thinking, Tool, answer_grammar, find_dialect
 from quire.dialect.families import DIALECTS
 from quire.dialect.harmony import render_harmony
+from quire.dialect.harmony_template import HarmonyTemplate, own_template
 from quire.errors import ConfigError, RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.rendering import Renderer
 from quire.rendering.chat_template.template import ChatTemplate
+from quire.server.generation.prompts import PromptRenderer
+from quire.server.requests.bodies import ChatRequest
+from quire.server.requests.limits import Limits
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import encoded
@@ -157,6 +165,40 @@ def test_analysis_of_a_finished_turn_is_left_out() -> None:
         "<|start|>user<|message|>Thanks<|end|><|start|>assistant"
     )
     assert "<|return|>" not in text
+
+
+def as_sent(tool: Tool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+    }
+    return {"type": "function", "function": function}
+
+
+def test_a_server_renders_what_is_described_and_leaves_the_rest_to_the_template() -> None:
+    """Catches a gpt-oss model whose prompts depend on what its folder's template does."""
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ x }}", {})
+    ours = own_template(HARMONY, template)
+    assert isinstance(ours, HarmonyTemplate)
+    assert own_template(DIALECTS["hermes"], template) is template
+    assert own_template(HARMONY, None) is None
+    ours = HarmonyTemplate(template, lambda: datetime.date(2025, 6, 28))
+    tools = [as_sent(tool) for tool in WEATHER]
+    assert ours.render(conversation()[:2], tools, reasoning_effort="high", thinking=True) == GOLDEN
+    assert "Reasoning: medium" in ours.render(conversation()[:2])
+    hello = [{"role": "user", "content": "Hello"}]
+    assert ours.render(hello, x="!") == "Hello!"
+    assert ours.render(hello, [{"type": "web_search"}]) == "Hello"
+    renderer = Renderer(TOKENS, template)
+    body = ChatRequest(messages=hello, tools=tools, reasoning_effort="high")
+    prompts = PromptRenderer(Limits(), 1)
+    rendered = asyncio.run(prompts.render_chat(renderer, body, 10_000, HARMONY))
+    prompts.close()
+    assert rendered.text is not None
+    assert "Reasoning: high" in rendered.text
+    assert "type get_location = () => any;" in rendered.text
+    assert rendered.token_ids[0] == HARMONY.tokens.ids["<|start|>"]
 
 
 def test_what_cannot_be_rendered() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.waiting import WAIT_S
 
+from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, Team
 from quire.ops.check import compare
 from quire.ops.random_tensors import normal
@@ -44,6 +45,7 @@ def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     broken=st.sampled_from([0.0, 0.0, torch.nan, torch.inf, -torch.inf]),
     by_slot=st.booleans(),
+    masked=st.sampled_from([0, 1, 2, 8]),
     seed=st.integers(0, 2**31),
 )
 def test_any_draw_equals_the_reference(
@@ -55,10 +57,12 @@ def test_any_draw_equals_the_reference(
     dtype: torch.dtype,
     broken: float,
     by_slot: bool,
+    masked: int,
     seed: int,
 ) -> None:
     """Turns red when a token beyond a filter's end is drawn, a possible winner is passed over, a
-    tail of the vocabulary is read wrongly, or a number that is none is overlooked."""
+    tail of the vocabulary is read wrongly, or a number that is none is overlooked. masked: of so
+    many tokens a mask allows one; 0 is no mask."""
     generator = torch.Generator().manual_seed(seed)
     logits = normal(generator, 2, vocab_size) * scale
     if ties:
@@ -85,11 +89,49 @@ def test_any_draw_equals_the_reference(
             torch.randint(2**31, (count,), generator=generator),
             torch.randperm(count, generator=generator) if by_slot else None,
         ),
+        some_masks(generator, count, vocab_size, masked) if masked else {},
     )
     for provider in OP.providers:
         if provider.unavailable(PLATFORM) is None:
             difference = compare(OP, provider.load(TEAM), case)
             assert difference is None, f"{provider.name}: {difference}"
+
+
+def some_masks(
+    generator: torch.Generator, count: int, vocab_size: int, part: int
+) -> dict[str, torch.Tensor]:
+    """Two masks that allow about one token in `part`, of which rows have one or none."""
+    allowed = torch.randint(part, (2, -(-vocab_size // 32), 32), generator=generator) == 0
+    words = (allowed.long() << torch.arange(32)).sum(2)
+    rows = torch.randint(-1, 2, (count,), generator=generator)
+    return {"masks": words.to(torch.int32), "mask_rows": rows}
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 4100])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_leaves_what_it_allows(vocab_size: int, temperature: float) -> None:
+    """Turns red when a bit stands for another token, when a banned number that is none is
+    overlooked, or when the model is blamed for a mask that leaves nothing."""
+    zeros, off = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    arguments = (zeros, off + temperature, zeros, off + 1.0, off, zeros, zeros, zeros)
+    for provider in OP.providers:
+        if provider.unavailable(PLATFORM) is not None:
+            continue
+        call = provider.load(TEAM)
+        for token in {0, vocab_size // 2, vocab_size - 1}:
+            words = torch.zeros(2, -(-vocab_size // 32), dtype=torch.int64)
+            words[1, token // 32] = 1 << token % 32
+            masks = {"masks": words.to(torch.int32), "mask_rows": zeros + 1}
+            logits = torch.zeros(1, vocab_size)
+            logits[0, token] = -200.0
+            assert call(logits, *arguments, **masks).tolist() == [token], provider.name
+            assert call(logits, *arguments, **{**masks, "mask_rows": zeros}).tolist() == [-2]
+            logits[0, token] = -torch.inf
+            assert call(logits, *arguments, **masks).tolist() == [-2 if vocab_size > 1 else -1]
+            logits[0, 0] = torch.nan
+            assert call(logits, *arguments, **masks).tolist() == [-1], provider.name
+        with pytest.raises(EngineError, match="masks have"):
+            call(logits, *arguments, masks=words[:, :0].to(torch.int32), mask_rows=zeros)
 
 
 NO_MEMORY = """

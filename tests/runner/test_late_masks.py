@@ -19,6 +19,7 @@ from quire.errors import EngineError
 from quire.protocol import EngineRequest
 from quire.protocol.step import EnterRow, LateInput, StepPlan
 from quire.runner.late import LateInputs
+from quire.sampling import sampler
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, has_kernels, workload
@@ -193,6 +194,42 @@ def test_plain_rows_take_the_captured_path_and_keep_their_bits(engines, monkeypa
     (expected, repeats), (got, repeats_after) = runs
     assert_same(got, expected)
     assert repeats_after == repeats
+
+
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+def test_constrained_rows_are_replayed_and_drawn_where_their_logits_are(engines, monkeypatch):
+    """Catches a step that leaves its graph because rows wait for masks, logits of a row that are
+    copied to be masked or beside drafts, and a draw per row."""
+    counts: Counter[str] = Counter()
+    engines.append(LLM(**SETTINGS, enable_prefix_caching=False))
+    core = Constrained(engines[0], workload()[:3]).core
+    runner: Any = core._executor._worker._assembly.runner
+    replay, edit, draw = runner._decode._replay, sampler.edit_row, runner._draws._sampler
+    draw_tokens, compute = draw._draw_tokens, runner._forward.compute
+
+    def count(what: str, call: Any) -> Any:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            counts[what] += 1
+            return call(*arguments, **more)
+
+        return counted
+
+    def drawn(logits: torch.Tensor, rows: torch.Tensor, *columns: Any, **more: Any) -> torch.Tensor:
+        counts["draws"] += 1
+        counts["copies"] += len(logits) == len(rows) > 1 and runner._rows.num_drafts.any()
+        return draw_tokens(logits, rows, *columns, **more)
+
+    monkeypatch.setattr(sampler, "edit_row", count("edits", edit))
+    monkeypatch.setattr(runner._decode, "_replay", count("replays", replay))
+    monkeypatch.setattr(runner._forward, "compute", count("uncaptured", compute))
+    monkeypatch.setattr(draw, "_draw_tokens", drawn)
+    expected = generate(engines[0], [asked(i) for i in range(4)])
+    assert counts["edits"] == 0
+    assert counts["replays"] > 8
+    assert counts["draws"] == counts["replays"] + counts["uncaptured"]
+    core._scheduler._drafts._proposer = Wrong(expected)
+    assert_same(generate(engines[0], [asked(i) for i in range(4)]), expected)
+    assert counts["copies"] == 0
 
 
 def test_a_row_without_a_token_fails_alone(engines):

@@ -40,14 +40,15 @@ def sample_rows(
     positions: Sequence[int] | None = None,
     history: Tokens | None = None,
     stop_token_ids: Sequence[int] = (),
-    masks: dict[int, npt.NDArray[np.int32]] | None = None,
+    mask: npt.NDArray[np.uint32] | None = None,
 ) -> SampleOutput:
-    """One step of a fresh sampler; row i is in slot i."""
+    """One step of a fresh sampler; row i is in slot i. mask: of all rows."""
     rows = torch.from_numpy(np.array(logits, np.float32))
     state = SamplingState(len(params), rows.shape[1])
     for slot, row_params in enumerate(params):
         state.enter(slot, row_params, seeds[slot] if seeds else slot, 0, stop_token_ids)
     places = positions if positions is not None else [7] * len(params)
+    masks = None if mask is None else (mask[None], np.zeros(len(params), np.int64))
     return sampler(state).sample(rows, range(len(params)), places, history or Tokens(), masks)
 
 

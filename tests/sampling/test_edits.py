@@ -124,11 +124,10 @@ def test_media_placeholders_in_the_prompt_are_not_penalized():
 
 
 def test_grammar_mask_has_the_last_word():
-    mask = np.zeros(1, np.int32)
-    mask[0] = 1 << 6 | 1 << 11
+    mask = np.array([1 << 6 | 1 << 11], np.uint32)
     params = greedy(logit_bias={5: 100.0, 11: 20.0})
-    assert sample_one(descending(), params, masks={0: mask}).token_ids[0] == 11
-    assert sample_one(descending(), greedy(), masks={0: mask}).token_ids[0] == 6
+    assert sample_one(descending(), params, mask=mask).token_ids[0] == 11
+    assert sample_one(descending(), greedy(), mask=mask).token_ids[0] == 6
 
 
 def test_processors_run_first_and_in_order():

@@ -22,6 +22,7 @@ __all__ = [
     "ToolChoice",
     "check_tools",
     "chosen_tools",
+    "tool_of",
     "tools_prompt",
 ]
 
@@ -135,6 +136,20 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.name == choice.name]
     return tools
+
+
+def tool_of(given: object) -> Tool | None:
+    """Read a tool as the OpenAI API takes it; None if it is no function with a name."""
+    function = node(node(given).get("function"))
+    name = function.get("name")
+    if not isinstance(name, str):
+        return None
+    description = function.get("description")
+    return Tool(
+        name,
+        node(function.get("parameters")),
+        description=description if isinstance(description, str) else "",
+    )
 
 
 def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:

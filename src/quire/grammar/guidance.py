@@ -24,6 +24,11 @@ from quire.protocol.step import IntArray, MaskArray, no_ints
 
 __all__ = ["GuidanceGrammars"]
 
+_TOKEN_BYTES = 4
+
+_UNASKED = "no tokenizer"
+"""So begins what the library says of tokens in a grammar, because it has none for warnings."""
+
 MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
 """Bytes of cached grammars' texts; compiled ones take some times as much."""
@@ -128,7 +133,7 @@ class GuidanceGrammars:
             self._warned.popitem(last=False)
         if schemas:
             is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
-            found += [] if is_error else words
+            found += [] if is_error else [word for word in words if not word.startswith(_UNASKED)]
         if found:
             _log.warning("a schema has what is not held to: %s", "; ".join(found)[:500])
 
@@ -189,7 +194,7 @@ class GuidanceMatcher:
         self._stops = stops
         self._ends = _mask_of(stops.token_ids, vocab_size)
         self._goes_on = ~(self._ends | _mask_of([eos_id], vocab_size))
-        self._fed: IntArray = np.zeros(0, np.int32)
+        self._fed = b""  # the output that it has followed, as int32
 
     def masks(self, output: IntArray, drafts: IntArray) -> Sequence[Mask]:
         self._follow(output)
@@ -219,11 +224,12 @@ class GuidanceMatcher:
         return np.array(tokens[: ends[0]] if ends else tokens, np.int32)
 
     def _follow(self, output: IntArray) -> None:
-        num_fed = len(self._fed)
-        is_longer = len(output) >= num_fed and np.array_equal(output[:num_fed], self._fed)
-        if not is_longer:
+        given = output.astype(np.int32, copy=False).tobytes()
+        num_fed = len(self._fed) // _TOKEN_BYTES
+        if not given.startswith(self._fed):
+            fed = np.frombuffer(self._fed, np.int32)
             same = min(num_fed, len(output))
-            differs = np.flatnonzero(self._fed[:same] != output[:same])
+            differs = np.flatnonzero(fed[:same] != output[:same])
             num_kept = int(differs[0]) if len(differs) else same
             if self._can_roll_back:
                 self._matcher.rollback(num_fed - num_kept)
@@ -231,7 +237,7 @@ class GuidanceMatcher:
                 self._matcher, num_kept = self._prototype.deep_copy(), 0
             num_fed = num_kept
         self._feed(output[num_fed:].tolist())
-        self._fed = output.copy()
+        self._fed = given
 
     def _feed(self, tokens: list[int]) -> None:
         num_legal = self._matcher.validate_tokens(tokens) if tokens else 0
@@ -253,8 +259,10 @@ class GuidanceMatcher:
 
     def _mask(self, num_tokens: int) -> MaskArray:
         """Return the mask of the tokens that may follow `num_tokens` tokens of output."""
-        mask = np.zeros_like(self._ends)
-        if not self._matcher.is_stopped():
+        mask = np.empty_like(self._ends)
+        if self._matcher.is_stopped():
+            mask.fill(0)
+        else:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
         may_end = self._matcher.is_accepting()

@@ -10,12 +10,15 @@ from quire.protocol.adapters import LoRARequest
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
+    "ChatAnswer",
     "CompletionOutput",
+    "FunctionCall",
     "Logprob",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "ToolCall",
 ]
 
 
@@ -35,12 +38,39 @@ is there."""
 
 
 @dataclass(slots=True)
+class FunctionCall:
+    """arguments: the text of a JSON object, cut where the answer was."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call as messages of the OpenAI API hold it."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """The parts of an answer. content: None if it is calls or thinking alone. reasoning: None
+    without thinking. tool_calls: in the order in which they came."""
+
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One sample of a request, so far.
 
     finish_reason: "stop", "length", "content_filter", "abort" or "error"; None while it runs.
     stop_reason: the stop string or stop token id that ended it, None if the model's end-of-sequence
-    token did.
+    token did. answer: the parts of an answer of `LLM.chat` that has ended.
     """
 
     index: int
@@ -50,6 +80,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    answer: ChatAnswer | None = None
 
     @property
     def finished(self) -> bool:

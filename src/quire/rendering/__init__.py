@@ -11,7 +11,7 @@ from quire.rendering.message_check import check_messages
 from quire.rendering.output import Ending, OutputRenderer, OutputUpdate, TextDelta
 from quire.rendering.output_reader import OutputReader
 from quire.rendering.prompt_pieces import PromptPieces
-from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
+from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer, RendersChats
 from quire.rendering.request import RequestRenderer, truncated
 from quire.rendering.stop import StopDelta, StopMatcher
 from quire.rendering.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ __all__ = [
     "PromptPieces",
     "RenderedPrompt",
     "Renderer",
+    "RendersChats",
     "RequestRenderer",
     "StopDelta",
     "StopMatcher",

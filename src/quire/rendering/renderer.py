@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError
@@ -76,6 +76,22 @@ class RenderedPrompt:
                 "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
             )
         return replace(self, token_ids=self.token_ids[-length:], text=None)
+
+
+class RendersChats(Protocol):
+    """A chat template, or what stands for one (`ChatTemplate`)."""
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None: ...
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        **kwargs: Any,
+    ) -> str: ...
 
 
 class Renderer:
@@ -178,7 +194,7 @@ class Renderer:
         documents: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool | str = False,
-        chat_template: ChatTemplate | None = None,
+        chat_template: RendersChats | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_prompt_chars: int | None = None,

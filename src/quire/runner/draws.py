@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,6 @@ from quire.protocol.step import (
     NOTHING_DRAWN,
     REPORT_IT,
     IntArray,
-    MaskArray,
     RowFailure,
     RowTokens,
     TokenCandidates,
@@ -224,9 +223,7 @@ class Draws:
             slots, index = slots[draws], index[draws]
 
         def draw(which: Slots, turn: int) -> IntArray:
-            allowed = None if masks is None else masks.by_slot(slots[which], turn)
-            taken = _taken(logits, index[which] + turn)
-            return self._draw(taken, slots[which], allowed, result)
+            return self._draw(logits, slots[which], index[which], turn, masks, result)
 
         result.drawn = draw_in_turns(self._rows, slots, draw)
 
@@ -256,16 +253,22 @@ class Draws:
         self,
         logits: torch.Tensor,
         slots: Slots,
-        masks: Mapping[int, MaskArray] | None,
+        index: Slots,
+        turn: int,
+        masks: RowMasks | None,
         result: Sampled,
     ) -> IntArray:
-        """A token for each of `slots` [N] from logits [N, V]; NO_TOKEN in rows that fail. masks: by
-        slot."""
-        positions = self._rows.num_tokens[slots]
+        """A token for each of `slots` [N] after `turn` drafts, of which the first logits are those
+        at `index` [N]; NO_TOKEN in rows that fail."""
+        positions, rows = self._rows.num_tokens[slots], index + turn
+        of_rows = None if masks is None else masks.index(slots, turn)
 
         def compute(part: slice) -> SampleOutput:
+            allowed = None
+            if masks is not None and of_rows is not None:
+                allowed = masks.words, of_rows[part]
             return self._sampler.sample(
-                logits[part], slots[part], positions[part], self._rows, masks
+                logits, slots[part], positions[part], self._rows, allowed, rows[part]
             )
 
         def alone(row: int, error: Exception) -> SampleOutput:
@@ -320,9 +323,3 @@ class Draws:
 
 def _cannot_draw(slot: int, error: Exception) -> RowFailure:
     return RowFailure(slot, f"the sampler could not draw for this request ({error}); {REPORT_IT}")
-
-
-def _taken(logits: torch.Tensor, index: Slots) -> torch.Tensor:
-    """Rows `index` [N] of logits [L, V]."""
-    is_whole = np.array_equal(index, np.arange(len(logits)))
-    return logits if is_whole else logits[torch.from_numpy(index)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy.typing as npt
 import torch
 
 from quire.protocol.sampling_params import MAX_LOGPROBS
-from quire.protocol.step import MaskArray, RowFailure, TokenLogprobs
+from quire.protocol.step import RowFailure, TokenLogprobs
 from quire.sampling.device_edits import DeviceEdits, Upload
-from quire.sampling.device_sampler import DeviceSampler
-from quire.sampling.edits import NO_EDITS
-from quire.sampling.sampler import BANNED, NO_TOKEN, not_finite
+from quire.sampling.device_sampler import NO_MASKS, DeviceSampler
+from quire.sampling.sampler import BANNED, NO_TOKEN, RowsOfMasks, not_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = ["DeviceExtras", "DeviceHistory", "DeviceLogprobs", "ExtraSample"]
@@ -119,20 +117,18 @@ class DeviceExtras:
         positions: torch.Tensor,
         history: DeviceHistory,
         rows: torch.Tensor | None = None,
-        masks: tuple[MaskArray, npt.NDArray[np.int64]] | None = None,
+        masks: RowsOfMasks | None = None,
     ) -> ExtraSample:
         """Sample like `DeviceSampler.sample`. host_slots: a copy of the slots on the host [N].
-        masks: of allowed tokens [M, ceil(V / 32)], and each row's index into them [N], -1 for
-        none."""
+        masks: on the host."""
         if rows is None:
             rows = torch.arange(len(host_slots), device=logits.device)
-        token_ids = self._sampler.sample(logits, slots, positions, rows).token_ids
         is_edited = self._state.edited[host_slots]
-        if masks is not None:
-            is_edited = is_edited | (masks[1] >= 0)
+        allowed = self._masks(masks)
+        token_ids = self._sampler.sample(logits, slots, positions, rows, allowed).token_ids
         edited = np.flatnonzero(is_edited)
         if len(edited):
-            edits = [self._state.edits.get(slot, NO_EDITS) for slot in host_slots[edited].tolist()]
+            edits = [self._state.edits[slot] for slot in host_slots[edited].tolist()]
             which = self._upload(edited)
             of_edited = self._edit_logits(
                 logits,
@@ -143,25 +139,21 @@ class DeviceExtras:
                 history.num_tokens,
                 *self._edits.of(edits),
             )
-            if masks is not None and (masks[1] >= 0).any():
-                of_edited = self._allow(of_edited, masks[0], masks[1][edited])
-            drawn = self._sampler.sample(of_edited, slots[which], positions[which]).token_ids
+            if allowed:
+                allowed = {**allowed, "mask_rows": allowed["mask_rows"][which]}
+            drawn = self._sampler.sample(of_edited, slots[which], positions[which], None, allowed)
             # a row that was no law before its edits has no token, whatever they banned
             sound = token_ids[which] != NO_TOKEN
-            drawn = torch.where(drawn == NO_TOKEN, BANNED, drawn)
-            token_ids = token_ids.index_copy(0, which, torch.where(sound, drawn, NO_TOKEN))
+            found = torch.where(drawn.token_ids == NO_TOKEN, BANNED, drawn.token_ids)
+            token_ids = token_ids.index_copy(0, which, torch.where(sound, found, NO_TOKEN))
         return ExtraSample(token_ids, self._logprobs(logits, host_slots, rows, token_ids))
 
-    def _allow(
-        self, logits: torch.Tensor, masks: MaskArray, index: npt.NDArray[np.int64]
-    ) -> torch.Tensor:
-        """Logits [N, V] with -inf where the masks of rows [N] allow no token."""
-        words = self._upload(np.ascontiguousarray(masks).view(np.int32))
-        bits = torch.arange(32, dtype=torch.int32, device=words.device)
-        allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
-        every = torch.ones_like(allowed[:1])
-        # index -1 is the last one
-        return logits.masked_fill(~torch.cat((allowed, every))[self._upload(index)], -math.inf)
+    def _masks(self, masks: RowsOfMasks | None) -> Mapping[str, torch.Tensor]:
+        """The arguments of the operation `draw` for these masks."""
+        if masks is None or not (masks[1] >= 0).any():
+            return NO_MASKS
+        words = self._upload(np.ascontiguousarray(masks[0]).view(np.int32))
+        return {"masks": words, "mask_rows": self._upload(masks[1])}
 
     def _logprobs(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ from quire.sampling.device_columns import DeviceColumns
 from quire.sampling.sampler import Draw
 from quire.sampling.state import SamplingState
 
-__all__ = ["DeviceSample", "DeviceSampler"]
+__all__ = ["NO_MASKS", "DeviceSample", "DeviceSampler"]
+
+NO_MASKS: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """Drawn tokens. token_ids: int32 [N] on the device, NO_TOKEN (-1) in rows that failed."""
+    """Drawn tokens. token_ids: int32 [N] on the device; in rows that failed NO_TOKEN (-1), or
+    BANNED (-2) where a mask left none."""
 
     token_ids: torch.Tensor
 
@@ -48,12 +53,14 @@ class DeviceSampler:
         slots: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor | None = None,
+        masks: Mapping[str, torch.Tensor] = NO_MASKS,
     ) -> DeviceSample:
         """Draw one token for each of N slots.
 
         logits: float32 or bfloat16 [R, V], left as they are. slots, positions: int64 [N], the
             absolute position of the drawn token. rows: int64 [N], which row of logits each draws
-            from; None for its own, in order. All on the device.
+            from; None for its own, in order. masks: the arguments of the operation that say what
+            rows may draw. All on the device.
         """
         columns = self._columns
         token_ids = self._draw(
@@ -67,5 +74,6 @@ class DeviceSampler:
             columns.sample_index,
             positions,
             slots,
+            **masks,
         )
         return DeviceSample(token_ids)

@@ -17,7 +17,7 @@ from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray, MaskArray
 
-__all__ = ["NO_EDITS", "RowEdits", "edit_row", "edits_of"]
+__all__ = ["RowEdits", "edit_row", "edits_of"]
 
 _BANNED = np.float32(-np.inf)
 
@@ -40,21 +40,6 @@ class RowEdits:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-
-
-NO_EDITS = RowEdits(
-    (),
-    np.zeros(0, np.int64),
-    np.zeros(0, np.float32),
-    None,
-    (),
-    0,
-    np.zeros(0, np.int64),
-    1.0,
-    0,
-    0,
-)
-"""Edits of a row that changes nothing."""
 
 
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "BANNED",
     "NO_TOKEN",
     "Draw",
+    "RowsOfMasks",
     "SampleOutput",
     "Sampler",
     "TokenHistory",
@@ -33,9 +34,17 @@ __all__ = [
 NO_TOKEN = -1
 
 BANNED = -2
-"""Token of a row on a device whose request bans all tokens."""
+"""Token of a draw where the request's own edits and mask leave none."""
 
 Draw = Callable[..., torch.Tensor]
+
+RowsOfMasks = tuple[MaskArray, IdArray]
+"""Masks of allowed tokens [M, ceil(V / 32)], and of each row the index of its own, -1 for none."""
+
+_BANNED = (
+    "every token is banned by the request's own logit_bias, allowed_token_ids, bad_words, "
+    "min_tokens, logits processors or grammar taken together. Relax them."
+)
 
 
 class TokenHistory(Protocol):
@@ -108,126 +117,116 @@ class Sampler:
         slots: Sequence[int] | npt.NDArray[np.integer[Any]],
         positions: Sequence[int] | npt.NDArray[np.integer[Any]],
         history: TokenHistory,
-        masks: Mapping[int, MaskArray] | None = None,
+        masks: RowsOfMasks | None = None,
+        rows: IdArray | None = None,
     ) -> SampleOutput:
         """Draw one token per row.
 
-        logits: [N, V], left as they are. slots: [N]; rows forked from one another may share a row
-            of logits by naming it twice. positions: [N], absolute position of the drawn token.
-        masks: by slot, grammar masks [ceil(V / 32)].
+        logits: [L, V], left as they are. slots: [N]; rows forked from one another may share a row
+            of logits. positions: [N], absolute position of the drawn token.
+        masks: of grammars, and which of them each row has. rows: int64 [N], which logits each draws
+            from; None for its own, in order.
         A row that cannot be sampled is in `failed`; the others are not affected.
         """
         logits = logits.detach().to("cpu", torch.float32).contiguous()
-        rows: npt.NDArray[np.float32] = logits.numpy()
-        slot_array = np.asarray(slots, np.int64)
-        greedy = rows.argmax(axis=1) if len(rows) else np.zeros(0, np.int64)
-        largest = rows[np.arange(len(rows)), greedy]
-        if not masks and self._state.simple[slot_array].all() and np.isfinite(largest).all():
-            return SampleOutput(greedy.astype(np.int32))
-
-        batch = _Batch(greedy, largest, slot_array, np.asarray(positions, np.int64))
+        count = len(slots)
+        batch = _Batch(
+            np.asarray(slots, np.int64),
+            np.asarray(positions, np.int64),
+            np.arange(count) if rows is None else rows,
+            masks if masks is not None and (masks[1] >= 0).any() else None,
+            np.full(count, NO_TOKEN, np.int32),
+        )
+        is_edited = self._state.edited[batch.slots]
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-            self._fail_broken_rows(batch)
-            self._edit(rows, batch, history, masks or {})
-            self._draw(logits, batch)
-            logprobs = self._read_logprobs(rows, batch)
-        return SampleOutput(batch.token_ids.astype(np.int32), logprobs, tuple(batch.failed))
+            self._draw(logits, batch, np.flatnonzero(~is_edited), batch.rows[~is_edited])
+            if is_edited.any():
+                self._draw_edited(logits, batch, np.flatnonzero(is_edited), history)
+        logprobs = self._read_logprobs(logits, batch)
+        failed = tuple(batch.failed[index] for index in sorted(batch.failed))
+        return SampleOutput(batch.token_ids, logprobs, failed)
 
-    def _fail_broken_rows(self, batch: _Batch) -> None:
-        for index in np.flatnonzero(~np.isfinite(batch.largest)).tolist():
-            try:
-                check_finite(float(batch.largest[index]), int(batch.positions[index]))
-            except EngineError as error:
-                batch.fail(index, error)
+    def _draw(self, logits: torch.Tensor, batch: _Batch, which: IdArray, rows: IdArray) -> None:
+        """Draw for `which` of the batch [M], from `rows` [M] of `logits`."""
+        if not which.size:
+            return
+        positions = batch.positions[which]
+        parameters = self._state.draw_parameters(batch.slots[which])
+        columns = map(torch.from_numpy, (rows, *parameters, positions))
+        token_ids = self._draw_tokens(logits, *columns, **batch.masks_of(which)).numpy()
+        batch.token_ids[which] = token_ids
+        for place in np.flatnonzero(token_ids < 0).tolist():
+            banned, broken = RequestError(_BANNED), EngineError(not_finite(int(positions[place])))
+            batch.fail(int(which[place]), banned if token_ids[place] == BANNED else broken)
 
-    def _edit(
-        self,
-        rows: npt.NDArray[np.float32],
-        batch: _Batch,
-        history: TokenHistory,
-        masks: Mapping[int, MaskArray],
+    def _draw_edited(
+        self, logits: torch.Tensor, batch: _Batch, which: IdArray, history: TokenHistory
     ) -> None:
-        """Replace the rows that their requests change, by edited copies."""
-        for index in batch.live().tolist():
-            slot = int(batch.slots[index])
-            edits, mask = self._state.edits.get(slot), masks.get(slot)
-            if edits is None and mask is None:
-                continue
+        """Draw for `which` of the batch, from copies that their requests have edited."""
+        edited: list[LogitArray] = []
+        kept: list[int] = []
+        for index in which.tolist():
+            row, slot = logits[batch.rows[index]].numpy(), int(batch.slots[index])
             prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
             try:
-                row = edit_row(rows[index], edits, prompt_ids, output_ids, mask)
-                batch.replace(index, row)
+                check_finite(float(row.max()), int(batch.positions[index]))
+                row = edit_row(row, self._state.edits[slot], prompt_ids, output_ids, None)
+                _check_edited(float(row.max()))
             except QuireError as error:
                 batch.fail(index, error)
+                continue
+            edited.append(row)
+            kept.append(index)
+        if edited:
+            copies = torch.from_numpy(np.stack(edited))
+            self._draw(copies, batch, np.array(kept), np.arange(len(kept)))
 
-    def _draw(self, logits: torch.Tensor, batch: _Batch) -> None:
-        """Fill `batch.token_ids`; those of greedy rows are there from the start."""
-        live = batch.live()
-        random = live[~self._state.greedy[batch.slots[live]]]
-        is_edited = np.array([index in batch.edited for index in random.tolist()], np.bool_)
-        plain, edited = random[~is_edited], random[is_edited]
-        if plain.size:
-            batch.token_ids[plain] = self._draw_rows(logits, plain, plain, batch)
-        if edited.size:
-            rows = torch.from_numpy(np.stack([batch.edited[index] for index in edited.tolist()]))
-            batch.token_ids[edited] = self._draw_rows(rows, np.arange(edited.size), edited, batch)
-
-    def _draw_rows(
-        self, logits: torch.Tensor, rows: IdArray, which: IdArray, batch: _Batch
-    ) -> IntArray:
-        """Draw for `which` of the batch, from `rows` of `logits`."""
-        parameters = self._state.draw_parameters(batch.slots[which])
-        columns = (rows, *parameters, batch.positions[which])
-        return self._draw_tokens(logits, *map(torch.from_numpy, columns)).numpy()
-
-    def _read_logprobs(
-        self, rows: npt.NDArray[np.float32], batch: _Batch
-    ) -> dict[int, TokenLogprobs]:
+    def _read_logprobs(self, logits: torch.Tensor, batch: _Batch) -> dict[int, TokenLogprobs]:
         """Return log-probabilities by slot, from the raw logits, not the edited ones."""
-        live = batch.live()
-        asked = live[self._state.num_logprobs[batch.slots[live]] != NO_LOGPROBS]
+        asked = self._state.num_logprobs[batch.slots] != NO_LOGPROBS
         found: dict[int, TokenLogprobs] = {}
-        for index in asked.tolist():
+        for index in np.flatnonzero(asked & (batch.token_ids != NO_TOKEN)).tolist():
             slot = int(batch.slots[index])
             k = int(self._state.num_logprobs[slot])
-            found[slot] = token_logprobs(rows[index], int(batch.token_ids[index]), k)
+            row = logits[batch.rows[index]].numpy()
+            found[slot] = token_logprobs(row, int(batch.token_ids[index]), k)
         return found
+
+
+def _check_edited(largest: float) -> None:
+    """RequestError if nothing can be drawn from a row that a request has edited so."""
+    if largest == -math.inf:
+        raise RequestError(_BANNED)
+    if not math.isfinite(largest):
+        raise RequestError(
+            f"the request's own logits processors or penalties made a logit {largest}. "
+            "Keep logits finite, or -inf for a ban."
+        )
 
 
 @dataclass(slots=True)
 class _Batch:
     """The rows of one call on their way to tokens.
 
-    token_ids: int64 [N], at first where each row is largest, and `largest` float32 [N] that logit.
-    slots, positions: int64 [N]. edited: logits [V] of rows that their requests change, by index.
+    slots, positions, rows: int64 [N], the last one which logits each draws from. masks: as of
+    `Sampler.sample`, None if no row has any. token_ids: int32 [N]. failed: by index.
     """
 
-    token_ids: IdArray
-    largest: LogitArray
     slots: IdArray
     positions: IdArray
-    edited: dict[int, LogitArray] = field(default_factory=dict[int, LogitArray])
-    failed: list[RowFailure] = field(default_factory=list[RowFailure])
+    rows: IdArray
+    masks: RowsOfMasks | None
+    token_ids: IntArray
+    failed: dict[int, RowFailure] = field(default_factory=dict[int, RowFailure])
 
-    def live(self) -> IdArray:
-        return np.flatnonzero(self.token_ids != NO_TOKEN)
+    def masks_of(self, which: IdArray) -> dict[str, torch.Tensor]:
+        """Return the arguments of the operation for these rows."""
+        if self.masks is None or not (self.masks[1][which] >= 0).any():
+            return {}
+        words = np.ascontiguousarray(self.masks[0]).view(np.int32)
+        index = self.masks[1][which]
+        return {"masks": torch.from_numpy(words), "mask_rows": torch.from_numpy(index)}
 
     def fail(self, index: int, error: QuireError) -> None:
         self.token_ids[index] = NO_TOKEN
-        self.failed.append(RowFailure.of(int(self.slots[index]), error))
-
-    def replace(self, index: int, row: LogitArray) -> None:
-        """Put edited logits in place. Raises RequestError if nothing can be drawn from them."""
-        best = int(row.argmax())
-        largest = float(row[best])
-        if largest == -math.inf:
-            raise RequestError(
-                "every token is banned by the request's own logit_bias, allowed_token_ids, "
-                "bad_words, min_tokens, logits processors or grammar taken together. Relax them."
-            )
-        if not math.isfinite(largest):
-            raise RequestError(
-                f"the request's own logits processors or penalties made a logit {largest}. "
-                "Keep logits finite, or -inf for a ban."
-            )
-        self.edited[index], self.token_ids[index], self.largest[index] = row, best, largest
+        self.failed[index] = RowFailure.of(int(self.slots[index]), error)

@@ -22,11 +22,10 @@ _HOTTEST = 1e30
 class SamplingState:
     """Persistent columns, one entry per slot; what few rows use is kept apart, by slot.
 
-    Columns, all [num_slots]: occupied, greedy, edited (has `edits`), simple (greedy, not edited, no
-    logprobs) bool; temperature, top_p, min_p float64; top_k int64, 0 is off; seed uint64;
-    sample_index int64; num_logprobs int64, NO_LOGPROBS if not asked, -1 for all; num_candidates
-    int64, 0 for rows that draw; masked (draws under masks that come late) bool. A slot that is left
-    has the values that it was born with.
+    Columns, all [num_slots]: occupied, greedy, edited (has `edits`) bool; temperature, top_p, min_p
+    float64; top_k int64, 0 is off; seed uint64; sample_index int64; num_logprobs int64, NO_LOGPROBS
+    if not asked, -1 for all; num_candidates int64, 0 for rows that draw; masked (draws under masks
+    that come late) bool. A slot that is left has the values that it was born with.
 
     version: another number whenever a column may have changed.
     """
@@ -36,7 +35,6 @@ class SamplingState:
         self.occupied = np.zeros(num_slots, np.bool_)
         self.greedy = np.zeros(num_slots, np.bool_)
         self.edited = np.zeros(num_slots, np.bool_)
-        self.simple = np.zeros(num_slots, np.bool_)
         self.temperature = np.ones(num_slots, np.float64)
         self.top_p = np.ones(num_slots, np.float64)
         self.min_p = np.zeros(num_slots, np.float64)
@@ -89,7 +87,6 @@ class SamplingState:
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_candidates[slot] = num_candidates
         self.masked[slot] = is_masked
-        self.simple[slot] = params.is_greedy and edits is None and params.logprobs is None
 
     def fork(self, src: int, dst: int, sample_index: int) -> None:
         """`dst` becomes a copy of `src` with its own random stream.
@@ -141,7 +138,6 @@ class SamplingState:
             self.occupied,
             self.greedy,
             self.edited,
-            self.simple,
             self.temperature,
             self.top_p,
             self.min_p,
@@ -154,5 +150,5 @@ class SamplingState:
         )
 
 
-_EMPTY = (False, False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0, False)
+_EMPTY = (False, False, False, 1.0, 1.0, 0.0, 0, 0, 0, NO_LOGPROBS, 0, False)
 """Values of `_columns` in a free slot, in their order."""

@@ -17,10 +17,11 @@ import msgspec
 
 from quire.dialect import Dialect
 from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.harmony_template import own_template
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Renderer, check_messages
+from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -111,7 +112,10 @@ class PromptRenderer:
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
-        work = functools.partial(self._render_chat, renderer, body, messages, most, tools_text)
+        template = own_template(dialect, renderer.chat_template)
+        work = functools.partial(
+            self._render_chat, renderer, body, messages, most, tools_text, template
+        )
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
@@ -160,10 +164,12 @@ class PromptRenderer:
         messages: list[dict[str, Any]],
         max_prompt_chars: int,
         tools_text: str,
+        template: RendersChats | None,
     ) -> RenderedPrompt:
+        """template: of the model."""
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
-        documents, template = None, None
+        documents = None
         if isinstance(body, ChatRequest):
             documents = body.documents
             if body.reasoning_effort is not None:

@@ -28,18 +28,36 @@ double gumbel(uint32_t bits) {
   return -std::log(-std::log1p(-v));
 }
 
+// kMasked: a bit of `allowed` per token, 32 in a word, says which may be drawn; the others count as
+// -inf. Else `allowed` is not read.
+template <bool kMasked>
 struct Row {
   const float* logits;
+  const uint32_t* allowed;
   int64_t size;
   double temperature, top_p, min_p;
   int64_t top_k;  // 0: off
   float largest, scale;  // scale: of logits to base-2 exponents
 
+  float at(int64_t token) const {
+    return kMasked && (allowed[token / 32] >> token % 32 & 1) == 0 ? kNegativeInfinity
+                                                                   : logits[token];
+  }
+  // n <= kLanes tokens from `first` on, a multiple of kLanes.
+  QUIRE_INLINE vf from(int64_t first, int n) const {
+    return masked(n == kLanes ? load(logits + first) : load_part(logits + first, n), first);
+  }
+  QUIRE_INLINE vf masked(vf x, int64_t first) const {
+    if constexpr (!kMasked) return x;
+    return select(lanes_of(allowed[first / 32] >> first % 32), x, set1(kNegativeInfinity));
+  }
   double z(int64_t token) const {
     return (static_cast<double>(logits[token]) - largest) / temperature;
   }
   // exp(z) of kLanes tokens; rounded, as against exp(z(token)).
-  vf weight(vf logit) const { return exp2_negative(mul(sub(logit, set1(largest)), set1(scale))); }
+  QUIRE_INLINE vf weight(vf logit) const {
+    return exp2_negative(mul(sub(logit, set1(largest)), set1(scale)));
+  }
 };
 
 // Tokens are ranked by logit, and equal ones by id. The last in rank that may be drawn:
@@ -51,37 +69,43 @@ struct Last {
   }
 };
 
-// The largest of a row, and where to look for it: no token before `first` is as large. Not ok:
-// there is none that is finite, or NaN or infinity among them.
+constexpr int32_t kBroken = -1, kBanned = -2;
+
+// The largest of a row, and where to look for it: no token before `first` is as large. fault: 0, or
+// kBroken where none is finite, or NaN or infinity among them, or kBanned where a mask leaves none.
 struct Largest {
   float logit = kNegativeInfinity;
   int64_t first = 0;
-  bool ok = false;
+  int32_t fault = 0;
 };
 
-Largest largest_of(const float* logits, int64_t size) {
+template <bool kMasked>
+Largest largest_of(const Row<kMasked>& row) {
   constexpr int kSums = 4;  // in turn, which hides their latency
   constexpr int64_t kPiece = 1024;
-  const vf infinity = set1(std::numeric_limits<float>::infinity());
-  vf broken = zero();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const vf infinity = set1(kInfinity);
+  vf broken = zero(), any = set1(kNegativeInfinity);
   Largest found;
-  for (int64_t first = 0; first < size; first += kPiece) {
-    const int64_t end = std::min(first + kPiece, size);
+  for (int64_t first = 0; first < row.size; first += kPiece) {
+    const int64_t end = std::min(first + kPiece, row.size);
     vf most[kSums] = {set1(kNegativeInfinity), set1(kNegativeInfinity), set1(kNegativeInfinity),
                       set1(kNegativeInfinity)};
     int64_t i = first;
     for (; i + kSums * kLanes <= end; i += kSums * kLanes) {
       for (int k = 0; k < kSums; ++k) {
-        const vf x = load(logits + i + k * kLanes);
-        most[k] = max(most[k], x);
+        const vf x = load(row.logits + i + k * kLanes);
+        most[k] = max(most[k], row.masked(x, i + k * kLanes));
+        if constexpr (kMasked) any = max(any, x);
         broken = select(less(x, infinity), broken, set1(1.0f));
       }
     }
     float largest = maximum(max(max(most[0], most[1]), max(most[2], most[3])));
     float rest = 0.0f;
     for (; i < end; ++i) {
-      largest = std::max(largest, logits[i]);
-      if (!(logits[i] < std::numeric_limits<float>::infinity())) rest = 1.0f;
+      largest = std::max(largest, row.at(i));
+      if constexpr (kMasked) any = max(any, set1(row.logits[i]));
+      if (!(row.logits[i] < kInfinity)) rest = 1.0f;
     }
     if (largest > found.logit) {
       found.logit = largest;
@@ -89,13 +113,19 @@ Largest largest_of(const float* logits, int64_t size) {
     }
     broken = max(broken, set1(rest));
   }
-  found.ok = maximum(broken) == 0.0f && found.logit > kNegativeInfinity;
+  const float finite = kMasked ? maximum(any) : found.logit;
+  if (maximum(broken) != 0.0f || !(finite > kNegativeInfinity)) {
+    found.fault = kBroken;
+  } else if (!(found.logit > kNegativeInfinity)) {
+    found.fault = kBanned;
+  }
   return found;
 }
 
-int64_t first_equal(const float* logits, const Largest& largest) {
+template <bool kMasked>
+int64_t first_equal(const Row<kMasked>& row, const Largest& largest) {
   int64_t token = largest.first;
-  while (logits[token] != largest.logit) ++token;
+  while (row.at(token) != largest.logit) ++token;
   return token;
 }
 
@@ -109,22 +139,24 @@ struct Buckets {
 };
 
 // In which bucket a logit is, before rounding down: never less for a lower logit.
-QUIRE_INLINE vf depth_of(const Row& row, vf logit) {
+template <class R>
+QUIRE_INLINE vf depth_of(const R& row, vf logit) {
   const vf depth = mul(sub(set1(row.largest), logit), set1(row.scale * (8.0f / kLog2E)));
   return min(depth, set1(kBuckets - 1));
 }
 
 // Calls f(first token, kLanes logits, how many of them there are).
-template <class F>
-QUIRE_INLINE void each_logits(const Row& row, F&& f) {
+template <class R, class F>
+QUIRE_INLINE void each_logits(const R& row, F&& f) {
   int64_t i = 0;
-  for (; i + kLanes <= row.size; i += kLanes) f(i, load(row.logits + i), kLanes);
+  for (; i + kLanes <= row.size; i += kLanes) f(i, row.from(i, kLanes), kLanes);
   if (i == row.size) return;
   const int rest = static_cast<int>(row.size - i);
-  f(i, load_part(row.logits + i, rest), rest);
+  f(i, row.from(i, rest), rest);
 }
 
-void fill(const Row& row, Buckets& buckets) {
+template <class R>
+void fill(const R& row, Buckets& buckets) {
   int32_t count[kBuckets][kCopies] = {};
   double mass[kBuckets][kCopies] = {};
   each_logits(row, [&](int64_t, vf logits, int n) {
@@ -146,7 +178,8 @@ void fill(const Row& row, Buckets& buckets) {
 }
 
 // The tokens of a bucket that `last` allows, by rank.
-void rank(const Row& row, int bucket, const Last& last, std::vector<int64_t>& tokens) {
+template <class R>
+void rank(const R& row, int bucket, const Last& last, std::vector<int64_t>& tokens) {
   tokens.clear();
   const vf above = set1(static_cast<float>(bucket)), below = set1(static_cast<float>(bucket + 1));
   each_logits(row, [&](int64_t first, vf logits, int n) {
@@ -157,7 +190,7 @@ void rank(const Row& row, int bucket, const Last& last, std::vector<int64_t>& to
     float found[kLanes];
     store(found, inside);
     for (int i = 0; i < n; ++i) {
-      if (found[i] != 0.0f && last.allows(row.logits[first + i], first + i)) {
+      if (found[i] != 0.0f && last.allows(row.at(first + i), first + i)) {
         tokens.push_back(first + i);
       }
     }
@@ -168,7 +201,8 @@ void rank(const Row& row, int bucket, const Last& last, std::vector<int64_t>& to
 }
 
 // Where top-k and top-p end.
-Last last_of(const Row& row, std::vector<int64_t>& tokens) {
+template <class R>
+Last last_of(const R& row, std::vector<int64_t>& tokens) {
   Buckets buckets;
   fill(row, buckets);
   Last last;
@@ -206,7 +240,8 @@ Last last_of(const Row& row, std::vector<int64_t>& tokens) {
 }
 
 // The token that wins among those that `last` and min-p allow.
-int64_t winner(const Row& row, const Stream& stream, const Last& last) {
+template <class R>
+int64_t winner(const R& row, const Stream& stream, const Last& last) {
   alignas(64) float weights[kNoiseTokens];
   alignas(64) uint32_t bits[kNoiseTokens];
   // Below a winner's exp(z) / E nobody wins. The slack is far above the rounding of float.
@@ -215,22 +250,23 @@ int64_t winner(const Row& row, const Stream& stream, const Last& last) {
   int64_t found = -1;
   for (int64_t first = 0; first < row.size; first += kNoiseTokens) {
     const int n = static_cast<int>(std::min<int64_t>(kNoiseTokens, row.size - first));
-    const float* logits = row.logits + first;
     vf most = zero();
     for (int i = 0; i < n; i += kLanes) {
-      const int part = std::min(kLanes, n - i);
-      const vf logit = part == kLanes ? load(logits + i) : load_part(logits + i, part);
+      const vf logit = row.from(first + i, std::min(kLanes, n - i));
       const vf weight = select(less(logit, set1(last.logit)), zero(), row.weight(logit));
       store(weights + i, weight);
       most = max(most, weight);
     }
-    if (maximum(most) < bound * 0.5f) continue;  // not even with the smallest word
+    const float heaviest = maximum(most);
+    // Not even with the smallest word; or so far below the largest that no noise helps.
+    if (heaviest < bound * 0.5f || heaviest == 0.0f) continue;
     noise_bits(stream, first, bits);
     for (int i = 0; i < n; ++i) {
       if (weights[i] < bound * (static_cast<float>(bits[i]) + 0.5f)) continue;
       const int64_t token = first + i;
       const double z = row.z(token);
-      if (!last.allows(logits[i], token) || logits[i] == kNegativeInfinity) continue;
+      const float logit = row.at(token);
+      if (!last.allows(logit, token) || logit == kNegativeInfinity) continue;
       if (row.min_p > 0.0 && std::exp(z) < row.min_p) continue;
       const double score = z + gumbel(bits[i]);
       if (score <= best) continue;
@@ -242,40 +278,58 @@ int64_t winner(const Row& row, const Stream& stream, const Last& last) {
   return found;
 }
 
+struct Columns {
+  const double *temperature, *top_p, *min_p;
+  const int64_t* top_k;
+  const uint64_t* seeds;
+  const int64_t *sample_indices, *positions;
+};
+
+// Draw i, from a row of logits; allowed: of a masked row.
+template <bool kMasked>
+int32_t draw_one(const float* logits, const uint32_t* allowed, int64_t size, const Columns& columns,
+                 int64_t i) {
+  thread_local std::vector<int64_t> tokens;
+  const double temperature = columns.temperature[i];
+  const int64_t top_k = columns.top_k[i];
+  Row<kMasked> row{logits, allowed, size, temperature, columns.top_p[i], columns.min_p[i],
+                   top_k < size ? top_k : 0, 0.0f,
+                   static_cast<float>(std::min(kLog2E / temperature, 1e30))};
+  const Largest largest = largest_of(row);
+  if (largest.fault != 0) return largest.fault;
+  if (!(temperature > 0.0)) return static_cast<int32_t>(first_equal(row, largest));
+  row.largest = largest.logit;
+  const uint64_t seed = columns.seeds[i];
+  const Stream stream{{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
+                      static_cast<uint32_t>(columns.positions[i]),
+                      static_cast<uint32_t>(columns.sample_indices[i])};
+  const bool filtered = row.top_k > 0 || row.top_p < 1.0;
+  return static_cast<int32_t>(winner(row, stream, filtered ? last_of(row, tokens) : Last{}));
+}
+
 }  // namespace
 }  // namespace quire
 
 // logits: rows of `vocab_size` elements with a stride. Draw i is from row rows[i] and goes to
 // token_ids[i]; -1 where the largest logit is not finite. top_k 0, top_p 1 and min_p 0 are off;
-// temperature 0 takes the largest. 1: an element type that is not known. 2: no memory for the
-// tokens of a bucket or a widened row; what token_ids holds then means nothing.
+// temperature 0 takes the largest. masks: of ceil(vocab_size / 32) words each, a bit per token that
+// may be drawn; draw i has mask mask_rows[i], none if that is negative, and -2 for a token where the
+// mask leaves none. No mask_rows: no draw has any. 1: an element type that is not known. 2: no
+// memory for the tokens of a bucket or a widened row; what token_ids holds then means nothing.
 QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size, int32_t dtype,
                          const int64_t* rows, int64_t num_draws, const double* temperature,
                          const int64_t* top_k, const double* top_p, const double* min_p,
                          const uint64_t* seeds, const int64_t* sample_indices,
-                         const int64_t* positions, int32_t* token_ids, quire::Team* team) {
+                         const int64_t* positions, const uint32_t* masks, const int64_t* mask_rows,
+                         int32_t* token_ids, quire::Team* team) {
   using namespace quire;
   std::atomic<int> failed{0};
-  const auto draw = [&](int64_t i, const float* row_logits) {
-    thread_local std::vector<int64_t> tokens;
-    const Largest largest = largest_of(row_logits, vocab_size);
-    if (!largest.ok) {
-      token_ids[i] = -1;
-      return;
-    }
-    if (!(temperature[i] > 0.0)) {
-      token_ids[i] = static_cast<int32_t>(first_equal(row_logits, largest));
-      return;
-    }
-    const Row row{row_logits, vocab_size, temperature[i], top_p[i], min_p[i],
-                  top_k[i] < vocab_size ? top_k[i] : 0, largest.logit,
-                  static_cast<float>(std::min(kLog2E / temperature[i], 1e30))};
-    const Stream stream{{static_cast<uint32_t>(seeds[i]), static_cast<uint32_t>(seeds[i] >> 32)},
-                        static_cast<uint32_t>(positions[i]),
-                        static_cast<uint32_t>(sample_indices[i])};
-    const bool filtered = row.top_k > 0 || row.top_p < 1.0;
-    token_ids[i] =
-        static_cast<int32_t>(winner(row, stream, filtered ? last_of(row, tokens) : Last{}));
+  const Columns columns{temperature, top_p, min_p, top_k, seeds, sample_indices, positions};
+  const int64_t words = (vocab_size + 31) / 32;
+  const auto draw = [&](int64_t i, const float* row) {
+    const int64_t mask = mask_rows == nullptr ? -1 : mask_rows[i];
+    token_ids[i] = mask < 0 ? draw_one<false>(row, nullptr, vocab_size, columns, i)
+                            : draw_one<true>(row, masks + mask * words, vocab_size, columns, i);
   };
   const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;

@@ -1,5 +1,5 @@
 """Draws with every filter and none, from small and large vocabularies, sharp and flat, with ties,
-bans and rows that are no numbers, parameters in order or by slot."""
+bans and rows that are no numbers, parameters in order or by slot, with masks and without."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
             logits[3, vocab_size // 2] = (torch.nan, torch.inf, -torch.inf)[vocab_size % 3]
             by_slot = dtype == torch.bfloat16
             slots = torch.randperm(count, generator=generator) if by_slot else None
+            masks = {} if by_slot else _masks(generator, count, vocab_size)
             yield Case(
                 label=f"{vocab_size} tokens, scale {scale}, {dtype}",
                 args=(
@@ -53,4 +54,14 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                     torch.randint(2**31, (count,), generator=generator),
                     slots,
                 ),
+                kwargs=masks,
             )
+
+
+def _masks(generator: torch.Generator, count: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Masks that allow about half of the tokens, few of them, and none."""
+    bits = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), generator=generator)
+    bits[1] &= bits[1] >> 3 & bits[1] >> 7 & bits[1] >> 11
+    bits[2] = 0
+    rows = torch.randint(-1, 3, (count,), generator=generator)
+    return {"masks": bits.to(torch.int32), "mask_rows": rows}

@@ -10,6 +10,7 @@ import torch
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, Provider
 from quire.ops.sampling.draw.candidates import select_candidates
+from quire.ops.sampling.draw.masks import with_masks
 from quire.ops.sampling.draw.noise import gumbel, token_bits
 from quire.ops.sampling.draw.ranking import LogitArray
 from quire.platform import Platform
@@ -65,7 +66,7 @@ def _unavailable(platform: Platform) -> str | None:
 
 
 def _load(team: Team = ALONE) -> Callable[..., torch.Tensor]:  # noqa: ARG001  the caller computes
-    return _draw
+    return with_masks(_draw)
 
 
 PROVIDER = Provider("numpy", _unavailable, _load)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from quire.ops.sampling.draw.masks import with_masks
 from quire.ops.sampling.draw.triton_filter import (
     choose_kernel,
     collect_kernel,
@@ -34,7 +35,7 @@ _COLLECTED = 1024
 """Tokens of a row that are sorted at once. Where a bucket has more, ranks are searched."""
 
 
-def draw(
+def _draw(
     logits: torch.Tensor,
     rows: torch.Tensor,
     temperature: torch.Tensor,
@@ -122,3 +123,6 @@ def draw(
         **width,
     )
     return token_ids
+
+
+draw = with_masks(_draw)

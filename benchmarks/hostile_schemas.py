@@ -1,0 +1,239 @@
+"""Hostile grammars beside plain streams: what the streams notice of them, over real HTTP.
+
+    python -m benchmarks.hostile_schemas [--model FOLDER] [--seconds 300] [--turns 3]
+        [--output benchmarks/results/hostile_schemas.json]
+
+A turn is so many seconds of four plain streams alone, then as many beside a client that sends one
+hostile grammar after the other (tests/grammar/hostile.py, in a seeded order, and a body that is no
+UTF-8), each made new by a number so that no cache answers. A *gap* is the time between two chunks
+of a stream. Exit status 1 if the 99th percentile of the gaps is more than twice that without the
+grammars in any turn, if a gap is longer than 500 ms, or if a grammar gets anything but 200 or 4xx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arguments import positive_number
+from tests.grammar.hostile import HOSTILE
+
+from quire.bench.machine import current_commit, describe_machine
+from quire.bench.record import percentile
+
+STREAMS, TOKENS = 4, 400
+MOST_TIMES, LONGEST_S = 2.0, 0.5
+"""Times the p99 of a run without hostile grammars; any gap."""
+
+LIMIT_S = 150.0
+"""Seconds that a client waits for an answer: a trial may take 30, and start a child before."""
+
+
+def main() -> int:
+    options = parse_arguments()
+    load_before = os.getloadavg()
+    turns: list[dict[str, Any]] = []
+    with served(options.model, options.threads) as port:
+        run(port, min(options.seconds, 5.0), None)  # kernels and graphs are settled
+        for turn in range(options.turns):
+            plain = run(port, options.seconds, None)
+            hostile = run(port, options.seconds, random.Random(options.seed + turn))
+            turns.append({"plain": plain, "hostile": hostile})
+            print(json.dumps(turns[-1], indent=1), flush=True)
+    faults = [fault for turn in turns for fault in faults_of(**turn)]
+    report = {
+        "benchmark": "hostile_schemas",
+        "commit": current_commit(),
+        "command": " ".join(sys.argv),
+        "seed": options.seed,
+        "machine": dataclasses.asdict(describe_machine()),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "streams": STREAMS,
+        "turns": turns,
+        "faults": faults,
+    }
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="the bundled one if left out")
+    parser.add_argument("--threads", type=positive_number, default=2)
+    parser.add_argument("--seconds", type=positive_number, default=300, help="of each run (300)")
+    parser.add_argument("--turns", type=positive_number, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    return parser.parse_args()
+
+
+@contextmanager
+def served(model: str | None, threads: int) -> Iterator[int]:
+    """The port of a server in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "quire", "serve", *([] if model is None else [model])]
+    flags = ["--port", str(port), "--num-threads", str(threads), "--disable-access-log"]
+    process = subprocess.Popen([*command, *flags])
+    try:
+        until = time.monotonic() + LIMIT_S
+        while not is_ready(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"there is no server (status {process.returncode})")
+            time.sleep(0.5)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def is_ready(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def run(port: int, seconds: float, order: random.Random | None) -> dict[str, Any]:
+    """Streams for so long; beside hostile grammars if there is an order for them."""
+    until = time.monotonic() + seconds
+    gaps: list[float] = []
+    outcomes: Counter[str] = Counter()
+    answers: list[float] = []
+    works = [
+        threading.Thread(target=stream, args=(port, seed, until, gaps)) for seed in range(STREAMS)
+    ]
+    if order is not None:
+        arguments = (port, order, until, outcomes, answers)
+        works.append(threading.Thread(target=attack, args=arguments))
+    for work in works:
+        work.start()
+    for work in works:
+        work.join()
+    found: dict[str, Any] = {
+        "tokens": len(gaps),
+        "gap_ms": {
+            "median": 1000 * percentile(gaps, 50),
+            "p99": 1000 * percentile(gaps, 99),
+            "longest": 1000 * max(gaps),
+        },
+    }
+    if order is not None:
+        found["grammars"] = len(answers)
+        found["outcomes"] = dict(sorted(outcomes.items()))
+        found["slowest_answer_s"] = max(answers)
+    return found
+
+
+def stream(port: int, seed: int, until: float, gaps: list[float]) -> None:
+    """One stream after the other; adds the seconds between their chunks."""
+    body = {
+        "prompt": "A quire is", "max_tokens": TOKENS, "ignore_eos": True, "stream": True,
+        "temperature": 1.0, "seed": seed,
+    }  # fmt: skip
+    while time.monotonic() < until:
+        with asked(port, json.dumps(body).encode()) as answer:
+            last = None
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.monotonic()
+                if last is not None:
+                    gaps.append(now - last)
+                last = now
+                if now > until:
+                    return
+
+
+def attack(
+    port: int, order: random.Random, until: float, outcomes: Counter[str], answers: list[float]
+) -> None:
+    """One hostile grammar after the other."""
+    number = 0
+    while time.monotonic() < until:
+        for which in order.sample(range(len(HOSTILE) + 1), len(HOSTILE) + 1):
+            number += 1
+            started = time.monotonic()
+            try:
+                with asked(port, hostile_body(which, number)) as answer:
+                    answer.read()
+                    outcomes[str(answer.status)] += 1
+            except OSError as error:
+                outcomes[type(error).__name__] += 1
+            answers.append(time.monotonic() - started)
+            if time.monotonic() > until:
+                return
+
+
+def hostile_body(which: int, number: int) -> bytes:
+    if which == len(HOSTILE):
+        return b'{"prompt": "a", "guided_regex": "\xff\xfe%d"}' % number
+    given = fresh(HOSTILE[which], number)
+    return json.dumps({"prompt": "a", "max_tokens": 8, "structured_outputs": given}).encode()
+
+
+def fresh(given: dict[str, Any], number: int) -> dict[str, Any]:
+    """The same grammar in words that were not there before."""
+    ((kind, value),) = given.items()
+    match kind, value:
+        case "json", dict():
+            return {kind: {**value, "title": f"n{number}"}}
+        case "json", _:
+            return {kind: value + " " * number}
+        case "regex", _:
+            return {kind: f"{value}|n{number}"}
+        case "choice", _:
+            return {kind: [*value, f"n{number}"]}
+        case _:
+            return {kind: f"{value}\n// n{number}"}
+
+
+@contextmanager
+def asked(port: int, body: bytes) -> Iterator[HTTPResponse]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    try:
+        head = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", body, head)
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def faults_of(plain: dict[str, Any], hostile: dict[str, Any]) -> list[str]:
+    """Say what is not as it must be."""
+    before, after = plain["gap_ms"]["p99"], hostile["gap_ms"]
+    faults: list[str] = []
+    if after["p99"] > MOST_TIMES * before:
+        faults.append(f"the p99 of the gaps rose from {before:.1f} to {after['p99']:.1f} ms")
+    if after["longest"] > 1000 * LONGEST_S:
+        faults.append(f"a gap of {after['longest']:.0f} ms")
+    wrong = {name: n for name, n in hostile["outcomes"].items() if name[0] not in "24"}
+    return [*faults, f"outcomes {wrong}"] if wrong else faults
+
+
+if __name__ == "__main__":
+    sys.exit(main())

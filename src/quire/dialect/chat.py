@@ -1,0 +1,112 @@
+"""Chats of `LLM`: conversations as the model needs them, and answers told apart when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.harmony_template import own_template
+from quire.dialect.parser import AnswerParser
+from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
+from quire.dialect.sample import PartsReader
+from quire.dialect.spec import Dialect, thinking_at_end
+from quire.dialect.tools import tool_of, tools_prompt
+from quire.protocol.outputs import ChatAnswer, CompletionOutput, FunctionCall, ToolCall
+from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.sampling_params import SamplingParams
+from quire.rendering import ChatTemplate, Tokenizer
+
+__all__ = ["WholeChats"]
+
+Message = Mapping[str, Any]
+
+
+class WholeChats:
+    """Chats of a model with the same tools. template: renders them."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """template: of which the dialect was found. tools: as the OpenAI API takes them; of others
+        only the template knows something."""
+        self.template = own_template(dialect, template)
+        self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._ends = frozenset(eos_token_ids) | self._dialect.stop_token_ids
+        self._tools = [tool for given in tools or () if (tool := tool_of(given)) is not None]
+        self._reads = bool(self._tools) or self._dialect.thinking is not None
+
+    def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with ids of calls in the family's form, and the tools in words where the
+        template has no place for them. What is no message is refused when it is rendered."""
+        if not all(isinstance(message, Mapping) for message in cast("Sequence[object]", messages)):
+            return messages
+        found = with_call_ids([dict(message) for message in messages], self._dialect.ids)
+        if not (self._tools and self._dialect.describes_tools):
+            return found
+        return described(found, tools_prompt(self._tools))
+
+    def answer(
+        self,
+        messages: Sequence[Message],
+        prompt_token_ids: Sequence[int],
+        completion: CompletionOutput,
+        params: SamplingParams,
+    ) -> ChatAnswer:
+        """Tell the parts of a completion apart. messages: the conversation that it answers."""
+        if not self._reads:
+            return ChatAnswer(completion.text)
+        parser = AnswerParser(
+            self._dialect,
+            self._tokenizer,
+            self._tools,
+            thinking_at_end(self._dialect, prompt_token_ids, self._tokenizer),
+            prompt_token_ids=prompt_token_ids,
+            num_prior_calls=sum(len(calls) for each in messages if (calls := _calls(each))),
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        reader = PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends)
+        is_text = isinstance(completion.stop_reason, str)
+        update = reader.take(completion.token_ids, None if is_text else _finish(completion))
+        parts = update.parts
+        if update.ending is None:  # a stop string that is a token, which the text does not show
+            parts += reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
+        return _answer(parts)
+
+
+def _calls(message: Message) -> Sequence[object]:
+    given: object = message.get("tool_calls")
+    return cast("list[object]", given) if isinstance(given, list) else ()
+
+
+def _finish(completion: CompletionOutput) -> SequenceFinish:
+    stop = completion.stop_reason
+    return SequenceFinish(
+        0,
+        FinishReason(completion.finish_reason or FinishReason.LENGTH),
+        stop if isinstance(stop, int) else None,
+    )
+
+
+def _answer(parts: Sequence[Part]) -> ChatAnswer:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in parts:
+        match part:
+            case Text(text):
+                texts.append(text)
+            case Reasoning(text):
+                thoughts.append(text)
+            case CallStart(_, call_id, name):
+                calls.append(ToolCall(call_id, FunctionCall(name)))
+            case CallArguments(index, text):
+                calls[index].function.arguments += text
+    content = "".join(texts) if texts or not (calls or thoughts) else None
+    return ChatAnswer(content, "".join(thoughts) if thoughts else None, calls)

@@ -1,0 +1,67 @@
+"""The place of a chat template of gpt-oss: conversations are written by our own renderer."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.dialect.harmony import render_harmony
+from quire.dialect.spec import ArgumentStyle, Dialect
+from quire.dialect.tools import tool_of
+from quire.rendering import ChatTemplate
+
+__all__ = ["HarmonyTemplate", "own_template"]
+
+_EFFORT = "reasoning_effort"
+_SWITCHES = frozenset(("enable_thinking", "thinking"))
+"""Variables of other families, which mean nothing to this one."""
+
+
+def own_template(
+    dialect: Dialect | None, template: ChatTemplate | None
+) -> ChatTemplate | HarmonyTemplate | None:
+    """Return what renders the conversations of a model: its template, or ours in its place."""
+    if template is None or dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
+        return template
+    return HarmonyTemplate(template)
+
+
+class HarmonyTemplate:
+    """Writes like the model's template, from which it takes what is not of the published format:
+    documents, a last message that goes on, variables beside the effort, tools of other kinds."""
+
+    def __init__(
+        self, template: ChatTemplate, today: Callable[[], datetime.date] = datetime.date.today
+    ) -> None:
+        self._template = template
+        self._today = today
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """RequestError when a request sets a variable that is the engine's to set."""
+        self._template.check_kwargs(kwargs)
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        **kwargs: Any,
+    ) -> str:
+        """Return the prompt text of a conversation. Arguments and errors as of `ChatTemplate`, and
+        RequestError for an effort, a role or a result as `render_harmony` has it."""
+        found = [tool_of(given) for given in tools or ()]
+        others = kwargs.keys() - _SWITCHES - {_EFFORT}
+        if documents or continue_final_message or others or None in found:
+            return self._template.render(
+                messages, tools, documents, add_generation_prompt, continue_final_message, **kwargs
+            )
+        return render_harmony(
+            messages,
+            [tool for tool in found if tool is not None],
+            current_date=self._today().isoformat(),
+            reasoning_effort=kwargs.get(_EFFORT) or "medium",
+            add_generation_prompt=add_generation_prompt,
+        )
