@@ -161,7 +161,7 @@ def stored_types(file: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(file).tensors.values():
         if len(tensor.shape) > 1:
-            kind = tensor.dtype if tensor.packed is None else str(tensor.packed.kernel)
+            kind = tensor.dtype if tensor.packed is None else str(tensor.packed.kernel_on("cpu"))
             counts[kind] = counts.get(kind, 0) + 1
     return counts
 

@@ -206,7 +206,7 @@ def test_values_that_are_refused(
         ("gptq-4-sym", 4 + 16 / 128),
         ("gptq-8-sym", 8),
         ("compressed-w8a8", 8),
-        ("fp8-blocks", 8),
+        ("fp8-blocks", 8 + 32 / 128),
         ("gptq-2", 2 + 16 / 32 + 2 / 32),
         ("gptq-3", 3 + 16 / 32 + 3 / 32),
         ("compressed-mxfp4", 4 + 8 / 32),
@@ -271,7 +271,7 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         ),
     )[0]
     tensors = read_checkpoint(folder).tensors
-    kernels = {name: info.packed and info.packed.kernel for name, info in tensors.items()}
+    kernels = {name: info.packed and info.packed.kernel_on("cpu") for name, info in tensors.items()}
     assert kernels["model.layers.1.mlp.down_proj.weight"] == "blocks-w8_zero-64"
     assert kernels["model.layers.1.mlp.up_proj.weight"] == "blocks-w4_zero-32"
     assert tensors["model.layers.1.self_attn.o_proj.weight"].packed is None
@@ -291,7 +291,7 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         lambda name: eight if "self_attn" in name or name.endswith("0.mlp.up_proj") else four,
     )[0]
     tensors = read_checkpoint(folder).tensors
-    kernels = {name: info.packed.kernel for name, info in tensors.items() if info.packed}
+    kernels = {name: info.packed.kernel_on("cpu") for name, info in tensors.items() if info.packed}
     assert kernels["model.layers.1.self_attn.q_proj.weight"] == "int8"
     assert kernels["model.layers.0.mlp.up_proj.weight"] == "int8"
     assert kernels["model.layers.1.mlp.up_proj.weight"] == "int4-sym"
