@@ -228,6 +228,31 @@ def test_the_plan_counts_bits_from_headers(name: str, bits: float, tmp_path: Pat
     assert checkpoint.num_bytes < (folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("name", "kernel", "bits"),
+    [
+        ("awq-gemm-g128", "int4-g128", 4 + 16 / 128 + 4 / 128),
+        ("gptq-3", "int4", 4 + 16 / 32 + 4 / 32),
+        ("fp8-blocks", None, 8 + 32 / 128 / 128),
+        ("nf4", None, 4 + 32 / 64),
+        ("compressed-mxfp4", None, 4 + 8 / 32),
+    ],
+)
+def test_the_plan_counts_what_a_gpu_keeps(
+    name: str, kernel: str | None, bits: float, tmp_path: Path
+) -> None:
+    """Catches a plan of the CPU's kernels for a device that has others or none."""
+    folder = folder_of(name, tmp_path)
+    spec, checkpoint = read_model_spec(folder), read_checkpoint(folder)
+    assert {layout.kernel_on("cuda") for layout in checkpoint.packed} == {kernel}
+    packed = [info for info in checkpoint.tensors.values() if info.packed is not None]
+    numbers = sum(info.num_elements for info in packed)
+    plain = sum(info.num_elements for info in checkpoint.tensors.values()) - numbers
+    found = weight_bytes(spec, checkpoint, device="cuda") - plain * DTYPE_BYTES[spec.dtype]
+    outputs = sum(info.shape[0] for info in packed)
+    assert numbers * bits / 8 <= found <= numbers * bits / 8 + outputs * 4 + len(packed) * 1024
+
+
 def test_a_widened_model_is_planned_as_one(tmp_path: Path) -> None:
     """With `quantization` matrices are made anew from the numbers."""
     _, plain, _ = write_pair(tmp_path, None, lambda _: None)

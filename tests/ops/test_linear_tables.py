@@ -60,6 +60,7 @@ def test_a_weight_is_its_definition(bits: int, own: bool) -> None:
     quads=st.integers(1, 40),
     dtype=st.sampled_from(DTYPES),
     with_bias=st.booleans(),
+    gate=st.sampled_from((None, "silu")),
     threads=st.sampled_from((1, 2)),
     seed=st.integers(0, 2**31),
 )
@@ -72,11 +73,13 @@ def test_products_have_the_bits_of_plain_weights(
     quads: int,
     dtype: torch.dtype,
     with_bias: bool,
+    gate: str | None,
     threads: int,
     seed: int,
 ) -> None:
     """Turns red on a wrong tail, and when panels or the columns of outputs are mixed up."""
     generator = torch.Generator().manual_seed(seed)
+    outputs += outputs % 2  # halves for a gate
     weight = table_weight(generator, bits, outputs, blocks, 4 * quads, own=own)
     x = rows_with_trouble(generator, rows, weight.codes.shape[1], dtype)
     bias = normal(generator, outputs, dtype=dtype) if with_bias else None
@@ -84,8 +87,8 @@ def test_products_have_the_bits_of_plain_weights(
     for provider in PROVIDERS:
         linear = LINEAR.provider(provider.name)
         assert linear is not None
-        wanted = linear.load()(plain, bias)
-        found = provider.load(Team(threads))(weight, bias, dtype=dtype)
+        wanted = linear.load()(plain, bias, gate=gate)
+        found = provider.load(Team(threads))(weight, bias, dtype=dtype, gate=gate)
         for out_dtype in (dtype, torch.float32):
             torch.testing.assert_close(
                 found(x, out_dtype), wanted(x, out_dtype), rtol=0, atol=0, equal_nan=True
@@ -114,9 +117,12 @@ def test_a_matrix_of_many_pieces(kernel: tuple[Op, Provider]) -> None:
     weight = table_weight(generator, 4, 1000, 1, 2048, own=True)
     x, bias = normal(generator, 40, 2048), normal(generator, 1000)
     matrix = kernel[1].load(Team(2))(weight, bias)
+    gated = kernel[1].load(Team(2))(weight, bias, gate="silu")
     wanted = x @ weight.numbers().t() + bias
+    up = torch.nn.functional.silu(wanted[:, :500]) * wanted[:, 500:]
     for rows in (1, 40):
         torch.testing.assert_close(matrix(x[:rows]), wanted[:rows], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(gated(x[:rows]), up[:rows], rtol=1e-3, atol=1e-3)
         out = torch.zeros(rows, 1010)
         matrix.into(x[:rows], out[:, 5:1005])
         assert torch.equal(out[:, 5:1005], matrix(x[:rows]))

@@ -1,5 +1,7 @@
 // y = x Wᵀ + b with weights that are entries of tables times scales, to which single numbers may be
 // added. Some panels at a time are widened to a float type and multiplied as those of linear.cpp.
+#include <vector>
+
 #include "linear/arithmetic.h"
 #include "linear/layout.h"
 #include "native/replay.h"
@@ -185,28 +187,45 @@ Widen<W> widen_by(int32_t bits, bool own) {
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kBytesFewRows = 512 << 10, kBytesManyRows = 8 << 20;
 
+// The biases of `width` columns from `column` on: of a gated layer those of both halves, in `both`.
+const float* biases_of(const Problem& problem, int64_t column, int64_t width,
+                       std::vector<float>& both) {
+  if (problem.bias == nullptr || !problem.outputs.gated()) {
+    return problem.bias == nullptr ? nullptr : problem.bias + column;
+  }
+  const float* up = problem.bias + problem.outputs.width();
+  both.assign(problem.bias + column, problem.bias + column + width);
+  both.insert(both.end(), up + column, up + column + width);
+  return both.data();
+}
+
 // 0, or 2 without memory for widened panels.
 template <class W, class E, class Y>
 int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> widen, const E* x,
                      Y* y) {
   struct Widened;
-  const int64_t panels = problem.outputs.panels(), elements = panel_elements(problem.depth);
-  const int64_t panel_bytes = elements * static_cast<int64_t>(sizeof(W));
+  const Outputs& outputs = problem.outputs;
+  const int64_t in_turn = outputs.panels_in_turn(), groups = outputs.panels() / in_turn;
+  const int64_t elements = panel_elements(problem.depth);
+  const int64_t group_bytes = in_turn * elements * static_cast<int64_t>(sizeof(W));
   const int64_t threads = team_size(problem.team);
   const int64_t wanted =
-      problem.rows <= kFewRows ? threads * kBytesFewRows : std::max(kBytesManyRows, panel_bytes);
-  const int64_t most = std::clamp(wanted / panel_bytes, std::min(threads, panels), panels);
-  W* widened = static_cast<W*>(thread_scratch<Widened>(most * panel_bytes));
+      problem.rows <= kFewRows ? threads * kBytesFewRows : std::max(kBytesManyRows, group_bytes);
+  const int64_t most = std::clamp(wanted / group_bytes, std::min(threads, groups), groups);
+  W* widened = static_cast<W*>(thread_scratch<Widened>(most * group_bytes));
   if (widened == nullptr) return 2;
-  for (int64_t first = 0; first < panels; first += most) {
-    const int64_t count = std::min(most, panels - first), output = first * kWidth;
-    parallel_for(count, kWorkPerTask / (elements + 1) + 1, problem.team,
-                 [&](int64_t i) { widen(matrix, first + i, widened + i * elements); });
+  std::vector<float> both;
+  for (int64_t first = 0; first < groups; first += most) {
+    const int64_t count = std::min(most, groups - first), column = first * kWidth;
+    parallel_for(count * in_turn, kWorkPerTask / (elements + 1) + 1, problem.team, [&](int64_t i) {
+      widen(matrix, first * in_turn + i, widened + i * elements);
+    });
     Problem part = problem;
-    part.outputs.count = std::min(count * kWidth, problem.outputs.count - output);
-    part.outputs.y_stride = problem.outputs.stride();
-    if (part.bias != nullptr) part.bias += output;
-    const int failed = multiply_any(part, x, static_cast<const W*>(widened), y + output);
+    const int64_t width = std::min(count * kWidth, outputs.width() - column);
+    part.outputs.count = in_turn * width;
+    part.outputs.y_stride = outputs.stride();
+    part.bias = biases_of(problem, column, width, both);
+    const int failed = multiply_any(part, x, static_cast<const W*>(widened), y + column);
     if (failed != 0) return failed;
   }
   return 0;
@@ -237,13 +256,13 @@ constexpr int kUnknown = 1;
 }  // namespace quire::linear
 
 // codes: contiguous [outputs, blocks · block_size], block_size a multiple of 4; scales: [outputs,
-// blocks]. packed: full of zeros, as Matrix has them. bits: 3, 4 or 8.
+// blocks]. packed: full of zeros, as Matrix has them. bits: 3, 4 or 8. gate: of gate.h.
 QUIRE_API int quire_linear_tables_pack(const uint8_t* codes, const float* scales, uint8_t* packed,
                                        int64_t outputs, int64_t blocks, int64_t block_size,
-                                       int32_t bits, quire::Team* team) {
+                                       int32_t bits, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
-  const Outputs all{outputs, kUngated};
+  const Outputs all{outputs, gate};
   const auto pack = bits == 3   ? pack_panel<3>
                     : bits == 4 ? pack_panel<4>
                     : bits == 8 ? pack_panel<8>
@@ -259,7 +278,7 @@ QUIRE_API int quire_linear_tables_pack(const uint8_t* codes, const float* scales
 }
 
 // Rows of the matrix that was packed: out [num_ids, blocks · block_size] of `dtype`, rounded once.
-// id_bytes: 4 or 8. 3: an id outside the table. Widens a panel for each id.
+// id_bytes: 4 or 8. 3: an id outside the table. Widens a panel for each id. Not of a gated layer.
 QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* tables,
                                        const int64_t* ends, const uint32_t* places,
                                        const float* added, const void* ids, int32_t id_bytes,
@@ -291,19 +310,20 @@ QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* table
 QUIRE_REPLAYABLE(quire_linear_tables_rows)
 
 // x: rows of blocks · block_size elements with a stride; y: [rows, outputs] of x's type or of
-// float32. weight_dtype: to which weights are rounded. Others: as Matrix; bias: float32 or null;
-// y_stride: of its rows, 0 if they are contiguous.
+// float32, of a gated layer half as wide. weight_dtype: to which weights are rounded. Others: as
+// Matrix; bias: float32 or null; gate: as it was packed for; y_stride: of its rows, 0 if they are
+// contiguous.
 QUIRE_API int quire_linear_tables(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* tables, const int64_t* ends, const uint32_t* places,
                                   const float* added, const float* bias, void* y, int64_t y_stride,
                                   int64_t rows, int64_t outputs, int64_t blocks,
                                   int64_t block_size, int32_t bits, int32_t own_tables,
                                   int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype,
-                                  quire::Team* team) {
+                                  int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear;
   const Matrix matrix{packed, tables, ends, places, added, blocks, block_size, own_tables};
-  const Problem problem{rows, {outputs, kUngated, y_stride}, matrix.depth(), x_stride, bias, team};
+  const Problem problem{rows, {outputs, gate, y_stride}, matrix.depth(), x_stride, bias, team};
   int failed = 0, unknown = 0;
   const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
     using W = std::remove_pointer_t<decltype(weight_tag)>;

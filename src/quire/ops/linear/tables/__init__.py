@@ -1,7 +1,8 @@
 """y = x Wᵀ + b with weights that are kept as indices into tables.
 
-`linear_tables(weight, bias=None, *, dtype=torch.float32)` → `PackedMatrix`; weight: `Tables`,
-[O, I] in blocks of a multiple of 4 inputs; bias [O]. No tensor is kept. A weight is table entry ·
+`linear_tables(weight, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight:
+`Tables`, [O, I] in blocks of a multiple of 4 inputs; bias [O]; gate as in `ops.linear.plain`. No
+tensor is kept. A weight is table entry ·
 scale, to which numbers may be added (`Tables.numbers` is the definition), rounded once to `dtype`.
 
 Called on x [..., I] it gives to the bit what the provider's `linear` gives for those weights: they
@@ -19,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL
+from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.tables.cases import make_inputs
 from quire.ops.linear.tables.contract import Added, Tables
 from quire.ops.linear.tables.cpu import bind
@@ -36,8 +37,11 @@ def _apply(
     weight: Tables,
     bias: torch.Tensor | None,
     ids: torch.Tensor,
+    **gate: str,
 ) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, bias, dtype=x.dtype)
+    matrix = linear(weight, bias, dtype=x.dtype, **gate)
+    if gate:
+        return matrix(x), matrix(x, torch.float32)
     return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
 
 
@@ -46,6 +50,6 @@ OP = Op(
     reference=PlainTableMatrix,
     make_inputs=make_inputs,
     tolerance=rounding("products summed in another order", float32=2e-5),
-    providers=cpu_providers(bind, lacks=NO_GATE | NO_PARTIAL),
+    providers=cpu_providers(bind, lacks=NO_PARTIAL),
     apply=_apply,
 )

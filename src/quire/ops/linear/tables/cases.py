@@ -31,6 +31,10 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     weight = table_weight(generator, 4, 41, 2, 32, own=False)
     wide = normal(generator, 6, 70)
     wide[1], wide[2, 20], wide[4, 9] = 0.0, float("nan"), float("inf")
+    gated = table_weight(generator, 4, 200, 2, 32, own=True)
+    for rows in (1, 5, 50):
+        args = (normal(generator, rows, 64), gated, normal(generator, 200), ids)
+        yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})
     yield Case(label="slices, zeros, NaN and infinity", args=(wide[:, 3:67], weight, None, ids))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from quire.config.packed.table_format import TABLE_BITS
 from quire.errors import EngineError
+from quire.ops.linear.plain.contract import check_gate
 
 __all__ = ["Added", "Tables", "check_arguments"]
 
@@ -72,8 +73,8 @@ class Tables(NamedTuple):
         )
 
 
-def check_arguments(weight: Tables, bias: torch.Tensor | None) -> None:
-    """Raises EngineError unless the tensors fit together."""
+def check_arguments(weight: Tables, bias: torch.Tensor | None, gate: str | None = None) -> None:
+    """Raises EngineError unless the tensors fit together, and as `check_gate`."""
     codes, table, scale, added = weight
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.numel() == 0:
         raise EngineError(
@@ -97,6 +98,7 @@ def check_arguments(weight: Tables, bias: torch.Tensor | None) -> None:
         raise EngineError(
             f"linear_tables takes a bias of {outputs} numbers, not of {list(bias.shape)}."
         )
+    check_gate(outputs, gate)
     if (largest := int(codes.max())) >> weight.bits:
         raise EngineError(f"linear_tables takes {weight.bits}-bit codes; one is {largest}.")
     if added is not None and added.numbers.numel():

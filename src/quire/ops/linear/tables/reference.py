@@ -21,5 +21,5 @@ class PlainTableMatrix(PlainMatrix):
         dtype: torch.dtype = torch.float32,
         gate: str | None = None,
     ) -> None:
-        check_arguments(weight, bias)
+        check_arguments(weight, bias, gate)
         super().__init__(weight.numbers().to(dtype), bias, gate=gate)
