@@ -1,4 +1,4 @@
-"""Matrices of few bits on the CPU: how fast each kind of `linear_blocks` is read and multiplied.
+"""Matrices of few bits on the CPU: how fast kinds of `linear_blocks`, and tables, are multiplied.
 
     python benchmarks/packed_cpu.py [--threads N] [--repeats N] [--output FILE]
 
@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
 
 from kernel_figures import Call, Figure, figures_by_turns, run
 import torch
 
 from quire.config.packed.block_kinds import BLOCK_KINDS, BlockKind
+from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import matrix_bytes
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.blocks.cases import block_weight
+from quire.ops.linear.tables.cases import table_weight
 from quire.platform import detect_platform
 from quire.quantization import Int4Format, Int8Format
 
@@ -31,6 +34,15 @@ ROWS = (1, 4, 16)
 PREFILL_ROWS = 512
 COPIES_BYTES = 40 * 2**20
 """Bytes of all copies of a kind: with those of other kinds, more than the last-level cache."""
+
+TABLES = {
+    "plain bf16": None,
+    "fp8": TableFormat(8, INPUTS),
+    "fp8, blocks": TableFormat(8, 128),
+    "nf4": TableFormat(4, 64),
+    "squeezellm, 3 bits": TableFormat(3, INPUTS, own_tables=True),
+}
+"""Formats of `linear_tables`, and what they widen to."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -60,6 +72,15 @@ def products(ops: OpSet) -> dict[str, tuple[int, Product]]:
         blocks = block_weight(generator, kind, OUTPUTS, INPUTS // inputs, inputs // kind.group_size)
         size = kind.matrix_bytes(OUTPUTS, INPUTS, inputs)
         add(kind.name, size, lambda blocks=blocks: ops.linear_blocks(blocks))
+    for name, form in TABLES.items():
+        if form is None:
+            add(name, weight.nbytes, lambda: ops.linear(weight))
+            continue
+        blocks, own = INPUTS // form.size, form.own_tables
+        tables = table_weight(generator, form.bits, OUTPUTS, blocks, form.size, own=own)
+        size = form.matrix_bytes(OUTPUTS, INPUTS)
+        make = partial(ops.linear_tables, tables._replace(added=None), dtype=weight.dtype)
+        add(name, size, make)
     return found
 
 

@@ -4,10 +4,12 @@
 
 llama.cpp writes the model in each type of GGUF; quire and llama.cpp read the same file over the
 same windows, each token but the first of a window predicted from those before it in it. quire
-converts it to the formats of compressed-tensors. Three readings of each file: "kept", in bfloat16
-as quire serves it; "widened", its own numbers in float32 with activations as they are; "8-bit
-activations", the same numbers with one scale per token, as the integer kernels take them. KL is
-that of the next token's distribution from the widened reading, in nats per token.
+converts it to the formats of compressed-tensors, and packed_files.py to those of other tools.
+
+Three readings of each file: "kept", in bfloat16 as quire serves it; "widened", its own numbers in
+float32 with activations as they are; "8-bit activations", the same numbers with one scale per
+token, as the integer kernels take them. KL is that of the next token's distribution from the
+widened reading, in nats per token.
 
 The text (workloads/documentation.txt, 20,000 tokens) is quire's documentation, written by its
 authors. Nothing is drawn and nothing is timed.
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 from arguments import positive_number
 from engines.llama_cpp_files import TYPES
+from packed_files import PACKED, write_packed
 from quantization_quality import Reader
 
 from quire.attention import AttentionNeeds, select_backend
@@ -147,10 +150,13 @@ def ask_llama_cpp(python: str, request: dict[str, Any]) -> dict[str, Any]:
 def files(source: Path, folder: Path, python: str, types: Sequence[str]) -> Iterator[Path]:
     """The model in each format, one after the other: `source`, GGUF files, folders."""
     for kind in types:
-        made = folder / f"{kind}.gguf"
+        made = folder / (kind if kind in (*CONVERTED, *PACKED) else f"{kind}.gguf")
         if kind in CONVERTED:
-            made = folder / kind
             convert_model(source, made, kind)
+        elif kind in PACKED:
+            if not (folder / "plain").exists():
+                convert_model(source, folder / "plain")
+            write_packed(folder / "plain", made, kind)
         else:
             ask_llama_cpp(python, {"make": [str(source), str(made), kind]})
         yield made
@@ -161,7 +167,7 @@ def stored_types(file: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for tensor in read_checkpoint(file).tensors.values():
         if len(tensor.shape) > 1:
-            kind = tensor.dtype if tensor.packed is None else str(tensor.packed.kernel)
+            kind = tensor.dtype if tensor.packed is None else str(tensor.packed.kernel_on("cpu"))
             counts[kind] = counts.get(kind, 0) + 1
     return counts
 
@@ -187,7 +193,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=smollm2_path(), help="a GGUF file")
     parser.add_argument("--tokens", type=positive_number, default=20_000, help="of the text")
     parser.add_argument("--threads", type=positive_number, default=2)
-    parser.add_argument("--types", nargs="+", default=[*TYPES, *CONVERTED])
+    parser.add_argument("--types", nargs="+", default=[*TYPES, *CONVERTED, *PACKED])
     parser.add_argument(
         "--llama-python",
         default=sys.executable,

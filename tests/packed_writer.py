@@ -329,7 +329,7 @@ def squeezellm(bits: int, *, sparse: bool = False, full: bool = False) -> Writer
 @dataclass(frozen=True)
 class Format:
     """One way to quantize a model. settings: its quantization_config. kernel: that of matrices
-    [O, 128]; None: widened as they are used."""
+    [O, 128], of tables without the size of blocks; None: widened as they are used."""
 
     name: str
     settings: Mapping[str, Any]
@@ -386,7 +386,7 @@ def _ints(name: str, bits: int, size: int, kernel: str | None = None, **more: An
 
 
 def _fp8(name: str, settings: dict[str, Any], write: Writer) -> Format:
-    return Format(f"fp8-{name}", {"quant_method": "fp8", **settings}, write)
+    return Format(f"fp8-{name}", {"quant_method": "fp8", **settings}, write, "tables-8")
 
 
 _FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -423,12 +423,19 @@ FORMATS: tuple[Format, ...] = (
     _ints("w8a8-asym", 8, -1, "blocks-w8_zero-128", symmetric=False),
     _ints("w8a8-groups", 8, 32, "blocks-w8-32"),
     _ints("w4a8", 4, 64, "int4-g64-sym"),
-    _compressed("fp8", "float-quantized", {**_FLOAT, "strategy": "channel"}, float8("outputs")),
+    _compressed(
+        "fp8",
+        "float-quantized",
+        {**_FLOAT, "strategy": "channel"},
+        float8("outputs"),
+        "tables-8",
+    ),
     _compressed(
         "fp8-blocks",
         "float-quantized",
         {**_FLOAT, "strategy": "block", "block_structure": [32, 48]},
         float8("blocks", block=(32, 48)),
+        "tables-8",
     ),
     _compressed(
         "mxfp4", "mxfp4-pack-quantized", {"num_bits": 4}, mxfp4(blocks=False), "blocks-e2m1-32"
@@ -442,21 +449,24 @@ FORMATS: tuple[Format, ...] = (
         float8("blocks", "weight_scale_inv", (128, 128)),
     ),
     _fp8("powers", {"weight_block_size": [48, 80]}, float8("powers", "weight_scale_inv", (48, 80))),
-    Format("modelopt", {"quant_method": "modelopt", "quant_algo": "FP8"}, float8("whole")),
-    Format("nf4", _NF4, bits_and_bytes_4(64, nested=False)),
-    Format("nf4-nested", _NF4, bits_and_bytes_4(48, nested=True)),
-    Format("fp4", _NF4, bits_and_bytes_4(256, nested=True, kind="fp4")),
+    Format(
+        "modelopt", {"quant_method": "modelopt", "quant_algo": "FP8"}, float8("whole"), "tables-8"
+    ),
+    Format("nf4", _NF4, bits_and_bytes_4(64, nested=False), "tables-4"),
+    Format("nf4-nested", _NF4, bits_and_bytes_4(48, nested=True), "tables-4"),
+    Format("fp4", _NF4, bits_and_bytes_4(256, nested=True, kind="fp4"), "tables-4"),
     Format(
         "int8-bnb",
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
         bits_and_bytes_8,
         "blocks-w8-128",
     ),
-    Format("squeezellm-3", {"quant_method": "squeezellm", "wbits": 3}, squeezellm(3)),
+    Format("squeezellm-3", {"quant_method": "squeezellm", "wbits": 3}, squeezellm(3), "tables-3"),
     Format(
         "squeezellm-4-sparse",
         {"quant_method": "squeezellm", "wbits": 4},
         squeezellm(4, sparse=True, full=True),
+        "tables-4",
     ),
 )
 

@@ -11,6 +11,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.errors import ConfigError
+from tests.engine.test_captured import captured_forward, recorded
+from tests.engine.test_laws import has_kernels
 from tests.packed_writer import FORMATS, all_but_head, write_pair
 
 BY_NAME = {each.name: each for each in FORMATS}
@@ -25,18 +27,38 @@ def answers(folder: Path, **more: Any) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "squeezellm-3", "nf4-nested"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "squeezellm-4-sparse", "nf4-nested"])
 def test_answers_are_those_of_the_numbers(name: str, tmp_path: Path) -> None:
-    """Formats that torch widens as they are used; no step of theirs is captured."""
+    """Formats of tables, whose activations keep their bits."""
     chosen = BY_NAME[name]
     packed, plain, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
     assert answers(packed) == answers(plain)
 
 
-@pytest.mark.parametrize("name", ["awq-gemm-g32", "gptq-3", "gptq-4-act-order", "compressed-w8a8"])
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "fp8-outputs", "squeezellm-3", "nf4-nested", "gptq-4-act-order"]
+)
+def test_steps_are_captured(name: str, tmp_path: Path) -> None:
+    """Catches a format that computes in torch between kernels, and a replay that reads weights,
+    orders of inputs or outputs of the step that was captured."""
+    chosen = BY_NAME[name]
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(str(folder), **OPTIONS) as llm:
+        assert captured_forward(llm).graphs is not None
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        assert recorded(llm)
+    found = [output.outputs[0].token_ids for output in outputs]
+    assert found == answers(folder, enforce_eager=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["awq-gemm-g32", "gptq-3", "gptq-4-act-order", "compressed-w8a8", "fp8-blocks", "nf4"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batched_is_alone(name: str, dtype: str, tmp_path: Path) -> None:
-    """Formats of the integer kernels, whose rows do not depend on their batch."""
+    """Formats with kernels, whose rows do not depend on their batch."""
     chosen = BY_NAME[name]
     folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
     together = answers(folder, dtype=dtype)
@@ -45,11 +67,14 @@ def test_batched_is_alone(name: str, dtype: str, tmp_path: Path) -> None:
 
 
 def test_bits_that_depend_on_the_batch_are_not_called_invariant(tmp_path: Path) -> None:
-    chosen = BY_NAME["fp8-blocks"]
+    chosen = BY_NAME["awq-gemm-g16"]
     folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
-    with pytest.raises(ConfigError, match=r"batch_invariant=True.*fp8.*quantization='int8'"):
+    with pytest.raises(ConfigError, match=r"batch_invariant=True.*awq.*quantization='int8'"):
         answers(folder, batch_invariant=True)
     assert answers(folder, batch_invariant=True, quantization="int8")
+    chosen = BY_NAME["fp8-blocks"]
+    folder, _, _ = write_pair(tmp_path / "fp8", chosen.settings, all_but_head(chosen.write))
+    assert answers(folder, batch_invariant=has_kernels())
 
 
 def test_the_plan_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

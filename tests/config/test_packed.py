@@ -206,7 +206,7 @@ def test_values_that_are_refused(
         ("gptq-4-sym", 4 + 16 / 128),
         ("gptq-8-sym", 8),
         ("compressed-w8a8", 8),
-        ("fp8-blocks", 8),
+        ("fp8-blocks", 8 + 32 / 128),
         ("gptq-2", 2 + 16 / 32 + 2 / 32),
         ("gptq-3", 3 + 16 / 32 + 3 / 32),
         ("compressed-mxfp4", 4 + 8 / 32),
@@ -226,6 +226,31 @@ def test_the_plan_counts_bits_from_headers(name: str, bits: float, tmp_path: Pat
     outputs = sum(info.shape[0] for info in packed)
     assert numbers * bits / 8 <= found <= numbers * bits / 8 + outputs * 4 + len(packed) * 1024
     assert checkpoint.num_bytes < (folder / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "bits"),
+    [
+        ("awq-gemm-g128", "int4-g128", 4 + 16 / 128 + 4 / 128),
+        ("gptq-3", "int4", 4 + 16 / 32 + 4 / 32),
+        ("fp8-blocks", None, 8 + 32 / 128 / 128),
+        ("nf4", None, 4 + 32 / 64),
+        ("compressed-mxfp4", None, 4 + 8 / 32),
+    ],
+)
+def test_the_plan_counts_what_a_gpu_keeps(
+    name: str, kernel: str | None, bits: float, tmp_path: Path
+) -> None:
+    """Catches a plan of the CPU's kernels for a device that has others or none."""
+    folder = folder_of(name, tmp_path)
+    spec, checkpoint = read_model_spec(folder), read_checkpoint(folder)
+    assert {layout.kernel_on("cuda") for layout in checkpoint.packed} == {kernel}
+    packed = [info for info in checkpoint.tensors.values() if info.packed is not None]
+    numbers = sum(info.num_elements for info in packed)
+    plain = sum(info.num_elements for info in checkpoint.tensors.values()) - numbers
+    found = weight_bytes(spec, checkpoint, device="cuda") - plain * DTYPE_BYTES[spec.dtype]
+    outputs = sum(info.shape[0] for info in packed)
+    assert numbers * bits / 8 <= found <= numbers * bits / 8 + outputs * 4 + len(packed) * 1024
 
 
 def test_a_widened_model_is_planned_as_one(tmp_path: Path) -> None:
@@ -271,7 +296,7 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         ),
     )[0]
     tensors = read_checkpoint(folder).tensors
-    kernels = {name: info.packed and info.packed.kernel for name, info in tensors.items()}
+    kernels = {name: info.packed and info.packed.kernel_on("cpu") for name, info in tensors.items()}
     assert kernels["model.layers.1.mlp.down_proj.weight"] == "blocks-w8_zero-64"
     assert kernels["model.layers.1.mlp.up_proj.weight"] == "blocks-w4_zero-32"
     assert tensors["model.layers.1.self_attn.o_proj.weight"].packed is None
@@ -291,7 +316,7 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         lambda name: eight if "self_attn" in name or name.endswith("0.mlp.up_proj") else four,
     )[0]
     tensors = read_checkpoint(folder).tensors
-    kernels = {name: info.packed.kernel for name, info in tensors.items() if info.packed}
+    kernels = {name: info.packed.kernel_on("cpu") for name, info in tensors.items() if info.packed}
     assert kernels["model.layers.1.self_attn.q_proj.weight"] == "int8"
     assert kernels["model.layers.0.mlp.up_proj.weight"] == "int8"
     assert kernels["model.layers.1.mlp.up_proj.weight"] == "int4-sym"

@@ -159,14 +159,16 @@ def test_a_type_keeps_its_bits(kind: str, implementation: str) -> None:
     torch.testing.assert_close(kept.matrix(x), wanted, rtol=0, atol=2e-5 * size)
     if implementation == "best" and new_ops("best").chosen["linear_blocks"] != REFERENCE:
         sizes = {t.untyped_storage().data_ptr(): t.nbytes for t in reachable_tensors(kept.matrix)}
-        assert sum(sizes.values()) == sum(each.layout.num_bytes for each in stored)
+        assert sum(sizes.values()) == sum(each.layout.bytes_on("cpu") for each in stored)
 
 
 def _stored(kind: str, tensor: Tensor) -> StoredMatrix:
     scheme, (outputs, inputs) = GGUFBlocks(kind), tensor.shape
     blocks = torch.frombuffer(bytearray(tensor.data), dtype=torch.uint8).view(outputs, -1)
     info = StoredTensor("w", (outputs, inputs), kind, Path("w.gguf"), 0, blocks.numel())
-    layout = PackedLayout("w", scheme, outputs, inputs, {"blocks": info}, (), scheme.kernel(inputs))
+    layout = PackedLayout(
+        "w", scheme, outputs, inputs, {"blocks": info}, (), scheme.kernels(inputs)
+    )
     return StoredMatrix(layout, {"blocks": blocks})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 
 from quire.config import read_checkpoint
 from quire.config.gguf import GGML_TYPES
+from quire.config.hf import StoredTensor
+from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.shard import Shard
 from quire.errors import ConfigError
 from quire.quantization import StoredMatrix
-from quire.quantization.gguf.tensor_types import dequantize
 from quire.quantization.packed import keep
-from quire.quantization.packed.cuts import Part, UncutError, cut_blocks
 from tests.gguf_writer import PACKERS, TYPE_IDS
 from tests.models.harness import new_ops
 from tests.packed_writer import FORMATS, Format, all_but_head, stored_matrix, write_pair
@@ -94,20 +95,28 @@ def test_a_cut_within_a_group_says_where_one_can_be(
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPE_IDS if kind in PACKERS])
 def test_blocks_of_gguf(kind: str) -> None:
-    """K-quants are cut between blocks of 256 inputs and refuse other places."""
+    """K-quants are cut between blocks of 256 inputs and refuse other places by name."""
     random = Random(4)
     type_of = {each.name: each for each in GGML_TYPES.values()}[kind]
-    inputs, size = 512, type_of.block_size
+    inputs, size = 1536, type_of.block_size
     rows = [[PACKERS[kind](random, 0.5) for _ in range(inputs // size)] for _ in range(6)]
     data = [b"".join(block for block, _ in row) for row in rows]
-    numbers = torch.tensor([[x for _, values in row for x in values] for row in rows])
+    numbers = torch.tensor([[x for _, values in row for x in values] for row in rows]).float()
     blocks = torch.tensor([list(row) for row in data], dtype=torch.uint8)
-    for outputs, taken in ((range(2, 5), range(size, 512)), (range(6), range(256))):
-        part = cut_blocks(blocks, size, Part(outputs, taken, (6, inputs)))
+    info = StoredTensor("blk.0.w", (6, inputs), kind, Path("w.gguf"), 0, blocks.numel())
+    scheme = GGUFBlocks(kind)
+    kernels = scheme.kernels(inputs)
+    layout = PackedLayout("blk.0.w", scheme, 6, inputs, {"blocks": info}, (), kernels)
+    stored = StoredMatrix(layout, {"blocks": blocks})
+    for outputs, taken in ((range(2, 5), range(size, 1536)), (range(6), range(768))):
         wanted = numbers[outputs.start : outputs.stop, taken.start : taken.stop]
-        assert torch.equal(dequantize(kind, part.contiguous()), wanted.float())
-    with pytest.raises(UncutError, match=f"it can be at multiples of {size}"):
-        cut_blocks(blocks, size, Part(range(6), range(size // 2), (6, inputs)))
+        part = stored.cut(outputs, taken)
+        assert torch.equal(part.numbers(), wanted)
+        matrix = keep(new_ops("reference"), (part,), None, torch.float32).matrix
+        assert torch.equal(matrix.rows(torch.arange(len(outputs))), wanted)
+    within = range(384) if size == 256 else range(size // 2)  # a share of 4 ranks
+    with pytest.raises(ConfigError, match=rf"blk\.0\.w in the format gguf.*multiples of {size}"):
+        stored.cut(range(6), within)
 
 
 def test_shares_in_units_are_as_even_as_can_be() -> None:

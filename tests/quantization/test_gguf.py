@@ -30,3 +30,11 @@ def test_types_of_the_header_are_those_that_can_be_read() -> None:
     """Catches a type that a plan accepts and no loader knows, or blocks of another size."""
     sizes = {kind.name: kind.block_bytes for kind in GGML_TYPES.values()}
     assert sizes == {name: size for name, (_, size) in DEQUANTIZE.items()}
+
+
+@pytest.mark.parametrize("kind", [name for name in DEQUANTIZE if name in PACKERS])
+def test_a_definition_stays_on_its_device(kind: str) -> None:
+    """A GPU widens blocks by the definition. Turns red when one makes a tensor on the host, which
+    torch refuses to mix with others (here, with those of a device without numbers)."""
+    size = DEQUANTIZE[kind][1]
+    assert dequantize(kind, torch.empty(3, 2 * size, dtype=torch.uint8, device="meta")).is_meta

@@ -239,8 +239,8 @@ def _blocks_of(entry: GGUFEntry) -> PackedLayout | None:
     stored = StoredTensor(
         entry.name, entry.shape, entry.kind.name, entry.file, entry.start, entry.end
     )
-    module, kernel = entry.name.removesuffix(".weight"), scheme.kernel(inputs)
-    return PackedLayout(module, scheme, outputs, inputs, {"blocks": stored}, (), kernel)
+    module, kernels = entry.name.removesuffix(".weight"), scheme.kernels(inputs)
+    return PackedLayout(module, scheme, outputs, inputs, {"blocks": stored}, (), kernels)
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:

@@ -70,7 +70,6 @@ def resolve(
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
     layouts = () if checkpoint is None else checkpoint.packed
-    _refuse_widened(settings, layouts)
     if settings.batch_invariant and settings.torch_compile:
         raise ConfigError(
             "batch_invariant=True and torch_compile=True do not go together: what torch compiles "
@@ -78,6 +77,7 @@ def resolve(
         )
     device, device_reason = choose_device(settings.device, platform)
     platform = replace(platform, device=device)
+    _refuse_widened(settings, layouts, device)
     if settings.enable_lora and device != "cpu":
         raise ConfigError(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
@@ -100,7 +100,7 @@ def resolve(
         spec,
         layout,
         platform,
-        weights=weight_bytes(spec, checkpoint, settings.quantization)
+        weights=weight_bytes(spec, checkpoint, settings.quantization, device)
         + adapter_bytes(spec, settings),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
@@ -121,7 +121,7 @@ def resolve(
     decisions = (
         Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
-        _describe_quantization(settings, spec, layouts),
+        _describe_quantization(settings, spec, layouts, device),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
         Decision("max_model_len", f"{context:,}", context_reason),
         *_describe_longrope(spec, context),
@@ -158,9 +158,9 @@ def resolve(
     return Resolved(resolved, spec, layout, memory, decisions, platform)
 
 
-def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout]) -> None:
+def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout], device: str) -> None:
     """Raise ConfigError for `batch_invariant` where torch would multiply."""
-    widened = [layout for layout in layouts if layout.kernel is None]
+    widened = [layout for layout in layouts if layout.kernel_on(device) is None]
     if settings.batch_invariant and widened and settings.quantization is None:
         raise ConfigError(
             f"batch_invariant=True: {len(widened)} matrices in {widened[0].scheme.name}, such as "
@@ -234,13 +234,13 @@ def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
 
 
 def _describe_quantization(
-    settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout]
+    settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout], device: str
 ) -> Decision:
     """Describe the requested format, and which sizes of matrix take another one; else the
     checkpoint's format. layouts: of matrices that the checkpoint holds quantized."""
     methods = " and ".join(sorted({layout.scheme.name for layout in layouts}))
     if settings.quantization is None:
-        reason = describe_layouts(layouts) if layouts else "as in the checkpoint"
+        reason = describe_layouts(layouts, device) if layouts else "as in the checkpoint"
         return Decision("quantization", methods or "none", reason)
     reasons = [f"as asked; made of {methods}" if layouts else "as asked"]
     for shape in spec.matrices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,7 +11,13 @@ from quire.distributed import Collectives
 from quire.layers.weights import NO_ORDERS, PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.partial import PlainPartial
-from quire.quantization import CutFormat, CuttableFormat, WeightFormat, WidensStored
+from quire.quantization import (
+    CutFormat,
+    CuttableFormat,
+    StoredMatrix,
+    WeightFormat,
+    WidensStored,
+)
 
 __all__ = ["Linear", "MergedLinear", "RowLinear"]
 
@@ -127,16 +133,29 @@ class RowLinear:
         return matrix.complete(self._all_reduce(matrix.partial(x, largest)), largest, x.dtype)
 
 
-class _PlainInputs(WidensStored):
-    """Some inputs of a matrix whose numbers are not made of others."""
+class _PlainInputs:
+    """Some inputs of a matrix that is cut before it is packed."""
 
-    def __init__(self, weight_format: WeightFormat) -> None:
+    def __init__(self, weight_format: CuttableFormat) -> None:
         self._format = weight_format
+        self.keeps_stored = weight_format.keeps_stored
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PartialMatrix:
         return PlainPartial(self._format.pack(weight, None, gate=gate), bias)
+
+    def keep(
+        self,
+        parts: Sequence[StoredMatrix | torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        gate: str | None = None,  # noqa: ARG002  no projection with a gate is cut by inputs
+    ) -> PartialMatrix:
+        (part,) = parts
+        assert isinstance(part, StoredMatrix)
+        return self._format.keep_partial(part, bias, dtype)
 
 
 class _CutInputs(WidensStored):

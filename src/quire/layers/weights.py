@@ -241,14 +241,16 @@ class PackedWeights(Generic[Matrix]):
         (self._bias_of(owner) if kind == "bias" else self._rows_of(owner)).copy_(tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
-        """Load a quantized part: kept unchanged, or widened if the format says so or ranks share
-        it."""
+        """Load a quantized part: the rank's share of its bits, or widened if the format says so or
+        outputs change places. Raises ConfigError for a share at which the checkpoint's format
+        cannot be cut."""
         owner = part.rpartition(".")[0]
-        shares = (self._inputs, *self._parts.values())
         order = self._orders.get(owner)
-        is_whole = order is None and all(share.is_whole for share in shares)
-        if self.weight_format.keeps_stored and is_whole:
-            self._open.stored[owner] = stored.to(self._device)
+        in_place = order is None and self._height == self._num_own
+        if self.weight_format.keeps_stored and in_place:
+            self._open.stored[owner] = [
+                each.to(self._device) for each in self._shares_of(owner, stored)
+            ]
             return
         rows, cut = self._rows_of(owner), self._cut_of_rows(owner)
         if cut is not None or order is not None:
@@ -259,12 +261,23 @@ class PackedWeights(Generic[Matrix]):
         for first, numbers in stored.slices():
             rows[first : first + len(numbers)] = numbers
 
+    def _shares_of(self, owner: str, stored: StoredMatrix) -> list[StoredMatrix]:
+        """Return the rank's outputs and inputs of a matrix, one part for each range."""
+        if self._cut_of_rows(owner) is None:
+            return [stored]
+        outputs, inputs = self._parts[owner].ranges, self._inputs.ranges
+        return [stored.cut(rows, columns) for rows in outputs for columns in inputs]
+
     def finish(self) -> None:
         coming = self._coming
         if coming is None:
             return
         if coming.stored:
-            parts = [coming.stored.get(part) or self._rows_of(part) for part in self._parts]
+            parts = [
+                each
+                for part in self._parts
+                for each in coming.stored.get(part) or [self._rows_of(part)]
+            ]
             self._matrix = self.weight_format.keep(parts, coming.bias, self._dtype, gate=self._gate)
         else:
             if coming.weight is None:
@@ -306,7 +319,7 @@ class PackedWeights(Generic[Matrix]):
 class _Coming:
     """Arrived parts of a layer: stored parts, plain ones in one matrix, the bias."""
 
-    stored: dict[str, StoredMatrix]
+    stored: dict[str, list[StoredMatrix]]
     weight: torch.Tensor | None
     bias: torch.Tensor | None
 

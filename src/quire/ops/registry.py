@@ -24,6 +24,7 @@ from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.linear.tables import OP as LINEAR_TABLES
 from quire.ops.moe.experts import OP as EXPERTS
 from quire.ops.moe.experts import ExpertLayers
 from quire.ops.moe.route import OP as ROUTE
@@ -37,6 +38,7 @@ from quire.ops.operation import Op
 from quire.ops.pointwise.activation import MUL_OP as ACTIVATION_AND_MUL
 from quire.ops.pointwise.activation import OP as ACTIVATION
 from quire.ops.pointwise.add import OP as ADD
+from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
 from quire.ops.rows.decode_inputs import OP as DECODE_INPUTS
@@ -72,6 +74,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LAYER_NORM,
             ADD_LAYER_NORM,
             ADD,
+            TAKE_COLUMNS,
             ROPE_AND_WRITE_KV,
             ACTIVATION,
             ACTIVATION_AND_MUL,
@@ -80,6 +83,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR_INT4,
             LOW_RANK,
             LINEAR_BLOCKS,
+            LINEAR_TABLES,
             ROUTE,
             EXPERTS,
             EMBEDDING,
@@ -110,6 +114,7 @@ class OpSet:
     layer_norm: Callable[..., torch.Tensor]
     add_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     add: Callable[..., torch.Tensor]
+    take_columns: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
     activation: Callable[..., torch.Tensor]
     activation_and_mul: Callable[..., torch.Tensor]
@@ -118,6 +123,7 @@ class OpSet:
     linear_int4: Callable[..., PackedMatrix]
     low_rank: Callable[..., None]
     linear_blocks: Callable[..., PackedMatrix]
+    linear_tables: Callable[..., PackedMatrix]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     experts: Callable[..., ExpertLayers]
     embedding: Callable[..., torch.Tensor]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.ops import OpSet, PackedMatrix
-from quire.quantization.packed import StoredMatrix, keep
+from quire.ops import OpSet, PackedMatrix, PartialMatrix
+from quire.quantization.packed import StoredMatrix, keep, keep_partial
 
 __all__ = ["PlainFormat"]
 
@@ -39,5 +39,12 @@ class PlainFormat:
         gate: str | None = None,
     ) -> PackedMatrix:
         kept = keep(self._ops, parts, bias, dtype, gate=gate)
+        self.by_torch = self.by_torch or kept.by_torch
+        return kept.matrix
+
+    def keep_partial(
+        self, part: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PartialMatrix:
+        kept = keep_partial(self._ops, part, bias, dtype)
         self.by_torch = self.by_torch or kept.by_torch
         return kept.matrix

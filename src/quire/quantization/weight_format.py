@@ -48,6 +48,9 @@ class WeightFormat(Protocol):
         ...
 
 
+_NOT_WIDENED = "A matrix with bits of its own was not widened first; this is a bug."
+
+
 class WidensStored:
     """Base of a `WeightFormat` that makes its own bits of all matrices."""
 
@@ -62,7 +65,13 @@ class WidensStored:
         gate: str | None = None,
     ) -> NoReturn:
         del parts, bias, dtype, gate
-        raise EngineError("A matrix with bits of its own was not widened first; this is a bug.")
+        raise EngineError(_NOT_WIDENED)
+
+    def keep_partial(
+        self, part: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> NoReturn:
+        del part, bias, dtype
+        raise EngineError(_NOT_WIDENED)
 
 
 class CuttableFormat(WeightFormat, Protocol):
@@ -72,6 +81,12 @@ class CuttableFormat(WeightFormat, Protocol):
         """Return how a rank keeps these inputs of a matrix whose numbers are made of whole rows;
         None if they can be cut before they are packed. Raises ConfigError where no cut is
         possible."""
+        ...
+
+    def keep_partial(
+        self, part: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PartialMatrix:
+        """Keep some inputs of a quantized matrix, cut from it; bias [O] of the whole."""
         ...
 
 

@@ -104,9 +104,12 @@ class MemoryPlan:
 
 
 def weight_bytes(
-    spec: ModelSpec, checkpoint: Checkpoint | None, quantization: str | None = None
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    quantization: str | None = None,
+    device: str = "cpu",
 ) -> int:
-    """Weights in memory, in `spec.dtype` but for matrices that are quantized.
+    """Weights in the memory of a device, in `spec.dtype` but for matrices that are quantized.
 
     Packed weights replace the plain ones. In `spec.dtype` they take as much, but for less than 32
     rows of padding in a matrix whose rows are no multiple of 32, or in each half of a gated one;
@@ -114,7 +117,7 @@ def weight_bytes(
     before the KV pool takes its memory.
     """
     widened = quantization is not None
-    plain = _weight_bytes(spec, checkpoint, widened=widened)
+    plain = _weight_bytes(spec, checkpoint, device, widened=widened)
     return quantized_bytes(spec, quantization, plain) if widened else plain
 
 
@@ -131,7 +134,9 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
     return settings.max_loras * settings.max_lora_rank * per_rank * spec.dtype_bytes
 
 
-def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bool) -> int:
+def _weight_bytes(
+    spec: ModelSpec, checkpoint: Checkpoint | None, device: str, *, widened: bool
+) -> int:
     """Return the bytes of the weights by the files' headers, or without files by the number of
     parameters. widened: matrices that come quantized count as plain.
 
@@ -151,7 +156,7 @@ def _weight_bytes(spec: ModelSpec, checkpoint: Checkpoint | None, *, widened: bo
     return own_head * spec.vocab_size * spec.hidden_size * size + sum(
         math.prod(tensor.shape) * size
         if widened or tensor.packed is None or _is_table(name, spec)
-        else tensor.packed.num_bytes
+        else tensor.packed.bytes_on(device)
         for name, tensor in tensors.items()
     )
 

@@ -12,6 +12,7 @@ from quire.config.packed.block_kinds import BlockFormat
 from quire.config.packed.parts import Parts
 from quire.config.packed.schemes import Scheme
 from quire.config.packed.settings import PackedSettings
+from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import matrix_bytes
 
 __all__ = ["PackedLayout", "describe_layouts", "layouts_of"]
@@ -22,8 +23,7 @@ class PackedLayout:
     """A matrix [outputs, inputs] in several tensors.
 
     tensors: by what follows the module's name. dropped: tensors that say nothing of the weights.
-    kernel: the format of `quire.config.quantization`, or the `BlockFormat`, that has equal weights,
-    or None: the tensors are kept as they are.
+    kernels: names of formats that have equal weights, as of `Scheme`.
     """
 
     module: str
@@ -32,21 +32,40 @@ class PackedLayout:
     inputs: int
     tensors: Mapping[str, StoredTensor]
     dropped: tuple[StoredTensor, ...]
-    kernel: str | None
+    kernels: tuple[str, ...]
 
     @property
     def all_tensors(self) -> tuple[StoredTensor, ...]:
         return (*self.tensors.values(), *self.dropped)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the matrix in memory."""
-        blocks = None if self.kernel is None else BlockFormat.named(self.kernel)
-        if blocks is not None:
+    def kernel_on(self, device: str) -> str | None:
+        """Return the format in which a device ("cpu" or another) keeps the matrix; None: its
+        tensors stay as they are stored, and are widened some rows at a time.
+
+        `linear_blocks` and `linear_tables` are for CPUs; a GPU has kernels for integers alone.
+        """
+        for kernel in self.kernels:
+            if device == "cpu" or kernel.partition("-")[0] not in _CPU_KERNELS:
+                return kernel
+        return None
+
+    def bytes_on(self, device: str) -> int:
+        """Bytes of the matrix in memory, by `kernel_on`."""
+        kernel = self.kernel_on(device)
+        if kernel is None:
+            return sum(tensor.num_bytes for tensor in self.tensors.values())
+        if (blocks := BlockFormat.named(kernel)) is not None:
             return blocks.kind.matrix_bytes(self.outputs, self.inputs, blocks.size)
-        if self.kernel is not None:
-            return matrix_bytes(self.kernel, self.outputs, self.inputs, 0)
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
+        if (tables := TableFormat.named(kernel)) is not None:
+            added = (self.tensors[kind].num_elements for kind in _ADDED if kind in self.tensors)
+            return tables.matrix_bytes(self.outputs, self.inputs) + sum(added) * ADDED_BYTES
+        return matrix_bytes(kernel, self.outputs, self.inputs, 0)
+
+
+_CPU_KERNELS = ("blocks", "tables")
+_ADDED = ("vals", "full_rows")
+ADDED_BYTES = 8
+"""Bytes of a number that is added to a weight, and of its place."""
 
 
 def layouts_of(
@@ -72,19 +91,18 @@ def layouts_of(
             inputs,
             kept,
             tuple(own[kind] for kind in scheme.dropped if kind in own),
-            scheme.kernel(inputs),
+            scheme.kernels(inputs),
         )
     return found
 
 
-def describe_layouts(layouts: Sequence[PackedLayout]) -> str:
+def describe_layouts(layouts: Sequence[PackedLayout], device: str) -> str:
     """Describe layouts by their kernels: "14 matrices by linear_int4, 2 widened as they are
     used"."""
+    chosen = [layout.kernel_on(device) for layout in layouts]
     kernels = Counter(
-        "widened as they are used"
-        if layout.kernel is None
-        else f"by linear_{layout.kernel.partition('-')[0]}"
-        for layout in layouts
+        "widened as they are used" if kernel is None else f"by linear_{kernel.partition('-')[0]}"
+        for kernel in chosen
     )
     words = [f"{count} {how}" for how, count in kernels.most_common()]
     return ", ".join(words).replace(" ", " matrices ", 1)

@@ -1,8 +1,8 @@
 """Ways in which matrices are quantized on disk: the tensors of each, and the kernel that serves it.
 
-What the bits mean is in `quire.quantization.packed`, one file per format. `kernel` is the format of
-`quire.config.quantization`, or the `BlockFormat`, in which a matrix has equal weights in memory, or
-None: then its tensors are kept as they are stored, and widened some rows at a time.
+What the bits mean is in `quire.quantization.packed`, one file per format. `kernels` names the
+formats in which a matrix has equal weights in memory, the best for a CPU first: those of
+`quire.config.quantization`, a `BlockFormat` or a `TableFormat`. `PackedLayout.kernel_on` chooses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 
 from quire.config.packed.block_kinds import BLOCK_KINDS, BlockFormat
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
+from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import INT8_MAX_INPUTS, Int4Groups
 
 __all__ = [
@@ -33,6 +34,9 @@ __all__ = [
 
 WORD = 32
 """Bits of the words into which numbers are packed."""
+
+BNB_BLOCK = 64
+"""Numbers with one largest magnitude, which those of all usual sizes are multiples of."""
 
 
 class Scheme(Protocol):
@@ -53,7 +57,9 @@ class Scheme(Protocol):
         """Outputs and inputs. Raises ConfigError unless all shapes and dtypes fit."""
         ...
 
-    def kernel(self, inputs: int) -> str | None: ...
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        """Names of formats with equal weights, best first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,11 @@ class AWQ:
         words = -(-self.num_groups(inputs) // 8)
         return -(-words // together) * together
 
-    def kernel(self, inputs: int) -> str | None:
-        return block_kernel("w4_zero", inputs, self.group_size)
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return found(
+            block_kernel("w4_zero", inputs, self.group_size),
+            int4_kernel(inputs, self.group_size, zero_points=True),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +141,15 @@ class GPTQ:
             parts.expect("g_idx", (inputs,), ("I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
-        plain = self.symmetric and self.bits >= 4
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        plain, size = self.symmetric and self.bits >= 4, self.group_size
         kind = f"w{self.bits}" if plain else f"w{self.bits}_zero"
-        return block_kernel(kind, inputs, self.group_size)
+        integers = None
+        if self.bits <= 4:
+            integers = int4_kernel(inputs, size, zero_points=not self.symmetric)
+        elif self.symmetric and num_groups(inputs, size) == 1:
+            integers = int8_kernel(inputs)
+        return found(block_kernel(kind, inputs, size), integers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +186,13 @@ class PackedIntegers:
             parts.expect("weight_g_idx", (inputs,), ("I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
+    def kernels(self, inputs: int) -> tuple[str, ...]:
         if self.bits == 4:
             zero_points = not self.symmetric
-            size = self.group_size
-            return int4_kernel(inputs, size, zero_points=zero_points)
+            return found(int4_kernel(inputs, self.group_size, zero_points=zero_points))
         if self.symmetric and num_groups(inputs, self.group_size) == 1:
-            return int8_kernel(inputs)
-        return block_kernel("w8" if self.symmetric else "w8_zero", inputs, self.group_size)
+            return found(int8_kernel(inputs))
+        return found(block_kernel("w8" if self.symmetric else "w8_zero", inputs, self.group_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +219,14 @@ class PlainIntegers:
             parts.expect("weight_zero_point", shape, ("I8", "I32", "I64"))
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
+    def kernels(self, inputs: int) -> tuple[str, ...]:
         if not self.symmetric:
-            return block_kernel(f"w{self.bits}_zero", inputs, self.group_size)
+            return found(block_kernel(f"w{self.bits}_zero", inputs, self.group_size))
         if num_groups(inputs, self.group_size) == 1:
-            return int8_kernel(inputs)
+            return found(int8_kernel(inputs))
         if self.bits != 4:
-            return block_kernel("w8", inputs, self.group_size)
-        return int4_kernel(inputs, self.group_size, zero_points=False)
+            return found(block_kernel("w8", inputs, self.group_size))
+        return found(int4_kernel(inputs, self.group_size, zero_points=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +263,8 @@ class Float8:
         """Return the scale's name; either name means a factor."""
         return "weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"
 
-    def kernel(self, inputs: int) -> str | None:
-        del inputs
-        return None
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return table_kernels(8, inputs, inputs if self.block is None else self.block[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +297,8 @@ class MXFP4:
             parts.expect("weight_scale", (outputs, groups), ("U8", "F8_E8M0"))
         return outputs, groups * 32
 
-    def kernel(self, inputs: int) -> str | None:
-        return block_kernel("e2m1", inputs, 32)
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return found(block_kernel("e2m1", inputs, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +336,8 @@ class BitsAndBytes4:
             parts.expect("weight.nested_quant_map", (256,), ("F32",))
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
-        del inputs
-        return None
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return table_kernels(4, inputs, BNB_BLOCK)
 
     def read_state(self, parts: Parts) -> BlockState:
         """Raises ConfigError for one that does not describe a matrix."""
@@ -386,8 +397,8 @@ class BitsAndBytes8:
             raise parts.refuse("weight_format", "0, which is rows")
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
-        return block_kernel("w8", inputs, -1) or int8_kernel(inputs)
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return found(block_kernel("w8", inputs, -1), int8_kernel(inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,9 +433,8 @@ class SqueezeLLM:
             parts.expect("full_rows", (inputs, count), SCALES)
         return outputs, inputs
 
-    def kernel(self, inputs: int) -> str | None:
-        del inputs
-        return None
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return table_kernels(self.bits, inputs, inputs, own_tables=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,9 +453,15 @@ class GGUFBlocks:
     def measure(self, parts: Parts) -> tuple[int, int]:
         return parts.matrix("blocks", (self.kind,))
 
-    def kernel(self, inputs: int) -> str | None:
+    @property
+    def block_size(self) -> int:
+        """Inputs of a block."""
+        return _GGUF_KINDS[self.kind][1]
+
+    def kernels(self, inputs: int) -> tuple[str, ...]:
         kind, size = _GGUF_KINDS[self.kind]
-        return block_kernel(kind, inputs, size)
+        integers = int4_kernel(inputs, size, zero_points=False) if kind == "w4" else None
+        return found(block_kernel(kind, inputs, size), integers)
 
 
 _GGUF_KINDS = {
@@ -498,6 +514,19 @@ def check_scales(parts: Parts, outputs: int, inputs: int, group_size: int) -> in
 
 def num_groups(inputs: int, group_size: int) -> int:
     return 1 if group_size == -1 else -(-inputs // group_size)
+
+
+def found(*kernels: str | None) -> tuple[str, ...]:
+    """The kernels that exist, without None."""
+    return tuple(kernel for kernel in kernels if kernel is not None)
+
+
+def table_kernels(
+    bits: int, inputs: int, block: int, *, own_tables: bool = False
+) -> tuple[str, ...]:
+    """Table entries with a scale for blocks of `block` inputs, the last of which may be short."""
+    held = TableFormat.holding(bits, inputs, block, own_tables=own_tables)
+    return () if held is None else (held.name,)
 
 
 def int4_kernel(inputs: int, group_size: int, *, zero_points: bool) -> str | None:

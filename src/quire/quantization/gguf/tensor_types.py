@@ -41,9 +41,14 @@ def _halves(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), dim=-1)
 
 
+def _shifts(step: int, like: torch.Tensor) -> torch.Tensor:
+    """0 to 7 by `step`, on the device of `like`."""
+    return torch.arange(0, 8, step, dtype=torch.uint8, device=like.device)
+
+
 def _bits(packed: torch.Tensor) -> torch.Tensor:
     """[N, n] bytes → [N, 8n] bits, lowest first."""
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = _shifts(1, packed)
     return ((packed[..., None] >> shifts) & 1).flatten(-2)
 
 
@@ -84,17 +89,17 @@ def q2_k(blocks: torch.Tensor) -> Blocks:
 
 def _two_bits(packed: torch.Tensor) -> torch.Tensor:
     """[N, 64] → [N, 256]: of each half of the bytes, the lowest 2 bits of all 32, then the next."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    shifts = _shifts(2, packed)[:, None]
     return (packed.view(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256)
 
 
 def q3_k(blocks: torch.Tensor) -> Blocks:
     """32 bytes of third bits, 64 bytes of 2 bits, 12 bytes with 16 scales of 6 bits, d:
     d · (scale - 32) · (q - 4), where the third bit of q is one of the byte for number i mod 32."""
-    high = (blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1).flatten(1)
+    high = (blocks[:, None, :32] >> _shifts(1, blocks)[:, None] & 1).flatten(1)
     packed = blocks[:, 96:108]
     low = _halves(packed[:, :8])
-    top = (packed[:, None, 8:] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3).flatten(1)
+    top = (packed[:, None, 8:] >> _shifts(2, packed)[:, None] & 3).flatten(1)
     factors = (low | top << 4).view(torch.int8) - 32
     codes = _two_bits(blocks[:, 32:96]) | high << 2
     return Blocks(KINDS["w3_k"], codes, _half(blocks, 108), None, factors)
@@ -122,7 +127,7 @@ def q4_k(blocks: torch.Tensor) -> Blocks:
 def q5_k(blocks: torch.Tensor) -> Blocks:
     """Q4_K with 32 bytes of fifth bits before the 128: bit s of byte i mod 32 for the s-th 32
     numbers."""
-    shifts = torch.arange(8, dtype=torch.uint8)[:, None]
+    shifts = _shifts(1, blocks)[:, None]
     high = (blocks[:, None, 16:48] >> shifts & 1).flatten(1)
     return _pairs("w5_k", blocks, _nibbles_by_64(blocks[:, 48:]) | high << 4)
 
@@ -144,7 +149,7 @@ def iq4_nl(blocks: torch.Tensor) -> Blocks:
 def iq4_xs(blocks: torch.Tensor) -> Blocks:
     """d, 8 times 2 high bits of scales, 4 bytes of their low nibbles, 128 bytes:
     d · (scale - 32) · table[q], with one scale for 32 numbers."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    shifts = _shifts(2, blocks)
     top = (blocks[:, 2:4, None] >> shifts & 3).flatten(1)
     nibbles = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).flatten(1)
     factors = (nibbles | top << 4).view(torch.int8) - 32
@@ -159,7 +164,7 @@ def mxfp4(blocks: torch.Tensor) -> Blocks:
 
 def e2m1_scale(exponents: torch.Tensor) -> torch.Tensor:
     """uint8, less 127 exponents of 2 → float32 factors of twice the numbers of e2m1."""
-    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128)
+    return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.int() - 128)
 
 
 def blocks_of(name: str, blocks: torch.Tensor) -> Blocks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 
 from quire.config.packed.schemes import BitsAndBytes4, BitsAndBytes8, BlockState
+from quire.ops.linear.tables.contract import Tables
 from quire.quantization.packed.integers import Integers
 
 __all__ = ["bits_and_bytes_4", "bits_and_bytes_8"]
@@ -14,7 +16,7 @@ __all__ = ["bits_and_bytes_4", "bits_and_bytes_8"]
 
 def bits_and_bytes_4(
     scheme: BitsAndBytes4, tensors: Mapping[str, torch.Tensor], outputs: slice
-) -> torch.Tensor:
+) -> Tables:
     """table[q] · absmax (QLoRA, Dettmers et al. 2023, section 3): numbers row after row, high
     nibble first, in blocks that rows do not cut. An absmax that is quantized itself is
     table2[a] · absmax2 + offset."""
@@ -23,8 +25,7 @@ def bits_and_bytes_4(
     first, past = outputs.start * inputs, outputs.stop * inputs
     packed = tensors["weight"].view(torch.uint8).flatten()[first // 2 : -(-past // 2)]
     nibbles = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()
-    nibbles = nibbles[first % 2 :][: past - first]
-    block = torch.arange(first, past, device=packed.device) // state.block_size
+    codes = nibbles[first % 2 :][: past - first].view(-1, inputs)
     low, high = first // state.block_size, (past - 1) // state.block_size + 1
     absmax = tensors["weight.absmax"][low:high]
     if state.nested_block_size is not None:
@@ -32,8 +33,10 @@ def bits_and_bytes_4(
         table = tensors["weight.nested_quant_map"]
         absmax = table[absmax.long()] * tensors["weight.nested_absmax"][outer]
         absmax = absmax + state.nested_offset
-    numbers = tensors["weight.quant_map"][nibbles.long()] * absmax[block - low]
-    return numbers.view(-1, inputs)
+    shared = math.gcd(inputs, state.block_size)  # no row and no block ends within
+    start = torch.arange(first, past, shared, device=packed.device).view(len(codes), -1)
+    scale = absmax[start // state.block_size - low]
+    return Tables(codes, tensors["weight.quant_map"][None], scale)
 
 
 def bits_and_bytes_8(

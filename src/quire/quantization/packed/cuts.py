@@ -22,13 +22,14 @@ from quire.config.packed.schemes import (
     BitsAndBytes8,
     BlockState,
     Float8,
+    GGUFBlocks,
     PackedIntegers,
     PlainIntegers,
     SqueezeLLM,
 )
 from quire.quantization.packed.integers import fields, neighbours
 
-__all__ = ["CUTS", "Part", "UncutError", "cut_blocks"]
+__all__ = ["CUTS", "Part", "UncutError"]
 
 WORD = 32
 Tensors = Mapping[str, torch.Tensor]
@@ -251,12 +252,12 @@ def squeezellm(scheme: SqueezeLLM, tensors: Tensors, part: Part) -> dict[str, to
     return found
 
 
-def cut_blocks(blocks: torch.Tensor, block_size: int, part: Part) -> torch.Tensor:
-    """Part of rows of GGUF blocks, uint8 [O, bytes]; block_size: numbers in one block. Raises
-    UncutError within a block, such as those of K-quants, of 256 inputs."""
+def gguf_blocks(scheme: GGUFBlocks, tensors: Tensors, part: Part) -> dict[str, torch.Tensor]:
+    """Between blocks: those of K-quants have 256 inputs."""
     outputs, inputs = _axes(part)
-    width = blocks.shape[1] * block_size // part.shape[1]
-    return inputs.of(outputs.of(blocks, 0), 1, block_size, width)
+    blocks, size = tensors["blocks"], scheme.block_size
+    width = blocks.shape[1] * size // inputs.total
+    return {"blocks": inputs.of(outputs.of(blocks, 0), 1, size, width)}
 
 
 CUTS: Mapping[type, Callable[..., dict[str, torch.Tensor]]] = MappingProxyType(
@@ -267,6 +268,7 @@ CUTS: Mapping[type, Callable[..., dict[str, torch.Tensor]]] = MappingProxyType(
         BitsAndBytes4: bits_and_bytes_4,
         BitsAndBytes8: bits_and_bytes_8,
         Float8: float8,
+        GGUFBlocks: gguf_blocks,
         PackedIntegers: packed_integers,
         PlainIntegers: plain_integers,
         SqueezeLLM: squeezellm,

@@ -10,16 +10,19 @@ from typing import NamedTuple
 import torch
 
 from quire.config.packed.block_kinds import BlockFormat, BlockKind
+from quire.config.packed.table_format import LEAST_BLOCK
 from quire.config.quantization import INT4_FORMATS
-from quire.ops import OpSet, PackedMatrix
+from quire.ops import REFERENCE, OpSet, PackedMatrix, PartialMatrix
 from quire.ops.linear.blocks.contract import Blocks, pack_scales
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, pack_scale
 from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.linear.plain.partial import PlainPartial
+from quire.ops.linear.tables.contract import Tables
 from quire.quantization.packed.integers import Integers, neighbours
 from quire.quantization.packed.panels import PanelMatrix, PermutedMatrix, SideBySide
 from quire.quantization.packed.stored import StoredMatrix
 
-__all__ = ["Kept", "keep"]
+__all__ = ["Kept", "KeptPartial", "form_of", "keep", "keep_partial"]
 
 _log = logging.getLogger("quire.quantization")
 
@@ -45,7 +48,7 @@ def keep(
 
     Parts of one kind become one matrix of the kernel; others are multiplied one after the other.
     """
-    forms = [_kernel_form(part) for part in parts]
+    forms = [_kernel_form(ops, part) for part in parts]
     merged = _merge(forms)
     if merged is not None:
         return Kept(merged.pack(ops, bias, dtype, gate), by_torch=False)
@@ -63,6 +66,34 @@ def keep(
     if gate is not None:
         matrix = GatedMatrix(matrix, ops.activation_and_mul, gate)
     return Kept(matrix, any(isinstance(each, PanelMatrix) for each in matrices))
+
+
+class KeptPartial(NamedTuple):
+    """Some inputs of a matrix; by_torch: as of `Kept`."""
+
+    matrix: PartialMatrix
+    by_torch: bool
+
+
+def keep_partial(
+    ops: OpSet, part: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype
+) -> KeptPartial:
+    """Some inputs of a matrix, which `part` has; bias [O] is of the whole.
+
+    Where a row of activations has one scale it is that of all inputs. Scales of groups, and
+    activations that are not rounded, are the same in a part.
+    """
+    form = _kernel_form(ops, part)
+    if isinstance(form, _Int8):
+        linear = ops.partial_linear("linear_int8")
+        return KeptPartial(linear(form.values, form.scale, bias, dtype=dtype), by_torch=False)
+    if isinstance(form, _Int4) and form.order is None:
+        linear = ops.partial_linear("linear_int4")
+        integers = linear(form.values, form.scale, form.zeros, bias, dtype=dtype)
+        return KeptPartial(integers, by_torch=False)
+    if form is None or isinstance(form, _Int4):
+        return KeptPartial(PlainPartial(PanelMatrix(part, None, dtype), bias), by_torch=True)
+    return KeptPartial(PlainPartial(form.pack(ops, None, dtype, None), bias), by_torch=False)
 
 
 class _Int8(NamedTuple):
@@ -90,7 +121,7 @@ class _Int4(NamedTuple):
     ) -> PackedMatrix:
         linear = ops.gated_linear("linear_int4", gate)
         matrix = linear(self.values, self.scale, self.zeros, bias, dtype=dtype)
-        return matrix if self.order is None else PermutedMatrix(matrix, self.order)
+        return _permuted(ops, matrix, self.order)
 
 
 class _BlockForm(NamedTuple):
@@ -103,45 +134,76 @@ class _BlockForm(NamedTuple):
         self, ops: OpSet, bias: torch.Tensor | None, dtype: torch.dtype, gate: str | None
     ) -> PackedMatrix:
         matrix = ops.gated_linear("linear_blocks", gate)(self.blocks, bias, dtype=dtype)
-        return matrix if self.order is None else PermutedMatrix(matrix, self.order)
+        return _permuted(ops, matrix, self.order)
 
 
-_Form = _Int8 | _Int4 | _BlockForm
+class _TableForm(NamedTuple):
+    """Arguments of `linear_tables`."""
+
+    tables: Tables
+
+    def pack(
+        self, ops: OpSet, bias: torch.Tensor | None, dtype: torch.dtype, gate: str | None
+    ) -> PackedMatrix:
+        return ops.gated_linear("linear_tables", gate)(self.tables, bias, dtype=dtype)
 
 
-def _kernel_form(part: StoredMatrix | torch.Tensor) -> _Form | None:
-    """Return what a kernel takes; None if no kernel has equal weights."""
-    if isinstance(part, torch.Tensor) or part.kernel is None:
+_Form = _Int8 | _Int4 | _BlockForm | _TableForm
+
+
+def _permuted(ops: OpSet, matrix: PackedMatrix, order: torch.Tensor | None) -> PackedMatrix:
+    return matrix if order is None else PermutedMatrix(matrix, order, ops.take_columns)
+
+
+def _kernel_form(ops: OpSet, part: StoredMatrix | torch.Tensor) -> _Form | None:
+    """Return what a kernel takes; None if no kernel has equal weights. The reference of
+    `linear_tables` has them all in the model's dtype, so that a `PanelMatrix` takes its place."""
+    kernel = None if isinstance(part, torch.Tensor) else part.kernel
+    if kernel is None or isinstance(part, torch.Tensor):
         return None
-    if part.kernel == "int8":
-        return _int8(part.integers())
-    blocks = BlockFormat.named(part.kernel)
-    if blocks is not None:
-        kernel, form = "linear_blocks", _block_form(part, blocks)
-    else:
-        size = INT4_FORMATS[part.kernel].size
-        kernel, form = "linear_int4", _int4(part.integers(), size)
+    operation = f"linear_{kernel.partition('-')[0]}"
+    if operation == "linear_tables" and ops.chosen[operation] == REFERENCE:
+        return None
+    form = form_of(part.defined(), kernel)
     if form is None:
         _log.warning(
             "%s is widened as it is used: %s cannot hold its scales or its groups.",
             part.layout.module,
-            kernel,
+            operation,
         )
     return form
 
 
-def _block_form(part: StoredMatrix, wanted: BlockFormat) -> _BlockForm | None:
+def form_of(found: Blocks | Integers | Tables, kernel: str) -> _Form | None:
+    """kernel: as `PackedLayout` names it. None if it does not hold these weights."""
+    if isinstance(found, Tables):
+        size, inputs = found.block_size, found.codes.shape[1]
+        fits = size % 4 == 0 and (size >= LEAST_BLOCK or size == inputs)
+        return _TableForm(found) if fits else None
+    blocks = BlockFormat.named(kernel)
+    if blocks is not None:
+        return _block_form(found, blocks)
+    integers = _integers_of(found) if isinstance(found, Blocks) else found
+    return _int8(integers) if kernel == "int8" else _int4(integers, INT4_FORMATS[kernel].size)
+
+
+def _integers_of(blocks: Blocks) -> Integers:
+    """The same weights, of a kind that has neither levels nor factors nor offsets."""
+    size = blocks.codes.shape[1] // blocks.scale.shape[1]
+    return Integers(blocks.codes, blocks.kind.zero_code, blocks.scale, size)
+
+
+def _block_form(found: Blocks | Integers, wanted: BlockFormat) -> _BlockForm | None:
     """None unless every scale and minimum is what the kernel makes of it, and inputs of a block can
     lie together."""
-    found, order = part.blocks(), None
-    if found is None:
-        integers = part.integers()
-        if not isinstance(integers.groups, int):
-            order = _order_of(integers.groups, wanted.size)
+    order = None
+    if isinstance(found, Integers):
+        if not isinstance(found.groups, int):
+            order = _order_of(found.groups, wanted.size)
             if order is None:
                 return None
-            integers = integers._replace(values=integers.values[:, order])
-        found = _blocks_of(integers, wanted.kind)
+            found = found._replace(values=found.values[:, order])
+        found = _blocks_of(found, wanted.kind)
     scale, minimum, power = pack_scales(found)
     for half, exact in ((scale, found.scale), (minimum, found.minimum)):
         if half is None or exact is None:
@@ -202,6 +264,10 @@ def _int4(integers: Integers, size: int) -> _Int4 | None:
 
 def _merge(forms: Sequence[_Form | None]) -> _Form | None:
     """One form of all, if they are of one kind."""
+    tables = [form.tables for form in forms if isinstance(form, _TableForm)]
+    if len(tables) == len(forms):
+        fit = all(_fit_tables(each, tables[0]) for each in tables)
+        return _TableForm(Tables.joined(tables)) if fit else None
     blocks = [form for form in forms if isinstance(form, _BlockForm)]
     if len(blocks) == len(forms):
         if not all(_fit_blocks(form, blocks[0]) for form in blocks):
@@ -240,6 +306,14 @@ def _fit_blocks(form: _BlockForm, other: _BlockForm) -> bool:
     one, two = form.blocks, other.blocks
     same = one.kind == two.kind and one.scale.shape[1] == two.scale.shape[1]
     return same and _same_order(form.order, other.order)
+
+
+def _fit_tables(one: Tables, two: Tables) -> bool:
+    """Return whether both have equal blocks, and one table or each output its own."""
+    if one.scale.shape[1] != two.scale.shape[1] or one.bits != two.bits:
+        return False
+    owns = len(one.table) > 1, len(two.table) > 1
+    return owns == (True, True) or (owns == (False, False) and torch.equal(one.table, two.table))
 
 
 def _same_order(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:

@@ -3,7 +3,7 @@ order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,8 +16,8 @@ __all__ = ["PanelMatrix", "PermutedMatrix", "SideBySide"]
 
 
 class PanelMatrix:
-    """`PackedMatrix` that is widened to float32 some outputs at a time, before their product;
-    activations keep their bits. bias [O]; dtype: of `rows`."""
+    """`PackedMatrix` that is widened some outputs at a time, before their product. bias [O]; dtype:
+    to which weights are rounded, as by `linear_tables`."""
 
     def __init__(self, stored: StoredMatrix, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self._stored = stored
@@ -28,7 +28,7 @@ class PanelMatrix:
         wide = x.float()
         y = wide.new_empty(*x.shape[:-1], self._stored.shape[0])
         for first, panel in self._stored.slices():
-            y[..., first : first + len(panel)] = wide @ panel.t()
+            y[..., first : first + len(panel)] = wide @ panel.to(self._dtype).float().t()
         if self._bias is not None:
             y += self._bias
         return y.to(out_dtype or x.dtype)
@@ -62,14 +62,26 @@ class SideBySide:
 
 
 class PermutedMatrix:
-    """`PackedMatrix` over inputs in the order `order` [I], int64."""
+    """`PackedMatrix` over inputs in the order `order` [I], int64. take: `take_columns`."""
 
-    def __init__(self, matrix: PackedMatrix, order: torch.Tensor) -> None:
-        self._matrix = matrix
-        self._order = order
+    def __init__(
+        self,
+        matrix: PackedMatrix,
+        order: torch.Tensor,
+        take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._matrix, self._take = matrix, take
+        self._order, self._places = order, order.argsort()
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self._matrix(x.index_select(-1, self._order), out_dtype)
+        return self._matrix(self._take(x, self._order), out_dtype)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        taken = self._take(x, self._order)
+        if isinstance(self._matrix, IntoMatrix):
+            self._matrix.into(taken, out)
+        else:
+            out.copy_(self._matrix(taken, out.dtype))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._matrix.rows(ids).index_select(-1, self._order.argsort())
+        return self._take(self._matrix.rows(ids), self._places)

@@ -24,6 +24,7 @@ from quire.config.packed.schemes import (
 )
 from quire.errors import ConfigError
 from quire.ops.linear.blocks.contract import Blocks
+from quire.ops.linear.tables.contract import Tables
 from quire.quantization.gguf.tensor_types import blocks_of
 from quire.quantization.packed.awq import awq
 from quire.quantization.packed.bitsandbytes import bits_and_bytes_4, bits_and_bytes_8
@@ -56,7 +57,7 @@ def gguf_blocks(scheme: GGUFBlocks, tensors: Mapping[str, torch.Tensor], outputs
     return blocks_of(scheme.kind, tensors["blocks"][outputs])
 
 
-DEFINITIONS: Mapping[type, Callable[..., Blocks | Integers | torch.Tensor]] = MappingProxyType(
+DEFINITIONS: Mapping[type, Callable[..., Blocks | Integers | Tables]] = MappingProxyType(
     {
         AWQ: awq,
         GPTQ: gptq,
@@ -71,8 +72,7 @@ DEFINITIONS: Mapping[type, Callable[..., Blocks | Integers | torch.Tensor]] = Ma
     }
 )
 """Definitions by scheme. Each makes some outputs from the scheme, its tensors, and the choice of
-outputs (a slice whose ends are multiples of `ALIGNMENT`, or the last output). Results that are no
-integers are float32 [R, I]."""
+outputs (a slice whose ends are multiples of `ALIGNMENT`, or the last output)."""
 
 
 class StoredMatrix:
@@ -88,12 +88,15 @@ class StoredMatrix:
 
     @property
     def kernel(self) -> str | None:
-        """The kernel, as in `PackedLayout.kernel`."""
-        return self.layout.kernel
+        """The format in memory, by `PackedLayout.kernel_on` the device of the tensors."""
+        return self.layout.kernel_on(next(iter(self._tensors.values())).device.type)
 
     def to(self, device: torch.device) -> StoredMatrix:
-        """The same with tensors of its own on `device`."""
-        own = {kind: tensor.to(device, copy=True) for kind, tensor in self._tensors.items()}
+        """The same with tensors of its own on `device`, all but settings, which the host reads."""
+        own = {
+            kind: tensor.clone() if ".quant_state." in kind else tensor.to(device, copy=True)
+            for kind, tensor in self._tensors.items()
+        }
         return StoredMatrix(self.layout, own)
 
     def cut(self, outputs: range, inputs: range) -> StoredMatrix:
@@ -117,31 +120,21 @@ class StoredMatrix:
             )
             for kind, tensor in own.items()
         }
-        kernel = layout.scheme.kernel(len(inputs))
+        kernels = layout.scheme.kernels(len(inputs))
         sizes = {"outputs": len(outputs), "inputs": len(inputs)}
-        return StoredMatrix(replace(layout, **sizes, tensors=stored, kernel=kernel), own)
+        return StoredMatrix(replace(layout, **sizes, tensors=stored, kernels=kernels), own)
 
-    def integers(self) -> Integers:
-        """The whole matrix, of a format that is integers."""
+    def defined(self) -> Blocks | Integers | Tables:
+        """The whole matrix as its definition has it."""
         pieces = [self._define(outputs) for outputs in self._cuts()]
-        found = [piece for piece in pieces if isinstance(piece, Integers)]
-        assert len(found) == len(pieces)
-        return Integers.joined(found)
-
-    def blocks(self) -> Blocks | None:
-        """The whole matrix; None of a format that is not defined as blocks."""
-        pieces = [self._define(outputs) for outputs in self._cuts()]
-        found = [piece for piece in pieces if isinstance(piece, Blocks)]
-        return Blocks.joined(found) if len(found) == len(pieces) else None
+        return type(pieces[0]).joined(pieces)  # type: ignore[arg-type]
 
     def numbers(self, first: int = 0, past: int | None = None) -> torch.Tensor:
         """Outputs `first` to `past`, float32 [R, I]."""
         past = self.layout.outputs if past is None else past
         start = first // ALIGNMENT * ALIGNMENT
         stop = min(-(-past // ALIGNMENT) * ALIGNMENT, self.layout.outputs)
-        found = self._define(slice(start, stop))
-        numbers = found if isinstance(found, torch.Tensor) else found.numbers()
-        return numbers[first - start : past - start]
+        return self._define(slice(start, stop)).numbers()[first - start : past - start]
 
     def slices(self) -> Iterator[tuple[int, torch.Tensor]]:
         """All outputs, some at a time: index of the first, and `numbers`."""
@@ -195,7 +188,7 @@ class StoredMatrix:
         for first in range(0, outputs, step):
             yield slice(first, min(first + step, outputs))
 
-    def _define(self, outputs: slice) -> Blocks | Integers | torch.Tensor:
+    def _define(self, outputs: slice) -> Blocks | Integers | Tables:
         """Raises ConfigError for blocks whose scales are not finite."""
         scheme = self.layout.scheme
         define: Any = DEFINITIONS[type(scheme)]

@@ -1,25 +1,8 @@
 // y = x Wᵀ + b over float32 and 16-bit weights packed once.
 #include "rows/ids.h"
-#include "linear/bf16.h"
+#include "linear/arithmetic.h"
 #include "linear/layout.h"
-#include "linear/product.h"
 #include "native/replay.h"
-
-namespace quire::linear {
-namespace {
-
-// By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
-template <class E, class W, class Y>
-int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
-  if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {
-    return multiply_bf16(problem, x, weight, y);
-  } else {
-    return multiply<Fma<W>>(problem, x, weight, y);
-  }
-}
-
-}  // namespace
-}  // namespace quire::linear
 
 // weight: contiguous [outputs, depth]. packed: panels (linear_layout.h). gate: of gate.h.
 QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,

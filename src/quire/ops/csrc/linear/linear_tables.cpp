@@ -1,0 +1,341 @@
+// y = x Wᵀ + b with weights that are entries of tables times scales, to which single numbers may be
+// added. Some panels at a time are widened to a float type and multiplied as those of linear.cpp.
+#include <vector>
+
+#include "linear/arithmetic.h"
+#include "linear/layout.h"
+#include "native/replay.h"
+#include "native/simd_int.h"
+#include "rows/ids.h"
+
+namespace quire::linear {
+namespace {
+
+constexpr int kQuad = 4;  // inputs whose codes lie together
+
+#if defined(__AVX512F__)
+QUIRE_INLINE vi count_lanes() {
+  return (vi)_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+QUIRE_INLINE vf gather(const float* from, vi index) {
+  return _mm512_i32gather_ps((__m512i)index, from, 4);
+}
+#else
+QUIRE_INLINE vi count_lanes() { return (vi)_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+QUIRE_INLINE vf gather(const float* from, vi index) {
+  return _mm256_i32gather_ps(from, (__m256i)index, 4);
+}
+#endif
+
+// Codes of a quad by a panel, bits · kLanes bytes: load(quad, k, half) gives those of input k of
+// the quad in a half of the columns, put() adds one to zeros.
+template <int bits>
+struct Codes;
+
+template <>
+struct Codes<8> {
+  QUIRE_INLINE static vi load(const uint8_t* quad, int k, int half) {
+    return load_unsigned(quad + k * kWidth + half * kLanes);
+  }
+  static void put(uint8_t* quad, int64_t k, int64_t c, int code) { quad[k * kWidth + c] = code; }
+};
+
+// The first half of the columns in the lower nibbles.
+template <>
+struct Codes<4> {
+  QUIRE_INLINE static vi load(const uint8_t* quad, int k, int half) {
+    const vi both = load_unsigned(quad + k * kLanes);
+    return half == 0 ? and_int(both, set1_int(15)) : shift_right_16bit(both, 4);
+  }
+  static void put(uint8_t* quad, int64_t k, int64_t c, int code) {
+    quad[k * kLanes + c % kLanes] |= code << 4 * (c / kLanes);
+  }
+};
+
+// Two lower bits of each code, of two inputs in one byte, then the upper bits of all.
+template <>
+struct Codes<3> {
+  QUIRE_INLINE static vi load(const uint8_t* quad, int k, int half) {
+    const vi lower = load_unsigned(quad + k / 2 * kLanes);
+    const vi upper = load_unsigned(quad + 2 * kLanes);
+    const vi low = and_int(shift_right_16bit(lower, 2 * place(k % 2, half)), set1_int(3));
+    const vi high = and_int(shift_right_16bit(upper, place(k, half)), set1_int(1));
+    return or_int(low, shift_left(high, 2));
+  }
+  static void put(uint8_t* quad, int64_t k, int64_t c, int code) {
+    const int64_t half = c / kLanes, lane = c % kLanes;
+    quad[k / 2 * kLanes + lane] |= (code & 3) << 2 * place(k % 2, half);
+    quad[2 * kLanes + lane] |= (code >> 2) << place(k, half);
+  }
+
+ private:
+  static constexpr int place(int64_t k, int64_t half) { return static_cast<int>(2 * k + half); }
+};
+
+// Packed weights. codes: by panel and block, scales of the columns in float32, then quads. tables:
+// entries by code; each output's own if own_tables, then by panel, code and column. Added to panel
+// p are numbers ends[p] to ends[p + 1], in the order of places k · kWidth + column; ends null:
+// nothing is.
+struct Matrix {
+  const uint8_t* codes;
+  const float* tables;
+  const int64_t* ends;
+  const uint32_t* places;
+  const float* added;
+  int64_t blocks, block_size;
+  int32_t own_tables;
+
+  int64_t depth() const { return blocks * block_size; }
+  int64_t block_bytes(int bits) const {
+    return kWidth * static_cast<int64_t>(sizeof(float)) + block_size / kQuad * bits * kLanes;
+  }
+  const uint8_t* panel(int64_t index, int bits) const {
+    return codes + index * blocks * block_bytes(bits);
+  }
+  const float* table(int64_t index, int bits) const {
+    return tables + (own_tables ? index * (int64_t{1} << bits) * kWidth : 0);
+  }
+};
+
+// Numbers that are added to one panel, from an input on.
+struct Added {
+  const uint32_t* place;
+  const uint32_t* end;
+  const float* number;
+
+  Added(const Matrix& matrix, int64_t index) : place(nullptr), end(nullptr), number(nullptr) {
+    if (matrix.ends == nullptr) return;
+    place = matrix.places + matrix.ends[index];
+    end = matrix.places + matrix.ends[index + 1];
+    number = matrix.added + matrix.ends[index];
+  }
+  // To the weights of the quad that starts at input k.
+  void add_to(int64_t k, vf (&weights)[kQuad][2]) {
+    const uint32_t first = static_cast<uint32_t>(k * kWidth);
+    if (place == end || *place - first >= kQuad * kWidth) return;
+    float numbers[kQuad * kWidth];
+    for (int i = 0; i < 2 * kQuad; ++i) store(numbers + i * kLanes, weights[i / 2][i % 2]);
+    for (; place != end && *place - first < kQuad * kWidth; ++place, ++number) {
+      numbers[*place - first] += *number;
+    }
+    for (int i = 0; i < 2 * kQuad; ++i) weights[i / 2][i % 2] = load(numbers + i * kLanes);
+  }
+};
+
+// The columns of an even and an odd input, where layout.h has them.
+template <class W>
+QUIRE_INLINE void put_pair(W* pair, const vf (&even)[2], const vf (&odd)[2]) {
+  for (int half = 0; half < 2; ++half) {
+    store(pair + half * kLanes, even[half]);
+    store(pair + kWidth + half * kLanes, odd[half]);
+  }
+}
+QUIRE_INLINE void put_pair(bf16* pair, const vf (&even)[2], const vf (&odd)[2]) {
+  for (int half = 0; half < 2; ++half) store_both(pair + half * kWidth, {even[half], odd[half]});
+}
+
+// Panel `index` as linear.cpp multiplies it.
+template <int bits, bool own, class W>
+void widen_panel(const Matrix& matrix, int64_t index, W* to) {
+  const uint8_t* packed = matrix.panel(index, bits);
+  const float* table = matrix.table(index, bits);
+  Added added(matrix, index);
+  const vi lanes[2] = {count_lanes(), add_int(count_lanes(), set1_int(kLanes))};
+  constexpr int kWidthBits = kWidth == 32 ? 5 : 4;
+  int64_t k = 0;
+  for (int64_t b = 0; b < matrix.blocks; ++b) {
+    const auto* scales = reinterpret_cast<const float*>(packed);
+    const vf scale[2] = {load(scales), load(scales + kLanes)};
+    packed += kWidth * sizeof(float);
+    for (int64_t left = matrix.block_size; left > 0; left -= kQuad, k += kQuad) {
+      vf weights[kQuad][2];
+      QUIRE_UNROLL
+      for (int i = 0; i < 2 * kQuad; ++i) {
+        const int half = i % 2;
+        vi code = Codes<bits>::load(packed, i / 2, half);
+        if constexpr (own) code = add_int(shift_left(code, kWidthBits), lanes[half]);
+        weights[i / 2][half] = mul(gather(table, code), scale[half]);
+      }
+      packed += bits * kLanes;
+      added.add_to(k, weights);
+      put_pair(to, weights[0], weights[1]);
+      put_pair(to + kPairElements, weights[2], weights[3]);
+      to += 2 * kPairElements;
+    }
+  }
+}
+
+template <class W>
+using Widen = void (*)(const Matrix&, int64_t, W*);
+
+template <class W>
+Widen<W> widen_by(int32_t bits, bool own) {
+  switch (bits) {
+    case 3:
+      return own ? widen_panel<3, true, W> : widen_panel<3, false, W>;
+    case 4:
+      return own ? widen_panel<4, true, W> : widen_panel<4, false, W>;
+    case 8:
+      return own ? widen_panel<8, true, W> : widen_panel<8, false, W>;
+    default:
+      return nullptr;
+  }
+}
+
+// Widened weights at a time: with few rows what the caches of a core hold, with many so many that
+// rows are seldom gathered again.
+constexpr int64_t kFewRows = 32;
+constexpr int64_t kBytesFewRows = 512 << 10, kBytesManyRows = 8 << 20;
+
+// The biases of `width` columns from `column` on: of a gated layer those of both halves, in `both`.
+const float* biases_of(const Problem& problem, int64_t column, int64_t width,
+                       std::vector<float>& both) {
+  if (problem.bias == nullptr || !problem.outputs.gated()) {
+    return problem.bias == nullptr ? nullptr : problem.bias + column;
+  }
+  const float* up = problem.bias + problem.outputs.width();
+  both.assign(problem.bias + column, problem.bias + column + width);
+  both.insert(both.end(), up + column, up + column + width);
+  return both.data();
+}
+
+// 0, or 2 without memory for widened panels.
+template <class W, class E, class Y>
+int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> widen, const E* x,
+                     Y* y) {
+  struct Widened;
+  const Outputs& outputs = problem.outputs;
+  const int64_t in_turn = outputs.panels_in_turn(), groups = outputs.panels() / in_turn;
+  const int64_t elements = panel_elements(problem.depth);
+  const int64_t group_bytes = in_turn * elements * static_cast<int64_t>(sizeof(W));
+  const int64_t threads = team_size(problem.team);
+  const int64_t wanted =
+      problem.rows <= kFewRows ? threads * kBytesFewRows : std::max(kBytesManyRows, group_bytes);
+  const int64_t most = std::clamp(wanted / group_bytes, std::min(threads, groups), groups);
+  W* widened = static_cast<W*>(thread_scratch<Widened>(most * group_bytes));
+  if (widened == nullptr) return 2;
+  std::vector<float> both;
+  for (int64_t first = 0; first < groups; first += most) {
+    const int64_t count = std::min(most, groups - first), column = first * kWidth;
+    parallel_for(count * in_turn, kWorkPerTask / (elements + 1) + 1, problem.team, [&](int64_t i) {
+      widen(matrix, first * in_turn + i, widened + i * elements);
+    });
+    Problem part = problem;
+    const int64_t width = std::min(count * kWidth, outputs.width() - column);
+    part.outputs.count = in_turn * width;
+    part.outputs.y_stride = outputs.stride();
+    part.bias = biases_of(problem, column, width, both);
+    const int failed = multiply_any(part, x, static_cast<const W*>(widened), y + column);
+    if (failed != 0) return failed;
+  }
+  return 0;
+}
+
+template <int bits>
+void pack_panel(const uint8_t* codes, const float* scales, const Outputs& outputs, int64_t blocks,
+                int64_t block_size, int64_t index, uint8_t* packed) {
+  const int64_t depth = blocks * block_size;
+  for (int64_t b = 0; b < blocks; ++b) {
+    auto* columns = reinterpret_cast<float*>(packed);
+    packed += kWidth * sizeof(float);
+    for (int64_t c = 0; c < outputs.columns(index); ++c) {
+      const int64_t output = outputs.output(index) + c;
+      columns[c] = scales[output * blocks + b];
+      const uint8_t* from = codes + output * depth + b * block_size;
+      for (int64_t k = 0; k < block_size; ++k) {
+        Codes<bits>::put(packed + k / kQuad * bits * kLanes, k % kQuad, c, from[k]);
+      }
+    }
+    packed += block_size / kQuad * bits * kLanes;
+  }
+}
+
+constexpr int kUnknown = 1;
+
+}  // namespace
+}  // namespace quire::linear
+
+// codes: contiguous [outputs, blocks · block_size], block_size a multiple of 4; scales: [outputs,
+// blocks]. packed: full of zeros, as Matrix has them. bits: 3, 4 or 8. gate: of gate.h.
+QUIRE_API int quire_linear_tables_pack(const uint8_t* codes, const float* scales, uint8_t* packed,
+                                       int64_t outputs, int64_t blocks, int64_t block_size,
+                                       int32_t bits, int32_t gate, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  const Outputs all{outputs, gate};
+  const auto pack = bits == 3   ? pack_panel<3>
+                    : bits == 4 ? pack_panel<4>
+                    : bits == 8 ? pack_panel<8>
+                                : nullptr;
+  if (pack == nullptr) return kUnknown;
+  const Matrix matrix{packed, nullptr, nullptr, nullptr, nullptr, blocks, block_size, 0};
+  const int64_t bytes = blocks * matrix.block_bytes(bits);
+  const int64_t grain = kWorkPerTask / (matrix.depth() * kWidth * 8 + 1) + 1;
+  parallel_for(all.panels(), grain, team, [&](int64_t panel) {
+    pack(codes, scales, all, blocks, block_size, panel, packed + panel * bytes);
+  });
+  return 0;
+}
+
+// Rows of the matrix that was packed: out [num_ids, blocks · block_size] of `dtype`, rounded once.
+// id_bytes: 4 or 8. 3: an id outside the table. Widens a panel for each id. Not of a gated layer.
+QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* tables,
+                                       const int64_t* ends, const uint32_t* places,
+                                       const float* added, const void* ids, int32_t id_bytes,
+                                       void* out, int64_t num_ids, int64_t outputs, int64_t blocks,
+                                       int64_t block_size, int32_t bits, int32_t own_tables,
+                                       int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  struct Widened;
+  const Ids rows{ids, id_bytes};
+  if (!rows.all_within(num_ids, outputs)) return 3;
+  const Matrix matrix{packed, tables, ends, places, added, blocks, block_size, own_tables};
+  const int64_t depth = matrix.depth();
+  std::atomic<int> failed{0};
+  const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using W = std::remove_pointer_t<decltype(tag)>;
+    const Widen<W> widen = widen_by<W>(bits, own_tables);
+    if (widen == nullptr) return failed.store(kUnknown);
+    parallel_for(num_ids, kWorkPerTask / (depth * kWidth) + 1, team, [&](int64_t i) {
+      W* panel = static_cast<W*>(
+          thread_scratch<Widened>(panel_elements(depth) * static_cast<int64_t>(sizeof(W))));
+      if (panel == nullptr) return failed.store(2);
+      widen(matrix, rows[i] / kWidth, panel);
+      unpack_row(panel, depth, rows[i] % kWidth, static_cast<W*>(out) + i * depth);
+    });
+  });
+  return unknown != 0 ? unknown : failed.load();
+}
+QUIRE_REPLAYABLE(quire_linear_tables_rows)
+
+// x: rows of blocks · block_size elements with a stride; y: [rows, outputs] of x's type or of
+// float32, of a gated layer half as wide. weight_dtype: to which weights are rounded. Others: as
+// Matrix; bias: float32 or null; gate: as it was packed for; y_stride: of its rows, 0 if they are
+// contiguous.
+QUIRE_API int quire_linear_tables(const void* x, int64_t x_stride, const uint8_t* packed,
+                                  const float* tables, const int64_t* ends, const uint32_t* places,
+                                  const float* added, const float* bias, void* y, int64_t y_stride,
+                                  int64_t rows, int64_t outputs, int64_t blocks,
+                                  int64_t block_size, int32_t bits, int32_t own_tables,
+                                  int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype,
+                                  int32_t gate, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear;
+  const Matrix matrix{packed, tables, ends, places, added, blocks, block_size, own_tables};
+  const Problem problem{rows, {outputs, gate, y_stride}, matrix.depth(), x_stride, bias, team};
+  int failed = 0, unknown = 0;
+  const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
+    using W = std::remove_pointer_t<decltype(weight_tag)>;
+    const Widen<W> widen = widen_by<W>(bits, own_tables);
+    if (widen == nullptr) return static_cast<void>(failed = kUnknown);
+    unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
+      using E = std::remove_pointer_t<decltype(x_tag)>;
+      using Y = std::remove_pointer_t<decltype(y_tag)>;
+      failed = multiply_widened(problem, matrix, widen, static_cast<const E*>(x),
+                                static_cast<Y*>(y));
+    });
+  });
+  return unknown_weight != 0 ? unknown_weight : unknown != 0 ? unknown : failed;
+}
+QUIRE_REPLAYABLE(quire_linear_tables)
