@@ -128,7 +128,7 @@ def test_requests_without_guesses_pay_nothing_after_one_with_a_prediction(
     clock.run()
     assert clock.num_drafted > 0
     drafts = clock.simulation.scheduler._drafts
-    for name in ("_guesses_of", "_forced_of", "_offers", "_may_draft"):
+    for name in ("_guesses_of", "_forced_of", "_offers", "_may_draft", "_settle"):
         monkeypatch.setattr(drafts.__class__, name, None)
     monkeypatch.setattr("quire.speculation.step_times.StepTimes.planned", None)
     monkeypatch.setattr("quire.speculation.step_times.StepTimes.applied", None)

@@ -106,7 +106,7 @@ class Offers:
 
     @property
     def taken(self) -> dict[int, IntArray]:
-        """What should be verified, by slot."""
+        """Guesses that should be verified, by slot."""
         counts = self.counts or [0] * len(self.found)
         pairs = zip(self.found.items(), counts, strict=True)
         return {slot: guess[:count] for (slot, guess), count in pairs if count}
@@ -164,12 +164,11 @@ class Drafts:
         self._is_timed = False  # whether steps are, which is while guesses are made
         self._methods: DraftMethods | None = None
         self._policy: DraftPolicy | None = None
-        if kv.states is not None:
-            proposer = None
-        elif proposer is None and methods is not None:
-            proposer = MethodProposer(methods, vocab_size)
+        self._proposer = proposer if kv.states is None else None
+        self._guesser: DraftProposer | None = None
+        if methods is not None and kv.states is None:
+            self._guesser = MethodProposer(methods, vocab_size)
             self._methods, self._policy = methods, DraftPolicy(self._times)
-        self._proposer = proposer
         self._are_of_model = self._methods is not None and self._methods.are_of_model
         self._awaited: list[Sequence] = []  # whose drafts the next step was to wait for
         self.totals = DraftTotals()
@@ -178,12 +177,10 @@ class Drafts:
     # --- requests -------------------------------------------------------------------------------
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether guesses are made for a request."""
-        if request.beams is not None or request.pooling is not None:
+        """Return whether methods guess for a request."""
+        if self._methods is None or request.beams is not None or request.pooling is not None:
             return False
-        return (
-            self._proposer is not None if self._methods is None else self._methods.serves(request)
-        )
+        return self._methods.serves(request)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence ends, and still has its tokens."""
@@ -198,16 +195,18 @@ class Drafts:
     # --- steps ----------------------------------------------------------------------------------
 
     @property
-    def _is_on(self) -> bool:
-        """Whether any running sequence has guesses. A step of others does not pay for them."""
-        return self._table.num_guessed > 0 and self._proposer is not None
+    def _by_policy(self) -> DraftPolicy | None:
+        """The policy, where some running sequence has guesses by methods. Other steps do not pay
+        for them."""
+        is_off = not self._table.num_guessed or self._proposer is not None
+        return None if is_off else self._policy
 
     def await_results(self) -> bool:
         """Return whether the next step should be planned when the results in flight are there.
         Drafts that follow tokens which nobody knows yet are mostly wrong, and so are those after
         drafts. Asking decides nothing: whoever is asked about once more says the same."""
-        policy, table = self._policy, self._table
-        if policy is None or not self._is_on or self._are_of_model:
+        policy, table = self._by_policy, self._table
+        if policy is None or self._are_of_model:
             return False
         if (table.num_drafted[table.live] > 0).any():
             return True
@@ -224,8 +223,11 @@ class Drafts:
             return NO_DRAFTS
         found = self._forced_of(slots, tokens) if self._table.num_masked else {}
         are_forced = bool(found)
-        if not found and self._is_on:
-            found = self._guesses_of(slots, tokens)
+        if not found and self._proposer is not None:
+            may_guess = self._may_draft(slots, tokens)
+            found = self._guesses(self._proposer, slots, tokens, may_guess)
+        elif not found and (policy := self._by_policy) is not None:
+            found = self._guesses_of(policy, slots, tokens)
         if not found:
             return NO_DRAFTS
         chosen = ChosenDrafts(
@@ -236,15 +238,13 @@ class Drafts:
         )
         return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
 
-    def _guesses_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
+    def _guesses_of(self, policy: DraftPolicy, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
         """Guesses by slot, as many as should be verified."""
         may_guess = self._may_guess(slots, tokens)
-        if self._policy is None:
-            return self._guesses(slots, tokens, may_guess)
         is_known = self._table.num_known[slots] == self._table.num_total[slots]
         is_known |= self._are_of_model
-        offers = self._offers(self._policy, slots, tokens, may_guess & is_known)
-        self._settle(self._policy, offers, slots[is_known].tolist())
+        offers = self._offers(policy, slots, tokens, may_guess & is_known)
+        self._settle(policy, offers, slots[is_known].tolist())
         return offers.taken
 
     def _settle(self, policy: DraftPolicy, offers: Offers, known: list[int]) -> None:
@@ -311,7 +311,8 @@ class Drafts:
     def planned(self, now: float, tokens: Slots, drafts: ChosenDrafts, num_before: int) -> None:
         """A step is planned whose rows compute `tokens` [R] beside these drafts, with `num_before`
         steps in flight."""
-        if self._policy is None or not self._is_on:
+        policy = self._by_policy
+        if policy is None:
             if self._is_timed:
                 self.lost()
             return
@@ -320,7 +321,7 @@ class Drafts:
         is_decode = len(tokens) > 0 and int(tokens.max()) == 1
         is_drafted = len(drafts.slots) > 0
         if not is_drafted:
-            self._policy.passed()
+            policy.passed()
         self._times.planned(
             now, num_tokens, is_drafted=is_drafted, counts=is_decode, num_before=num_before
         )
@@ -366,7 +367,9 @@ class Drafts:
     ) -> Offers:
         """Return guesses, and how many of them the policy takes. Changes nothing that it looks
         at."""
-        found, room = self._guesses(slots, tokens, may_guess), self._room(slots, tokens)
+        assert self._guesser is not None
+        found = self._guesses(self._guesser, slots, tokens, may_guess)
+        room = self._room(slots, tokens)
         if not found:
             return Offers({}, None, room)
         records = [self._table.at(slot).acceptance or Acceptance() for slot in found]
@@ -384,18 +387,21 @@ class Drafts:
         return min(self._max_tokens - int(tokens.sum()), most)
 
     def _guesses(
-        self, slots: Slots, tokens: Slots, may_guess: npt.NDArray[np.bool_]
+        self,
+        proposer: DraftProposer,
+        slots: Slots,
+        tokens: Slots,
+        may_guess: npt.NDArray[np.bool_],
     ) -> dict[int, IntArray]:
         """Guesses by slot, of those that may have some. Without a policy they share what room there
         is."""
-        assert self._proposer is not None
         left = self._room(slots, tokens)
         found: dict[int, IntArray] = {}
         for slot in slots[may_guess].tolist():
-            guess = self._propose(self._proposer, slot, left)
+            guess = self._propose(proposer, slot, left)
             if len(guess):
                 found[slot] = guess
-                left -= 0 if self._policy is not None else len(guess)
+                left -= len(guess) if proposer is self._proposer else 0
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:

@@ -40,7 +40,7 @@ class DraftsOfModel:
     """Leaves the guess to a model on the data side."""
 
     def propose(self, token_ids: IntArray, num_in_flight: int, max_drafts: int) -> list[int]:
-        """As many as there may be."""
+        """Return a place for each draft that there may be."""
         del token_ids, num_in_flight
         return [DRAFT_OF_MODEL] * max_drafts
 

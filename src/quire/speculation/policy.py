@@ -63,7 +63,7 @@ class Acceptance:
 
     @property
     def rests(self) -> bool:
-        """Whether no drafts should be asked for."""
+        """True while no drafts should be asked for."""
         return self._num_rests > 0
 
     def stepped(self) -> None:
@@ -120,7 +120,7 @@ class DraftPolicy:
         return counts
 
     def took(self, counts: Sequence[int]) -> None:
-        """Of what was offered for a step, `counts` [R] are verified."""
+        """Take note that `counts` [R] of what was offered for a step are verified."""
         self._num_plain = 0 if any(counts) else self._num_plain + 1
 
     def passed(self) -> None:
