@@ -85,8 +85,8 @@ class ModelDrafter:
         rows, turn = self._rows, 0
         while len(slots):
             token_ids = self._compute(slots, starts, ends)
-            slots = slots[np.isin(slots, self._without(slots, token_ids < 0))]
             kept = token_ids >= 0
+            slots = self._without(slots, ~kept)
             rows.token_ids[slots, ends[kept]] = token_ids[kept]
             starts, ends, turn = ends[kept], ends[kept] + 1, turn + 1
             goes_on = rows.num_drafts[slots] > turn
