@@ -27,6 +27,8 @@ def parse(given: object) -> SpeculationSettings | None:
         ({"method": "ngram", "prompt_lookup_min": 7}, (5, 7, 7)),
         ({"model": "[ngram]", "num_speculative_tokens": 2}, (2, 5, 5)),
         ({"method": "auto"}, (8, 2, 5)),
+        ({"model": "some/draft"}, (4, 5, 5)),
+        ({"method": "draft_model", "model": "some/draft"}, (4, 5, 5)),
     ],
     ids=str,
 )
@@ -47,7 +49,8 @@ def test_what_is_taken(given: object, expected: tuple[int, int, int] | None) -> 
         ({"method": "ngam"}, "method='ngam'"),
         ({"num_speculative_tokens": 3}, "method=None"),
         ({"method": "eagle3", "model": "x"}, "not offered yet"),
-        ({"model": "some/draft"}, "'draft_model', which is not offered yet"),
+        ({"method": "draft_model"}, "model=None. Name the draft model"),
+        ({"method": "draft_model", "model": 3}, "model=3. Name the draft model"),
         ({"method": "ngram", "model": "x"}, "does not read"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": True}, "from 1 to 64"),

@@ -49,6 +49,7 @@ from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30
 METHODS = SpeculationSettings("auto", 6, 1, 3)
+OF_MODEL = SpeculationSettings("draft_model", 4, model="fake")
 POISON_OUTSIDE = VOCAB + 1
 
 
@@ -73,7 +74,8 @@ class Setup:
     max_drafts: int = 0
     guesses: str = "any"
     """Of the drafts: any number right; all "wrong"; all "right"; right ones "beyond" what was asked
-    for and what the sequence may have; or by "methods" and predictions, as many as pay."""
+    for and what the sequence may have; or by "methods" and predictions, as many as pay; or of a
+    draft "model", likewise."""
     names_per_block: tuple[int, ...] = ()
 
     ticket_steps: tuple[int, ...] = (0,)
@@ -231,9 +233,9 @@ class Simulation:
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
-            proposer=Guesses(setup) if setup.max_drafts and not self._has_methods else None,
+            proposer=Guesses(setup) if setup.max_drafts and not self._methods() else None,
             watches=None if judge is None else judge.watches,
-            methods=DraftMethods(METHODS) if self._has_methods else None,
+            methods=self._methods(),
             vocab_size=VOCAB,
         )
         self.executor = FakeExecutor(
@@ -249,6 +251,7 @@ class Simulation:
             lose=lambda blocks: blocks[self._rng.random(len(blocks)) < setup.losses],
             num_checkpoints=setup.num_checkpoints or 0,
             breaks=lambda _: self._breaks(),
+            draft=self._say,
         )
         self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
@@ -266,6 +269,17 @@ class Simulation:
     @property
     def _has_methods(self) -> bool:
         return self.setup.guesses == "methods"
+
+    def _methods(self) -> DraftMethods | None:
+        if self.setup.guesses == "model":
+            return DraftMethods(OF_MODEL)
+        return DraftMethods(METHODS) if self._has_methods else None
+
+    def _say(self, tokens: list[int]) -> list[int]:
+        """What the draft model says: any number of right tokens, then wrong ones."""
+        num_right = int(self._rng.integers(len(tokens) + 1))
+        said = [*tokens[:num_right], *((t + 1) % VOCAB for t in tokens[num_right:])]
+        return [0 if token == self.setup.poison else token for token in said]
 
     def _prediction(self, whole: tuple[int, ...]) -> np.ndarray:
         """What a client expects of an output: some of it, some tokens changed or left out."""

@@ -75,10 +75,10 @@ def test_random_traffic_with_drafts_meets_everything(depth: int) -> None:
 
 
 @DEPTHS
-@pytest.mark.parametrize("guesses", ["wrong", "right", "beyond", "methods"])
+@pytest.mark.parametrize("guesses", ["wrong", "right", "beyond", "methods", "model"])
 def test_random_traffic_with_adversarial_drafts(depth: int, guesses: str) -> None:
-    """Always wrong, always right, longer than asked and past the end; and drafters with a policy,
-    fed by predictions."""
+    """Always wrong, always right, longer than asked and past the end; drafters with a policy, fed
+    by predictions; and a draft model, whose drafts follow tokens that nobody here knows yet."""
     met: Counter[str] = Counter()
     for seed in seeds(12):
         rng = random.Random(seed)

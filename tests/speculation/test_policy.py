@@ -27,6 +27,14 @@ def knee(num_tokens: int) -> float:
     return 0.015 + 0.00115 * max(0, num_tokens - 8)
 
 
+def plan(
+    times: StepTimes, now: float, num_tokens: int, *, is_drafted: bool = False, counts: bool = True
+) -> None:
+    """Of a step that follows those that are known."""
+    num_before = len(times._in_flight)
+    times.planned(now, num_tokens, is_drafted=is_drafted, counts=counts, num_before=num_before)
+
+
 class Engine:
     """A clock that steps advance by what they cost; drafts are right with a chance."""
 
@@ -44,13 +52,20 @@ class Engine:
     def step(self, offered: int) -> None:
         num_rows = len(self.rows)
         chances = [row.chance for row in self.rows]
-        offers = [0 if row.rests() else offered for row in self.rows]
+        offers = [0 if row.rests else offered for row in self.rows]
         counts = self.policy.counts(num_rows, chances, offers, 64) if any(offers) else None
         is_known, counts = counts is not None, counts or [0] * num_rows
+        if is_known:
+            self.policy.took(counts)
         total = num_rows + sum(counts)
-        self.times.planned(self.now, total, is_drafted=total > num_rows, counts=True)
+        for row in self.rows:
+            row.stepped()
+        if total == num_rows:
+            self.policy.passed()
+        plan(self.times, self.now, total, is_drafted=total > num_rows)
         self.now += self._seconds(total) * (1.08 if total > num_rows else 1.0)
         self.times.applied()
+        before = self.num_tokens
         for row, count, offer in zip(self.rows, counts, offers, strict=True):
             right = 0
             while right < count and self._rng.random() < self._chance:
@@ -61,6 +76,9 @@ class Engine:
                 row.skipped()
             self.num_tokens += 1 + right
             self.num_drafts += count
+        if total > num_rows:
+            num_right = self.num_tokens - before - num_rows
+            self.policy.verified(num_rows, total - num_rows, num_right)
 
     def run(self, num_steps: int, offered: int = 4) -> float:
         """Tokens per second, in those of the same engine without drafts."""
@@ -129,18 +147,57 @@ def test_one_slow_step_keeps_no_draft_away_for_long() -> None:
 def test_the_time_of_a_step_is_that_between_two_plans() -> None:
     times = StepTimes()
     for now in (10.0, 10.0, 12.0, 14.0):  # two in flight
-        times.planned(now, 4, is_drafted=False, counts=True)
+        plan(times, now, 4)
         if now > 10.0 or times._in_flight:
             times.applied() if len(times._in_flight) == 2 else None
     assert times.expected(4, False) == pytest.approx(2.0)
     times.idle()
-    times.planned(100.0, 4, is_drafted=False, counts=True)
+    plan(times, 100.0, 4)
     assert times.expected(4, False) == pytest.approx(2.0)
 
 
 def test_steps_that_compute_prompts_have_no_say() -> None:
     times = StepTimes()
     for i in range(4):
-        times.planned(float(i), 8, is_drafted=False, counts=False)
+        plan(times, float(i), 8, counts=False)
         times.applied()
     assert not times._times
+
+
+def test_steps_planned_before_times_were_kept_are_not_taken_for_later_ones() -> None:
+    """Turns red when the result of a step that nobody timed is that of the first timed one."""
+    times = StepTimes()
+    times.planned(0.0, 1, is_drafted=False, counts=True, num_before=2)
+    for now in (100.0, 200.0):  # of the two before
+        times.applied()
+        plan(times, now, 1)
+    assert not times.knows(1)
+    times.applied()
+    plan(times, 201.0, 1)
+    assert times.expected(1, False) == pytest.approx(1.0)
+
+
+def test_asking_the_policy_changes_nothing() -> None:
+    """Turns red when who asks whether to wait for results takes the turn of who plans the step."""
+    engine = Engine(lambda num_tokens: 0.01 * num_tokens, 8, 0.9)
+    engine.run(300)
+    engine.policy.took([1])
+    asked = ([0.55] * 8, [4] * 8, 64)
+    assert [engine.policy.counts(8, *asked) for _ in range(40)] == [[0] * 8] * 40
+    explored = 0
+    for _ in range(40):
+        counts = engine.policy.counts(8, *asked)
+        assert counts is not None
+        assert engine.policy.counts(8, *asked) == counts
+        engine.policy.took(counts)
+        explored += any(counts)
+    assert explored == 2
+
+
+def test_whoever_makes_wrong_drafts_is_switched_off() -> None:
+    """Each request is a new one whose drafts seem good: what they lose counts together."""
+    engine = Engine(steep, 1, 0.0)
+    for _ in range(100):
+        engine.rows = [Acceptance()]
+        engine.run(16)
+    assert engine.num_tokens / engine.now * steep(1) >= 0.98

@@ -19,13 +19,21 @@ from quire.config.memory.budget import (
     host_budget,
 )
 from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
-from quire.config.memory.plan import MemoryPlan, adapter_bytes, weight_bytes
+from quire.config.memory.plan import (
+    MemoryPlan,
+    activation_bytes,
+    adapter_bytes,
+    format_bytes,
+    logits_bytes,
+    weight_bytes,
+)
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.model_spec import LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
+from quire.config.speculation.draft_model import DraftModel, draft_layout
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -51,7 +59,7 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """All that start-up needs to know. spec: with the dtype in which the engine computes. platform:
-    the machine, with the device that was chosen."""
+    the machine, with the device that was chosen. draft: in that dtype too."""
 
     settings: ResolvedSettings
     spec: ModelSpec
@@ -59,14 +67,20 @@ class Resolved:
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
     platform: Platform
+    draft: DraftModel | None = None
 
 
 def resolve(
-    settings: EngineSettings, spec: ModelSpec, checkpoint: Checkpoint | None, platform: Platform
+    settings: EngineSettings,
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    platform: Platform,
+    draft: DraftModel | None = None,
 ) -> Resolved:
     """Choose what is open and check that all of it fits together and into memory.
 
     checkpoint: headers of the weight files; None when weights are made up (load_format="dummy").
+    draft: a model that guesses tokens, whose K/V lie beside those of `spec`, block by block.
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
     layouts = () if checkpoint is None else checkpoint.packed
@@ -95,13 +109,17 @@ def resolve(
     layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
     host_blocks = _choose_host_blocks(settings, layout)
     recovery, recovery_reason = _choose_recovery(settings)
+    if draft is not None:
+        draft = replace(draft, spec=replace(draft.spec, dtype=dtype))
+        _check_draft_model(device)
     budget, fixed = _memory_of_device(
         settings,
         spec,
         layout,
         platform,
         weights=weight_bytes(spec, checkpoint, settings.quantization, device)
-        + adapter_bytes(spec, settings),
+        + adapter_bytes(spec, settings)
+        + _draft_bytes(draft, settings, step_tokens, num_seqs),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         num_host_blocks=host_blocks,
@@ -114,6 +132,7 @@ def resolve(
         budget=budget,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
+        draft_page=0 if draft is None else draft_layout(draft.spec, layout).page_bytes,
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
@@ -137,6 +156,7 @@ def resolve(
         Decision("preemption", recovery, recovery_reason),
         Decision("num_threads", str(threads), threads_reason),
         *isa_decisions,
+        *_describe_draft(draft, settings),
     )
     resolved = ResolvedSettings.of(
         settings,
@@ -155,7 +175,33 @@ def resolve(
         **isas,
     )
     memory = sizing.plan(context, num_blocks)
-    return Resolved(resolved, spec, layout, memory, decisions, platform)
+    return Resolved(resolved, spec, layout, memory, decisions, platform, draft)
+
+
+def _check_draft_model(device: str) -> None:
+    if device != "cpu":
+        raise ConfigError(
+            f"speculative_config names a draft model on {device}: draft models run on CPUs alone "
+            "so far. Give device='cpu', or method='auto'."
+        )
+
+
+def _describe_draft(draft: DraftModel | None, settings: EngineSettings) -> tuple[Decision, ...]:
+    if draft is None:
+        return ()
+    weights = weight_bytes(draft.spec, draft.checkpoint, settings.quantization)
+    reason = f"{format_bytes(weights)} of weights; each block holds its K/V too"
+    return (Decision("draft_model", draft.folder.name, reason),)
+
+
+def _draft_bytes(
+    draft: DraftModel | None, settings: EngineSettings, step_tokens: int, num_seqs: int
+) -> int:
+    """Return the bytes of a draft model's weights and of its steps."""
+    if draft is None:
+        return 0
+    weights = weight_bytes(draft.spec, draft.checkpoint, settings.quantization)
+    return weights + activation_bytes(draft.spec, step_tokens) + logits_bytes(draft.spec, num_seqs)
 
 
 def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout], device: str) -> None:

@@ -175,6 +175,7 @@ def _build_core(
         attention_backend=chosen.attention_backend or forced_attention,
         preferred_attention=backend_of_isa(chosen.attention_isa),
         max_captured_rows=0 if chosen.enforce_eager else rows,
+        draft=resolved.draft,
     )
     executor: Executor = InProcessExecutor(lambda: Worker(worker_settings))
     try:

@@ -25,6 +25,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
+    DRAFT_OF_MODEL,
     EMPTY_INTS,
     EnterRow,
     FloatArray,
@@ -103,9 +104,8 @@ class FakeExecutor:
     ticket_steps: steps, after the one that starts it, until the work under a ticket has ended; its
     copies are made then, and not before. lose: of the blocks [N] that a ticket should fill, those
     whose copies fail. poison: a token id; a row that computes it fails, and what it writes in that
-    step is garbage.
-    readers_fail: a row that reads garbage fails too, as NaN does it; else its tokens are wrong.
-    breaks: steps whose rows are computed in vain once, and then again in halves.
+    step is garbage. readers_fail: a row that reads garbage fails too, as NaN does it; else its
+    tokens are wrong. breaks: steps whose rows are computed in vain once, and then again in halves.
     """
 
     def __init__(
@@ -123,12 +123,15 @@ class FakeExecutor:
         lose: Callable[[IntArray], IntArray] = lambda _: EMPTY_INTS,
         num_checkpoints: int = 0,
         breaks: Callable[[int], bool] = lambda _: False,
+        draft: Callable[[list[int]], list[int]] = lambda tokens: tokens,
     ) -> None:
-        """ticket_steps: called with the ticket's number; breaks: with that of a step."""
+        """ticket_steps: called with the ticket's number; breaks: with that of a step. draft: what a
+        draft model says where these tokens come next."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose
         self._breaks = breaks
+        self._draft = draft
         self._tickets: list[_Copies] = []
         self._sleep_level = 0
         self._weights_version = 0
@@ -275,6 +278,8 @@ class FakeExecutor:
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             self._streams[int(dst)] = self._streams[int(src)]
             self._states.fork(int(src), int(dst))
+        for slot in set(plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].tolist()):
+            self._make_drafts(slot)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
         seen = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
@@ -282,6 +287,14 @@ class FakeExecutor:
         sources = self._fork(plan, seen.hidden, seen.failures)
         awaits_late = any(self._streams[slot].waits_for_masks for slot in sources)
         return _Computed(seen.hidden, seen.pooled, seen.failures, sources, awaits_late)
+
+    def _make_drafts(self, slot: int) -> None:
+        rows, stream = self._rows, self._streams[slot]
+        prompt, start = rows.prompt_ids(slot).tolist(), int(rows.num_tokens[slot])
+        count, sample = start + int(rows.num_drafts[slot]) - len(prompt), self._sample_index[slot]
+        tokens = self._model.expected_tokens(prompt, count, stream.seed, sample)
+        drafts = self._draft(tokens[start - len(prompt) :])
+        rows.token_ids[slot, start : start + len(drafts)] = drafts
 
     def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
         hidden, failures, sources = computed.hidden, computed.failures, computed.sources

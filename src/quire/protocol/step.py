@@ -28,6 +28,7 @@ from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
+    "DRAFT_OF_MODEL",
     "EMPTY_INTS",
     "EnterRow",
     "ExtendPrompt",
@@ -63,6 +64,9 @@ def _empty_ints() -> IntArray:
 
 
 EMPTY_INTS: IntArray = _empty_ints()
+
+DRAFT_OF_MODEL = -1
+"""In place of a draft that the data side makes itself."""
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
@@ -191,7 +195,8 @@ class StepPlan:
         after these forks: the next tokens of the row are those that the plan side chose.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
     draft_slot, draft_token: [number of drafts], row after row in the order of their positions:
-        drafts of rows that sample in this step. They hold for this step alone.
+        drafts of rows that sample in this step. They hold for this step alone. DRAFT_OF_MODEL
+        leaves all drafts of a row to the draft model; one that makes none verifies none.
     forks: rows that branch off after the forward.
     save_slot, save_checkpoint: [number of states]: rows that compute in this step, and where the
         recurrent state is kept that each of them has then.

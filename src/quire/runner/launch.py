@@ -11,6 +11,7 @@ from quire.protocol.step import IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
+from quire.runner.draft_model import ModelDrafter
 from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
@@ -46,9 +47,11 @@ class Runner:
         draws: Draws,
         queue: DeviceQueue,
         state: DeviceState | None = None,
+        drafter: ModelDrafter | None = None,
     ) -> None:
         """decode: for steps in which every row computes one token and draws; forward: others.
-        state: of the device, None where kernels read the host's rows."""
+        state: of the device, None where kernels read the host's rows. drafter: makes the drafts
+        that plans leave to a model."""
         self.late_inputs = LateInputs()
         self._rows = rows
         self._changes = changes
@@ -57,6 +60,7 @@ class Runner:
         self._draws = draws
         self._queue = queue
         self._state = state
+        self._drafter = drafter
         self._tenancy = Tenancy(len(rows.num_tokens))
         self._in_flight: deque[RunningStep] = deque()
         self._pools = VectorPools()
@@ -78,6 +82,8 @@ class Runner:
         """Token ids of the rows of the last step, which go on as they did, without a look at
         them."""
         self._rows.update_tables(plan)
+        if self._drafter is not None and len(plan.table_slot):
+            self._drafter.propose(plan)
         return self._decode.repeat()
 
     @torch.inference_mode()
@@ -123,7 +129,11 @@ class Runner:
             step.settle(self._rows)
 
     def _apply(self, plan: StepPlan) -> list[RowFailure]:
+        if self._drafter is not None:
+            self._drafter.settle()
         failed = self._changes.apply(plan)
+        if self._drafter is not None:
+            self._drafter.propose(plan)
         for slot in (*(row.slot for row in plan.enter), *plan.start_fork_dst.tolist()):
             self._tenancy.begin(slot)
         if self._state is not None:

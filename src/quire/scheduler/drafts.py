@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.kv_cache import KVManager
 from quire.protocol.request import EngineRequest
-from quire.protocol.step import IntArray, no_ints
+from quire.protocol.step import DRAFT_OF_MODEL, IntArray, no_ints
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 from quire.speculation import Acceptance, DraftMethods, DraftPolicy
@@ -57,6 +57,10 @@ class ChosenDrafts:
 MAX_FORCED = 32
 """A row computes so many tokens without alternative in a step: each has logits of its own."""
 
+MOST_FORCED_RESTS = 4
+"""Steps for which a grammar that leaves alternatives is not asked again, at most: asking takes
+time, and so few are little of a long run of tokens without any."""
+
 NO_DRAFTS = ChosenDrafts()
 
 
@@ -77,11 +81,35 @@ class MethodProposer:
         most = min(max_drafts, self._methods.num_drafts)
         drafts = sequence.drafter.propose(known, num_in_flight, most)
         for i, token in enumerate(drafts):
+            if token == DRAFT_OF_MODEL:
+                continue
             if not 0 <= token < self._vocab_size:
                 return np.array(drafts[:i], np.int32)
             if token in request.stop_token_ids:
                 return np.array(drafts[: i + 1], np.int32)
         return np.array(drafts, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """found: guesses by slot. counts: how many of each should be verified; None while nobody
+    knows. room: drafts that the step may have."""
+
+    found: dict[int, IntArray]
+    counts: list[int] | None
+    room: int
+
+    @property
+    def are_too_many(self) -> bool:
+        """True if some may not be verified for lack of room alone."""
+        return self.counts is not None and sum(self.counts) >= self.room
+
+    @property
+    def taken(self) -> dict[int, IntArray]:
+        """Guesses that should be verified, by slot."""
+        counts = self.counts or [0] * len(self.found)
+        pairs = zip(self.found.items(), counts, strict=True)
+        return {slot: guess[:count] for (slot, guess), count in pairs if count}
 
 
 @dataclass(slots=True)
@@ -112,8 +140,9 @@ class Drafts:
     a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so there
     are none for models that have one.
 
-    A step has tokens of one kind or of the other. takes_forced: whether grammars are asked; a test
-    switches it off.
+    A step has tokens of one kind or of the other. Steps pay nothing for guesses while no running
+    sequence has any, nor for grammars while none has one. takes_forced: whether grammars are asked;
+    a test switches it off.
     """
 
     def __init__(
@@ -130,56 +159,75 @@ class Drafts:
         drafts."""
         self._table = table
         self._kv = kv
-        self._proposer = proposer if kv.states is None else None
         self._max_tokens = max_num_batched_tokens
-        self._methods = methods if kv.states is None and proposer is None else None
-        self._vocab_size = vocab_size
         self._times = StepTimes()
+        self._is_timed = False  # whether steps are, which is while guesses are made
+        self._methods: DraftMethods | None = None
         self._policy: DraftPolicy | None = None
+        self._proposer = proposer if kv.states is None else None
+        self._guesser: DraftProposer | None = None
+        if methods is not None and kv.states is None:
+            self._guesser = MethodProposer(methods, vocab_size)
+            self._methods, self._policy = methods, DraftPolicy(self._times)
+        self._are_of_model = self._methods is not None and self._methods.are_of_model
+        self._awaited: list[Sequence] = []  # whose drafts the next step was to wait for
         self.totals = DraftTotals()
         self.takes_forced = kv.states is None
 
     # --- requests -------------------------------------------------------------------------------
 
-    def note(self, request: EngineRequest) -> None:
-        """A request comes. Before the first one that drafts are made for, a step pays nothing."""
-        if self._policy is None and self._methods is not None and self._methods.serves(request):
-            self._proposer = MethodProposer(self._methods, self._vocab_size)
-            self._policy = DraftPolicy(self._times)
+    def serves(self, request: EngineRequest) -> bool:
+        """Return whether methods guess for a request."""
+        if self._methods is None or request.beams is not None or request.pooling is not None:
+            return False
+        return self._methods.serves(request)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence ends, and still has its tokens."""
-        if self._policy is None or self._methods is None:
+        methods = self._methods
+        if methods is None or not methods.keeps_answers or not sequence.group.is_guessed:
             return
         is_here = sequence.slot >= 0
         tokens = self._table.known_tokens(sequence.slot) if is_here else sequence.token_ids
         request = sequence.group.request
-        self._methods.ended(request, tokens[len(request.prompt_token_ids) :].tolist())
+        methods.ended(request, tokens[len(request.prompt_token_ids) :].tolist())
 
     # --- steps ----------------------------------------------------------------------------------
+
+    @property
+    def _by_policy(self) -> DraftPolicy | None:
+        """The policy, where some running sequence has guesses by methods. Other steps do not pay
+        for them."""
+        is_off = not self._table.num_guessed or self._proposer is not None
+        return None if is_off else self._policy
 
     def await_results(self) -> bool:
         """Return whether the next step should be planned when the results in flight are there.
         Drafts that follow tokens which nobody knows yet are mostly wrong, and so are those after
-        drafts."""
-        policy, table = self._policy, self._table
-        if policy is None:
+        drafts. Asking decides nothing: whoever is asked about once more says the same."""
+        policy, table = self._by_policy, self._table
+        if policy is None or self._are_of_model:
             return False
         if (table.num_drafted[table.live] > 0).any():
             return True
         slots = (table.todo() == 1).nonzero()[0]
         tokens = np.ones(len(slots), np.int64)
-        return bool(self._verified_of(policy, slots, tokens, self._may_draft(slots, tokens)))
+        offers = self._offers(policy, slots, tokens, self._may_guess(slots, tokens))
+        self._awaited = [table.at(slot) for slot in offers.taken]
+        return len(self._awaited) > 0
 
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
         """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
         for all of them."""
         if not len(slots):
             return NO_DRAFTS
-        found = self._forced_of(slots, tokens)
+        found = self._forced_of(slots, tokens) if self._table.num_masked else {}
         are_forced = bool(found)
-        if self._proposer is not None and not found:
-            found = self._guesses_of(slots, tokens)
+        if not found and self._proposer is not None:
+            may_guess = self._may_draft(slots, tokens)
+            found = self._guesses(self._proposer, slots, tokens, may_guess)
+        elif not found and (policy := self._by_policy) is not None:
+            found = self._guesses_of(policy, slots, tokens)
         if not found:
             return NO_DRAFTS
         chosen = ChosenDrafts(
@@ -190,18 +238,39 @@ class Drafts:
         )
         return chosen if self._give_blocks(chosen, slots, tokens) else NO_DRAFTS
 
-    def _guesses_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
+    def _guesses_of(self, policy: DraftPolicy, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
         """Guesses by slot, as many as should be verified."""
-        may_draft = self._may_draft(slots, tokens)
-        if self._policy is None:
-            return self._guesses(slots, tokens, may_draft)
+        may_guess = self._may_guess(slots, tokens)
         is_known = self._table.num_known[slots] == self._table.num_total[slots]
-        return self._verified_of(self._policy, slots, tokens, may_draft & is_known)
+        is_known |= self._are_of_model
+        offers = self._offers(policy, slots, tokens, may_guess & is_known)
+        self._settle(policy, offers, slots[is_known].tolist())
+        return offers.taken
+
+    def _settle(self, policy: DraftPolicy, offers: Offers, known: list[int]) -> None:
+        """Take into account what a step verifies, and what it does not. known: slots whose tokens
+        have all come."""
+        if offers.counts is not None:
+            policy.took(offers.counts)
+        awaited, self._awaited = set(self._awaited), []
+        taken = offers.taken
+        for slot in known:
+            sequence = self._table.at(slot)
+            if not sequence.group.is_guessed:
+                continue
+            record = sequence.acceptance = sequence.acceptance or Acceptance()
+            record.stepped()
+            if slot in offers.found:
+                is_left_out = offers.counts is not None and slot not in taken
+                if is_left_out and not offers.are_too_many:
+                    record.skipped()
+            elif sequence in awaited:
+                record.verified(1, 0)  # what came instead of the expected token ended its drafts
 
     def _forced_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
         """Return tokens without alternative, by slot. Rows without a grammar pay nothing."""
         is_masked = self._table.is_masked[slots]
-        if not self.takes_forced or not is_masked.any():
+        if not self.takes_forced:
             return {}
         left = self._room(slots, tokens)
         slots, tokens = slots[is_masked], tokens[is_masked]
@@ -222,6 +291,9 @@ class Drafts:
         most = min(int(table.max_total[slot] - table.num_total[slot]) - 1, left, MAX_FORCED)
         if group.grammar is None or most <= 0:
             return known[:0]
+        if sequence.forced_rests:
+            sequence.forced_rests -= 1
+            return known[:0]
         unknown = int(table.num_total[slot]) - len(known)
         try:
             if sequence.matcher is None:
@@ -229,14 +301,30 @@ class Drafts:
             forced = sequence.matcher.forced(known[len(group.request.prompt_token_ids) :])
         except Exception:  # noqa: BLE001  the masks of this step will say it, and end the request
             return known[:0]
+        if len(forced):
+            sequence.forced_patience = 0
+        else:
+            sequence.forced_rests = sequence.forced_patience
+            sequence.forced_patience = min(2 * sequence.forced_patience or 1, MOST_FORCED_RESTS)
         return forced[unknown:][:most]
 
-    def planned(self, now: float, tokens: Slots, drafts: ChosenDrafts) -> None:
-        """A step is planned whose rows compute `tokens` [R] beside these drafts."""
-        if self._policy is not None:
-            num_tokens = int(tokens.sum()) + len(drafts.token_ids)
-            is_decode = len(tokens) > 0 and int(tokens.max()) == 1
-            self._times.planned(now, num_tokens, is_drafted=len(drafts.slots) > 0, counts=is_decode)
+    def planned(self, now: float, tokens: Slots, drafts: ChosenDrafts, num_before: int) -> None:
+        """A step is planned whose rows compute `tokens` [R] beside these drafts, with `num_before`
+        steps in flight."""
+        policy = self._by_policy
+        if policy is None:
+            if self._is_timed:
+                self.lost()
+            return
+        self._is_timed = True
+        num_tokens = int(tokens.sum()) + len(drafts.token_ids)
+        is_decode = len(tokens) > 0 and int(tokens.max()) == 1
+        is_drafted = len(drafts.slots) > 0
+        if not is_drafted:
+            policy.passed()
+        self._times.planned(
+            now, num_tokens, is_drafted=is_drafted, counts=is_decode, num_before=num_before
+        )
 
     def idle(self) -> None:
         """Nothing can be planned now."""
@@ -244,53 +332,54 @@ class Drafts:
 
     def applied(self) -> None:
         """The result of the oldest step in flight was applied."""
-        if self._policy is not None:
+        if self._is_timed:
             self._times.applied()
             if not self._table.live.any():
                 self._times.idle()
 
     def lost(self) -> None:
-        """The steps in flight have no results."""
+        """The steps in flight have no results, or nobody asks how long they take."""
         self._times.lost()
+        self._is_timed = False
 
     def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
         """Count that `accepted` [R] of the `drafted` [R] tokens of `slots` [R] were right."""
         rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
-            if self._policy is not None:
-                sequence = self._table.at(slot)
-                if sequence.acceptance is not None:
-                    sequence.acceptance.verified(num_drafts, num_accepted)
+            acceptance = self._table.at(slot).acceptance
+            if acceptance is not None:
+                acceptance.verified(num_drafts, num_accepted)
+        step = self._times.oldest if self._is_timed else None
+        if self._policy is not None and step is not None and step.counts:
+            num_drafts = int(drafted.sum())
+            num_tokens = step.num_tokens - num_drafts
+            self._policy.verified(num_tokens, num_drafts, int(accepted.sum()))
 
     # --- what a step verifies -------------------------------------------------------------------
 
-    def _verified_of(
+    def _offers(
         self,
         policy: DraftPolicy,
         slots: Slots,
         tokens: Slots,
-        may_draft: npt.NDArray[np.bool_],
-    ) -> dict[int, IntArray]:
-        """Return what the policy takes of the guesses, by slot."""
-        found = self._guesses(slots, tokens, may_draft)
+        may_guess: npt.NDArray[np.bool_],
+    ) -> Offers:
+        """Return guesses, and how many of them the policy takes. Changes nothing that it looks
+        at."""
+        assert self._guesser is not None
+        found = self._guesses(self._guesser, slots, tokens, may_guess)
+        room = self._room(slots, tokens)
         if not found:
-            return {}
+            return Offers({}, None, room)
         records = [self._table.at(slot).acceptance or Acceptance() for slot in found]
         counts = policy.counts(
             int(tokens.sum()),
             [record.chance for record in records],
             [len(guess) for guess in found.values()],
-            self._room(slots, tokens),
+            room,
         )
-        if counts is None:
-            return {}
-        for slot, record, count in zip(found, records, counts, strict=True):
-            self._table.at(slot).acceptance = record
-            if not count:
-                record.skipped()
-        pairs = zip(found.items(), counts, strict=True)
-        return {slot: guess[:count] for (slot, guess), count in pairs if count}
+        return Offers(found, counts, room)
 
     def _room(self, slots: Slots, tokens: Slots) -> int:
         """Drafts that a step may have in all."""
@@ -298,37 +387,43 @@ class Drafts:
         return min(self._max_tokens - int(tokens.sum()), most)
 
     def _guesses(
-        self, slots: Slots, tokens: Slots, may_draft: npt.NDArray[np.bool_]
+        self,
+        proposer: DraftProposer,
+        slots: Slots,
+        tokens: Slots,
+        may_guess: npt.NDArray[np.bool_],
     ) -> dict[int, IntArray]:
         """Guesses by slot, of those that may have some. Without a policy they share what room there
         is."""
-        assert self._proposer is not None
         left = self._room(slots, tokens)
         found: dict[int, IntArray] = {}
-        for slot in slots[may_draft].tolist():
-            guess = self._propose(self._proposer, slot, left)
+        for slot in slots[may_guess].tolist():
+            guess = self._propose(proposer, slot, left)
             if len(guess):
                 found[slot] = guess
-                left -= 0 if self._policy is not None else len(guess)
+                left -= len(guess) if proposer is self._proposer else 0
         return found
 
     def _may_draft(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
-        """Mark the rows that reach their last token, draw the next, have no others branch off, and
-        are not left alone for a while."""
+        """Mark the rows that reach their last token, draw the next, and have no others branch
+        off."""
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
-        asked = [self._asks(table.at(slot)) for slot in slots.tolist()]
-        return reaches & (table.draws[slots] == 1) & np.array(asked, np.bool_)
+        may_draft = reaches & (table.draws[slots] == 1)
+        for i in may_draft.nonzero()[0].tolist():
+            may_draft[i] = not table.at(int(slots[i])).group.may_branch
+        return may_draft
 
-    def _asks(self, sequence: Sequence) -> bool:
-        """Return whether drafts of a sequence are asked for."""
-        if sequence.group.may_branch:
-            return False
-        if self._policy is None or self._methods is None:
-            return True
-        if not self._methods.serves(sequence.group.request):
-            return False
-        return sequence.acceptance is None or not sequence.acceptance.rests()
+    def _may_guess(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
+        """Mark those of them whose requests have guesses, and that are not left alone for a
+        while."""
+        found = self._may_draft(slots, tokens)
+        for i in found.nonzero()[0].tolist():
+            sequence = self._table.at(int(slots[i]))
+            acceptance = sequence.acceptance
+            rests = acceptance is not None and acceptance.rests
+            found[i] = sequence.group.is_guessed and not rests
+        return found
 
     def _propose(self, proposer: DraftProposer, slot: int, left: int) -> IntArray:
         table = self._table

@@ -41,11 +41,14 @@ class RequestIntake:
         lifecycle: Lifecycle,
         feasibility: Feasibility,
         watches: Watches | None,
+        guesses: Callable[[EngineRequest], bool],
     ) -> None:
+        """guesses: whether tokens of a request are guessed."""
         self._state = state
         self._lifecycle = lifecycle
         self._feasibility = feasibility
         self._watches = watches
+        self._guesses = guesses
         self._num_groups = 0
 
     def add(self, request: EngineRequest) -> Openings:
@@ -83,6 +86,7 @@ class RequestIntake:
                 root,
                 max_total,
                 is_watched=is_watched,
+                is_guessed=self._guesses(request),
                 pins_hit=pins_hit,
                 extras=extras,
             )

@@ -93,7 +93,8 @@ class Scheduler:
         max_tokens = settings.max_num_batched_tokens
         self._drafts = Drafts(table, kv, proposer, max_tokens, methods, vocab_size)
         self._lifecycle = Lifecycle(state, self._drafts.ended)
-        self._requests = RequestIntake(state, self._lifecycle, feasibility, watches)
+        serves = self._drafts.serves
+        self._requests = RequestIntake(state, self._lifecycle, feasibility, watches, serves)
         self._allocation = Allocation(state)
         self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
         beams = BeamIntake(state, self._lifecycle)
@@ -111,9 +112,7 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine. For each ticket
         that is returned `grammar_opened` or `adapter_opened` follows, or `opening_refused`."""
         self._has_grammars |= request.grammar is not None
-        tickets = self._requests.add(request)
-        self._drafts.note(request)
-        return tickets
+        return self._requests.add(request)
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
         """The grammar is there for which a group is blocked; nothing happens if it is gone."""
@@ -211,7 +210,7 @@ class Scheduler:
         sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
-        self._drafts.planned(now, tokens, drafts)
+        self._drafts.planned(now, tokens, drafts, self._num_in_flight)
         if self._has_grammars:
             self._masks.expect(plan, sampling)
         self._num_in_flight += 1

@@ -60,7 +60,9 @@ class Sequence:
     flight will still bring to a sequence that was preempted after they were planned. swapped: its
     K/V in host memory, if that is where they wait, or from where they are being copied. matcher: of
     the group's grammar, once it was asked for masks. drafter, acceptance: of drafts, once it was
-    asked for some. unsent: of a watched sequence, once it has tokens.
+    asked for some. forced_rests, forced_patience: steps for which no tokens without alternative are
+    asked for, and how many will be after the next time that there are none. unsent: of a watched
+    sequence, once it has tokens.
     """
 
     group: SequenceGroup
@@ -73,6 +75,8 @@ class Sequence:
     matcher: Matcher | None = None
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
+    forced_rests: int = 0
+    forced_patience: int = 0
     unsent: Unsent | None = None
 
     @property
@@ -112,8 +116,9 @@ class SequenceGroup:
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
     beside tokens. grammar: to which the outputs belong. adapter: the slot of its adapter, counted
-    from 1; 0 for none. is_watched: whether verdicts decide what its client gets. verdict_ticket: on
-    which it is blocked while it has no slots and one of its sequences has all its tokens.
+    from 1; 0 for none. is_watched: whether verdicts decide what its client gets. is_guessed:
+    whether its next tokens are guessed. verdict_ticket: on which it is blocked while it has no
+    slots and one of its sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -127,6 +132,7 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
     is_watched: bool = False
+    is_guessed: bool = False
     verdict_ticket: int | None = None
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])

@@ -57,6 +57,7 @@ class SequenceTable:
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise
+        self.num_masked = self.num_guessed = 0  # slots of such groups
 
     @property
     def num_free(self) -> int:
@@ -84,6 +85,8 @@ class SequenceTable:
         self.is_masked[slot] = group.grammar is not None
         self.is_paused[slot] = sequence.unsent is not None and sequence.unsent.must_wait
         self.has_watched |= group.is_watched
+        self.num_masked += int(self.is_masked[slot])
+        self.num_guessed += group.is_guessed
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
         sequence.slot = slot
@@ -160,6 +163,8 @@ class SequenceTable:
     def leave(self, sequence: Sequence) -> int:
         """Take the slot back; the sequence keeps its known tokens."""
         slot = sequence.slot
+        self.num_masked -= int(self.is_masked[slot])
+        self.num_guessed -= sequence.group.is_guessed
         sequence.token_ids = self.known_tokens(slot).copy()
         sequence.slot = -1
         self.sequences[slot] = None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.protocol.prediction import PredictionReader
-from quire.protocol.step import IntArray
+from quire.protocol.step import DRAFT_OF_MODEL, IntArray
 
-__all__ = ["BestOf", "Drafter", "NoDrafter", "PredictionDrafter"]
+__all__ = ["BestOf", "Drafter", "DraftsOfModel", "NoDrafter", "PredictionDrafter"]
 
 _FADES = 0.8
 """Share that what a drafter got right before keeps with each new guess."""
@@ -34,6 +34,15 @@ class NoDrafter:
         """Return nothing."""
         del token_ids, num_in_flight, max_drafts
         return []
+
+
+class DraftsOfModel:
+    """Leaves the guess to a model on the data side."""
+
+    def propose(self, token_ids: IntArray, num_in_flight: int, max_drafts: int) -> list[int]:
+        """Return a place for each draft that there may be."""
+        del token_ids, num_in_flight
+        return [DRAFT_OF_MODEL] * max_drafts
 
 
 class PredictionDrafter:
@@ -76,15 +85,7 @@ class BestOf:
         came = token_ids[self._guessed_at :].tolist()
         for i, guess in enumerate(self._guesses):
             if came and guess:
-                right = next(
-                    (
-                        n
-                        for n, pair in enumerate(zip(guess, came, strict=False))
-                        if len(set(pair)) > 1
-                    ),
-                    min(len(guess), len(came)),
-                )
-                self._scores[i] = _FADES * self._scores[i] + right
+                self._scores[i] = _FADES * self._scores[i] + _num_equal(guess, came)
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.speculation import SpeculationSettings
 from quire.protocol.request import EngineRequest
-from quire.speculation.drafter import BestOf, Drafter, NoDrafter, PredictionDrafter
+from quire.speculation.drafter import BestOf, Drafter, DraftsOfModel, NoDrafter, PredictionDrafter
 from quire.speculation.ngram import NgramDrafter
 from quire.speculation.suffix import EarlierAnswers, SuffixDrafter
 
@@ -27,11 +27,16 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether anything is guessed for this request."""
+        """Return whether anything is guessed for this request. A model's drafts are not known when
+        masks are made for the tokens after them."""
+        if self.are_of_model:
+            return request.grammar is None
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:
         """Make the drafter of one sequence of a request."""
+        if self.are_of_model:
+            return DraftsOfModel()
         drafter = self._by_settings(request)
         if len(request.prediction_token_ids):
             predicted = request.prediction_token_ids.tolist()
@@ -50,7 +55,17 @@ class DraftMethods:
         )
         return suffix if settings.method == "suffix" else BestOf([suffix, ngram])
 
+    @property
+    def keeps_answers(self) -> bool:
+        """True if later requests may repeat what earlier ones gave."""
+        return self._settings is not None and self._settings.method in ("suffix", "auto")
+
+    @property
+    def are_of_model(self) -> bool:
+        """True if a model makes the drafts, on the data side: they follow tokens that nobody here
+        knows yet."""
+        return self._settings is not None and self._settings.method == "draft_model"
+
     def ended(self, request: EngineRequest, output: list[int]) -> None:
         """A sequence has ended with this output: later ones of the same tenant may repeat it."""
-        if self._settings is not None and self._settings.method != "ngram":
-            self._answers.add(request.salt, output)
+        self._answers.add(request.salt, output)

@@ -31,6 +31,11 @@ EXPLORES, LIKELY, PART = 16, 0.5, 4
 """After so many offers of which none was taken, although some are as likely to be right as not, a
 few are verified, one for so many tokens: times of such steps may be better than was assumed."""
 
+CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.008, 4.0
+"""Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
+is kept at most of what drafts have gained. So wrong drafts never lose more than about a hundredth
+of the time, whoever makes them."""
+
 
 class Acceptance:
     """Record of how many drafts of one sequence were right of late."""
@@ -40,7 +45,7 @@ class Acceptance:
         self._tried = PRIOR_TRIED
         self._skipped = 0
         self._patience = FEWEST_SKIPPED
-        self._rests = 0
+        self._num_rests = 0
 
     @property
     def chance(self) -> float:
@@ -56,15 +61,19 @@ class Acceptance:
         if num_accepted:
             self._patience = FEWEST_SKIPPED
 
+    @property
     def rests(self) -> bool:
-        """Return whether no drafts should be asked for in this step."""
-        self._rests = max(self._rests - 1, 0)
-        return self._rests > 0
+        """True while no drafts should be asked for."""
+        return self._num_rests > 0
+
+    def stepped(self) -> None:
+        """A step of the sequence was planned."""
+        self._num_rests = max(self._num_rests - 1, 0)
 
     def skipped(self) -> None:
         """Drafts were offered, and none was taken. Now and then they are tried again, less often
         each time that they were all wrong."""
-        self._rests = RESTS
+        self._num_rests = RESTS
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -81,30 +90,49 @@ class DraftPolicy:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._num_plain = 0  # offers since the last one of which something was taken
+        self._credit = CREDIT
 
     def counts(
         self, num_tokens: int, chances: Sequence[float], offered: Sequence[int], most: int
     ) -> list[int] | None:
         """Drafts to verify of each sequence [R]; None while nothing is known that they could gain.
+        Asking changes nothing: `took` says what was done.
 
         num_tokens: that the step computes anyway. chances: of each sequence's drafts [R]. offered:
             how many it has [R]. most: in all.
         """
         if not self._times.knows(num_tokens):
             return None
+        counts = [0] * len(chances)
+        if self._credit <= 0.0:
+            return counts
         order = sorted(
             (-(chance ** (place + 1)), place, row)
             for row, (chance, count) in enumerate(zip(chances, offered, strict=True))
             for place in range(min(count, most))
         )[: max(most, 0)]
         num_best = self._best(num_tokens, [-worth for worth, _, _ in order])
-        self._num_plain = 0 if num_best else self._num_plain + 1
-        if self._num_plain >= EXPLORES and order and order[0][0] <= -LIKELY:
-            self._num_plain, num_best = 0, max(1, num_tokens // PART)
-        counts = [0] * len(chances)
+        is_due = not num_best and self._num_plain + 1 >= EXPLORES
+        if is_due and order and order[0][0] <= -LIKELY:
+            num_best = max(1, num_tokens // PART)
         for _, _, row in order[:num_best]:
             counts[row] += 1
         return counts
+
+    def took(self, counts: Sequence[int]) -> None:
+        """Take note that `counts` [R] of what was offered for a step are verified."""
+        self._num_plain = 0 if any(counts) else self._num_plain + 1
+
+    def passed(self) -> None:
+        """A step without drafts was planned."""
+        self._credit = min(self._credit + ALLOWANCE, MOST_CREDIT)
+
+    def verified(self, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        """A step of `num_tokens` without its drafts was computed, and so many were right."""
+        plain = self._times.expected(num_tokens, False)
+        lost = self._times.expected(num_tokens + num_drafts, True) / plain - 1.0
+        gained = num_accepted / num_tokens
+        self._credit = min(self._credit + gained - lost, MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
         """Return how many drafts of these worths, in order, give the most tokens per second."""

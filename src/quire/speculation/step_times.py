@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["StepTimes"]
+__all__ = ["DecodeStep", "StepTimes"]
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """Tokens of steps that have a time of their own; others go with the nearest larger size."""
@@ -30,7 +30,9 @@ Else it may be too long without anybody noticing, since steps that seem slow are
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class DecodeStep:
+    """num_tokens: drafts included. counts: whether its time is one of decoding."""
+
     num_tokens: int
     is_drafted: bool
     counts: bool
@@ -58,34 +60,45 @@ class StepTimes:
     def __init__(self) -> None:
         self._times: dict[tuple[int, bool], _Time] = {}  # by size, and whether it has drafts
         self._num_steps = 0
-        self._in_flight: deque[_Step] = deque()
-        self._applied: list[_Step] = []
+        self._in_flight: deque[DecodeStep | None] = deque()  # None: planned before times were kept
+        self._applied: list[DecodeStep | None] = []
         self._last_plan: float | None = None
 
-    def planned(self, now: float, num_tokens: int, *, is_drafted: bool, counts: bool) -> None:
-        """A step is planned. now: seconds. counts: whether its time is one of decoding."""
-        if self._last_plan is not None and len(self._applied) == 1:
-            self._measured(self._applied[0], now - self._last_plan)
+    def planned(
+        self, now: float, num_tokens: int, *, is_drafted: bool, counts: bool, num_before: int
+    ) -> None:
+        """A step is planned. now: seconds. counts: whether its time is one of decoding. num_before:
+        steps in flight before it, of which the first may have been planned before times were kept.
+        """
+        while len(self._in_flight) < num_before:
+            self._in_flight.appendleft(None)
+        step = self._applied[0] if len(self._applied) == 1 else None
+        if self._last_plan is not None and step is not None:
+            self._measured(step, now - self._last_plan)
         self._applied.clear()
         self._last_plan = now
-        self._in_flight.append(_Step(num_tokens, is_drafted, counts))
+        self._in_flight.append(DecodeStep(num_tokens, is_drafted, counts))
 
     def applied(self) -> None:
         """The result of the oldest step has come."""
-        if self._in_flight:  # else it was planned before times were measured
-            self._applied.append(self._in_flight.popleft())
+        self._applied.append(self._in_flight.popleft())
+
+    @property
+    def oldest(self) -> DecodeStep | None:
+        """The step whose result comes next, None if nothing is known of it."""
+        return self._in_flight[0] if self._in_flight else None
 
     def idle(self) -> None:
         """No step follows at once: the time up to the next plan is not that of a step."""
         self._last_plan = None
 
     def lost(self) -> None:
-        """The steps in flight have no results."""
+        """The steps in flight have no results, or nobody is told of them."""
         self._in_flight.clear()
         self._applied.clear()
         self._last_plan = None
 
-    def _measured(self, step: _Step, seconds: float) -> None:
+    def _measured(self, step: DecodeStep, seconds: float) -> None:
         self._num_steps += 1
         if not step.counts or seconds <= 0.0:
             return

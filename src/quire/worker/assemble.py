@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
 from quire.attention import KVPool
+from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue
+from quire.runner.draft_blocks import DraftBlocks
+from quire.runner.draft_model import ModelDrafter
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
@@ -100,6 +106,10 @@ def _on_host(
     shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.chosen.max_num_seqs)
     graph = SizedGraph.captured(*shared) if max_tokens else None
     forward = MixedSteps(loaded.model, inputs, graph, loaded.given, arena if max_tokens else None)
+    drafter = None
+    if loaded.draft is not None and settings.draft is not None:
+        of_draft = settings.of_draft(settings.draft)
+        drafter = _model_drafter(loaded.draft, of_draft, layout, size, rows, sampling)
     runner = Runner(
         rows,
         changes,
@@ -109,5 +119,51 @@ def _on_host(
         ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
         HostQueue(),
+        drafter=drafter,
     )
     return Assembly(runner, kv.pages, host, nullcontext)
+
+
+def _model_drafter(
+    draft: LoadedModel,
+    settings: WorkerSettings,
+    layout: KVLayout,
+    size: PoolSize,
+    rows: RowTable,
+    sampling: SamplingState,
+) -> ModelDrafter:
+    """settings: of the draft model. layout: of the model that it drafts for."""
+    group = next(i for i, each in enumerate(layout.groups) if each.window is None)
+    kv = KVPool.allocate(settings.layout, size.num_blocks, draft.kv_dtype, draft.device)
+    num_computed = np.zeros(len(rows.num_tokens), np.int64)
+    of_rows = KernelRows.of_host(rows)
+    kernel_rows = replace(
+        of_rows, num_computed=torch.from_numpy(num_computed), tables=(of_rows.tables[group],)
+    )
+    inputs = InputGatherer(
+        kernel_rows,
+        kernel_rows.send,
+        kv,
+        draft.attention.backends,
+        settings.layout.groups,
+        draft.ops.decode_inputs,
+        draft.ops.step_inputs,
+        draft.columns,
+    )
+    blocks = DraftBlocks(
+        rows,
+        group,
+        settings.layout.block_size,
+        size.num_blocks,
+        partial(draft.ops.copy_blocks, kv.pages),
+    )
+    return ModelDrafter(
+        draft.model,
+        rows,
+        blocks,
+        inputs,
+        num_computed,
+        sampling,
+        draft.ops.draw,
+        settings.chosen.max_num_batched_tokens,
+    )

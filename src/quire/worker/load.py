@@ -35,7 +35,8 @@ class LoadedModel:
     that the model's layers read. given: where the model finds embeddings that requests bring.
     by_torch: whether torch computes some layers, or multiplies with some matrices, as no kernel
     serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
-    for those of requests; None without LoRA."""
+    for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
+    `draft_layout`."""
 
     spec: ModelSpec
     device: torch.device
@@ -49,6 +50,7 @@ class LoadedModel:
     by_torch: bool
     cache_scales: CacheScales
     adapters: AdaptedLayers | None = None
+    draft: LoadedModel | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -99,12 +101,14 @@ def load(
     settings: WorkerSettings,
     device: torch.device,
     replaced: Mapping[str, torch.Tensor] | None = None,
+    team: Team | None = None,
 ) -> LoadedModel:
     """Choose kernels, build the model and fill it, tensor by tensor. replaced: weights, by name,
-    that take the place of the checkpoint's. Raises ConfigError if it cannot be loaded as asked."""
+    that take the place of the checkpoint's. team: threads that compute already. Raises ConfigError
+    if it cannot be loaded as asked."""
     torch.set_num_threads(settings.chosen.num_threads)
-    # If a GPU computes, none of our threads does.
-    team = Team(settings.chosen.num_threads if device.type == "cpu" else 1)
+    if team is None:  # if a GPU computes, none of our threads does
+        team = Team(settings.chosen.num_threads if device.type == "cpu" else 1)
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
     kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
     spec = replace(settings.spec, dtype=settings.chosen.dtype)
@@ -154,6 +158,9 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
+    draft = None
+    if settings.draft is not None:
+        draft = load(settings.of_draft(settings.draft), device, team=team)
     scales = _cache_scales(settings, kv_dtype)
     by_torch = formats.by_torch or is_generic
     by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
@@ -172,6 +179,7 @@ def load(
         by_torch,
         scales,
         adapters,
+        draft,
     )
 
 

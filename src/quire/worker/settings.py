@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
+from quire.config.speculation.draft_model import DraftModel, draft_layout
 from quire.models import LoadFormat
 from quire.platform import Platform
 
@@ -23,7 +24,7 @@ class WorkerSettings:
     device_state: rows live on the device and steps are launched ahead; else on the host.
     forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
     backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
-    captured, 0 for none.
+    captured, 0 for none. draft: the model that guesses tokens.
     """
 
     chosen: ResolvedSettings
@@ -36,7 +37,20 @@ class WorkerSettings:
     attention_backend: str | None
     preferred_attention: str | None
     max_captured_rows: int
+    draft: DraftModel | None = None
 
     @property
     def load_format(self) -> LoadFormat:
         return cast("LoadFormat", self.chosen.load_format)  # `EngineSettings` checks it
+
+    def of_draft(self, draft: DraftModel) -> WorkerSettings:
+        """The settings by which the draft model is loaded, over blocks of the same numbers."""
+        dtype = draft.spec.dtype
+        return replace(
+            self,
+            chosen=replace(self.chosen, kv_cache_dtype=dtype, enable_lora=False),
+            spec=draft.spec,
+            folder=draft.folder,
+            layout=draft_layout(draft.spec, self.layout),
+            draft=None,
+        )

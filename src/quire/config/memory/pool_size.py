@@ -37,12 +37,14 @@ class PoolSizing:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         longest: int | None = None,
+        draft_page: int = 0,
     ) -> None:
         """fixed: what is needed beside the KV cache. longest: the longest context that there may
-        be, if it is not the model's."""
+        be, if it is not the model's. draft_page: bytes of each block for a draft model."""
         self._settings = settings
         self._spec = spec
         self._layout = layout
+        self._page = layout.page_bytes + draft_page
         self._fixed = fixed
         self._budget = budget
         self._max_num_seqs = max_num_seqs
@@ -113,9 +115,9 @@ class PoolSizing:
             free=self._budget.free,
             budget=self._budget.limit,
             fixed=self._fixed(context),
-            page=layout.page_bytes,
+            page=self._page,
             num_kv_blocks=num_blocks,
-            kv_per_token=layout.page_bytes * per_hit // layout.hit_tokens,
+            kv_per_token=self._page * per_hit // layout.hit_tokens,
             capacity_tokens=capacity,
             longest_context=longest,
             max_concurrency=num_blocks / self._blocks_for(context),
@@ -133,16 +135,16 @@ class PoolSizing:
         if self._settings.num_kv_blocks is not None:
             return self._settings.num_kv_blocks
         if self._settings.kv_cache_memory is not None:
-            return self._settings.kv_cache_memory // self._layout.page_bytes
+            return self._settings.kv_cache_memory // self._page
         return None
 
     def _largest_pool(self, context: int) -> int:
         """The most blocks there may be; 0 if those asked for do not fit."""
         asked, left = self._asked_blocks(), self._left(context)
         if left is None:
-            unknown = UNKNOWN_MEMORY_KV_BYTES // self._layout.page_bytes
+            unknown = UNKNOWN_MEMORY_KV_BYTES // self._page
             return unknown if asked is None else asked
-        room = max(left, 0) // self._layout.page_bytes
+        room = max(left, 0) // self._page
         if asked is None:
             return room
         return asked if asked <= room else 0
@@ -152,7 +154,7 @@ class PoolSizing:
         left, asked, page = (
             self._left(SHORTEST_CONTEXT),
             self._asked_blocks(),
-            self._layout.page_bytes,
+            self._page,
         )
         if left is None:
             return
@@ -204,14 +206,14 @@ class PoolSizing:
         blocks = self._blocks_for(asked)
         raise ConfigError(
             f"max_model_len={asked} does not fit: one such sequence needs {blocks} KV blocks "
-            f"({format_bytes(blocks * self._layout.page_bytes)}), and the KV cache can have "
+            f"({format_bytes(blocks * self._page)}), and the KV cache can have "
             f"{self._largest_pool(asked)}. {advice}"
         )
 
     def _pool_words(self) -> str:
         settings = self._settings
         if settings.num_kv_blocks is not None:
-            size = format_bytes(settings.num_kv_blocks * self._layout.page_bytes)
+            size = format_bytes(settings.num_kv_blocks * self._page)
             return f"num_kv_blocks={settings.num_kv_blocks} ({size})"
         if settings.kv_cache_memory is not None:
             return f"kv_cache_memory={format_bytes(settings.kv_cache_memory)}"

@@ -12,13 +12,13 @@ from quire.foreign import nearest
 
 __all__ = ["METHODS", "SpeculationSettings", "parse_speculation"]
 
-METHODS = ("ngram", "suffix", "auto")
-"""Methods that guess the next tokens; auto: the better of the other two at each place."""
+METHODS = ("ngram", "suffix", "auto", "draft_model")
+"""Methods that guess the next tokens; auto: the better of the first two at each place."""
 
 MAX_DRAFTS = 64
 
-_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 16, "auto": 8}
-_LATER = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp")
+_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 16, "auto": 8, "draft_model": 4}
+_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp")
 _SPELLINGS = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 
 _INTEGERS = {
@@ -36,6 +36,7 @@ class SpeculationSettings:
         most (ngram).
     max_tree_depth: tokens of context that are compared at most (suffix). min_token_prob: a draft is
         left out where what went before makes it less likely than that.
+    model: a folder or a Hugging Face id (draft_model).
     """
 
     method: str
@@ -44,6 +45,7 @@ class SpeculationSettings:
     prompt_lookup_max: int = 5
     max_tree_depth: int = 24
     min_token_prob: float = 0.1
+    model: str | None = None
 
 
 def parse_speculation(text: str | None) -> SpeculationSettings | None:
@@ -77,7 +79,18 @@ def parse_speculation(text: str | None) -> SpeculationSettings | None:
         longest,
         numbers["suffix_decoding_max_tree_depth"] or 24,
         _probability(given, "suffix_decoding_min_token_prob", 0.1),
+        _draft_model(given) if method == "draft_model" else None,
     )
+
+
+def _draft_model(given: Mapping[str, Any]) -> str:
+    model = given.get("model")
+    if not isinstance(model, str) or not model:
+        raise ConfigError(
+            f"speculative_config has method='draft_model' and model={model!r}. Name the draft "
+            "model: a folder or a Hugging Face id."
+        )
+    return model
 
 
 def _method(given: Mapping[str, Any]) -> str:
@@ -88,7 +101,7 @@ def _method(given: Mapping[str, Any]) -> str:
         method = model if model in (*METHODS, *_SPELLINGS) else None
         if method is None and model is not None:
             method = "draft_model"
-    elif model is not None and method in METHODS:
+    elif model is not None and method in METHODS and method != "draft_model":
         raise ConfigError(
             f"speculative_config names model={model!r}, which method={method!r} does not read: "
             "leave it out"

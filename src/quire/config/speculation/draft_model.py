@@ -1,0 +1,97 @@
+"""A draft model: found, read and checked against the model whose tokens it guesses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.config.checkpoint import Checkpoint, read_checkpoint
+from quire.config.families import read_model_spec
+from quire.config.hub import resolve_model_folder
+from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.model_spec import ModelSpec
+from quire.config.settings import EngineSettings
+from quire.config.speculation.settings import parse_speculation
+from quire.errors import ConfigError
+
+__all__ = ["DraftModel", "draft_layout", "find_draft_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """folder: of its checkpoint, on this machine. checkpoint: headers of the weight files; None if
+    weights are made up."""
+
+    folder: Path
+    spec: ModelSpec
+    checkpoint: Checkpoint | None
+
+
+def find_draft_model(
+    settings: EngineSettings, target: ModelSpec, target_folder: Path
+) -> DraftModel | None:
+    """Find the draft model of the settings; None if they name none. target: the model that it
+    drafts for. Raises ConfigError: not found, not known, or not usable beside the target."""
+    speculation = parse_speculation(settings.speculative_config)
+    if speculation is None or speculation.model is None:
+        return None
+    folder = resolve_model_folder(speculation.model, None, settings.download_dir)
+    spec = read_model_spec(folder, dtype_is_chosen=True)
+    _check(settings, spec, target)
+    _check_tokens(folder, target_folder)
+    checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
+    return DraftModel(folder, spec, checkpoint)
+
+
+def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
+    """Return the layout of the draft model's K/V. Its blocks are those of the target's group with
+    full attention: a block with one number holds the K/V of the same tokens in both pools."""
+    group = next(group for group in target.groups if group.window is None)
+    kv_format = KVFormat.plain(draft.num_kv_heads, draft.head_dim, draft.dtype)
+    layout = KVLayout.of_windows(draft.windows, group.tokens_per_block, kv_format)
+    return replace(layout, block_size=group.tokens_per_block)
+
+
+def _check(settings: EngineSettings, draft: ModelSpec, target: ModelSpec) -> None:
+    reason = None
+    if draft.vocab_size != target.vocab_size:
+        reason = (
+            f"has {draft.vocab_size:,} tokens and the model {target.vocab_size:,}: take a draft "
+            "model with the same vocabulary"
+        )
+    elif any(window is not None for window in draft.windows):
+        reason = "has sliding windows, which is not offered for draft models"
+    elif all(window is not None for window in target.windows):
+        reason = "needs a layer with full attention in the model, which has none"
+    elif "bidirectional" in (draft.prompt_attention, target.prompt_attention):
+        reason = "is not offered where a prompt's tokens see all of it"
+    elif max(draft.position_axes, target.position_axes) > 1 or settings.enable_prompt_embeds:
+        reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
+    elif draft.has_learned_positions and draft.max_context < (
+        settings.max_model_len or target.max_context
+    ):
+        reason = (
+            f"has {draft.max_context:,} positions: set max_model_len={draft.max_context} or less"
+        )
+    if reason is not None:
+        raise ConfigError(f"speculative_config: the draft model {reason}.")
+
+
+def _check_tokens(draft: Path, target: Path) -> None:
+    """Refuse another vocabulary of the same size, where both folders have one that can be read."""
+    known = [_vocabulary(folder) for folder in (draft, target)]
+    if None not in known and known[0] != known[1]:
+        raise ConfigError(
+            "speculative_config: the draft model's tokenizer.json gives tokens other numbers than "
+            "the model's: take a draft model with the same vocabulary."
+        )
+
+
+def _vocabulary(folder: Path) -> Any:
+    """Return what is in a tokenizer's table of tokens; None without such a file."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab")

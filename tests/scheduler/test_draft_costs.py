@@ -1,0 +1,161 @@
+"""Time that drafts save and cost, by a clock that steps advance: the scheduler with its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.protocol import SamplingParams, StepPlan
+from quire.protocol.request import EngineRequest
+from tests.scheduler.simulation import VOCAB, Setup, Simulation, expected_tokens
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+LENGTH = 512
+Seconds = Callable[[int], float]
+
+
+def knee(num_tokens: int) -> float:
+    """As 8-bit weights on two cores."""
+    return 0.015 + 0.00115 * max(0, num_tokens - 8)
+
+
+def steep(num_tokens: int) -> float:
+    """As 4-bit weights there."""
+    return 0.01 * (1 + 0.25 * (num_tokens - 1))
+
+
+@pytest.fixture(autouse=True)
+def _predictions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is guessed without a prediction."""
+    monkeypatch.setattr("tests.scheduler.simulation.METHODS", None)
+
+
+class Clock:
+    """Decodes one answer by the core's rules; a step begins when the one before it ends."""
+
+    def __init__(self, depth: int, seconds: Seconds, **more: Any) -> None:
+        setup = Setup(
+            depth=depth,
+            guesses="methods",
+            max_num_batched_tokens=64,
+            num_blocks=300,
+            max_model_len=LENGTH + 16,
+            **more,
+        )
+        self.simulation = Simulation(setup)
+        self.now = 0.0
+        self.num_drafted = 0
+        self._seconds = seconds
+        self._standing = np.zeros(setup.max_num_seqs, np.int64)
+
+    def add(self, share: float | None, handle: int = 0) -> None:
+        """Add a request that predicts its answer with a share of wrong tokens; None: it predicts
+        nothing."""
+        prompt, rng = (4, 9, 2, 7, 5), np.random.default_rng(handle)
+        setup = self.simulation.setup
+        truth = np.array(expected_tokens(setup.model, prompt, LENGTH, handle, 0), np.int32)
+        is_wrong = rng.random(LENGTH) < (share or 0.0)
+        said = np.where(is_wrong, (truth + 1 + rng.integers(0, VOCAB - 1, LENGTH)) % VOCAB, truth)
+        request = EngineRequest(
+            str(handle),
+            handle,
+            np.array(prompt, np.int32),
+            SamplingParams(max_tokens=LENGTH),
+            seed=handle,
+            prediction_token_ids=truth[:0] if share is None else said.astype(np.int32),
+        )
+        self.simulation.scheduler.add(request)
+
+    def run(self) -> float:
+        """Seconds until all has ended."""
+        scheduler, started = self.simulation.scheduler, self.now
+        in_flight: list[tuple[Any, float]] = []
+        while scheduler.has_unfinished:
+            while len(in_flight) < self.simulation.setup.depth and not scheduler.awaits_results:
+                plan = scheduler.plan(self.now)
+                if plan is None:
+                    break
+                in_flight.append((self.simulation.executor.execute(plan), self._cost(plan)))
+            if not in_flight:
+                scheduler.flush()
+                continue
+            future, seconds = in_flight.pop(0)
+            self.now += seconds
+            scheduler.apply(future.result())
+        return self.now - started
+
+    def _cost(self, plan: StepPlan) -> float:
+        self._standing[plan.leave] = 0
+        self._standing[plan.delta_slot] = plan.delta_tokens
+        num_drafts = len(plan.draft_slot)
+        self.num_drafted += num_drafts > 0
+        return self._seconds(int(self._standing.sum()) + num_drafts) * (1.08 if num_drafts else 1)
+
+
+def gain(depth: int, seconds: Seconds, share: float) -> float:
+    """Tokens per second of one stream, in those without drafts."""
+    found: list[float] = []
+    for said in (None, share):
+        clock = Clock(depth, seconds)
+        clock.add(said)
+        found.append(clock.run())
+    return found[0] / found[1]
+
+
+@DEPTHS
+@pytest.mark.parametrize("seconds", [knee, steep])
+def test_wrong_predictions_cost_next_to_nothing(depth: int, seconds: Seconds) -> None:
+    """A proposer that always offers and is always wrong is switched off."""
+    assert gain(depth, seconds, 1.0) >= 0.98
+
+
+@DEPTHS
+def test_right_predictions_gain(depth: int) -> None:
+    assert gain(depth, knee, 0.0) >= 4.0
+    assert gain(depth, knee, 0.2) >= 1.5
+
+
+@DEPTHS
+def test_requests_without_guesses_pay_nothing_after_one_with_a_prediction(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when one prediction has all later steps look for drafts."""
+    clock = Clock(depth, knee)
+    clock.add(0.0)
+    clock.run()
+    assert clock.num_drafted > 0
+    drafts = clock.simulation.scheduler._drafts
+    for name in ("_guesses_of", "_forced_of", "_offers", "_may_draft", "_settle"):
+        monkeypatch.setattr(drafts.__class__, name, None)
+    monkeypatch.setattr("quire.speculation.step_times.StepTimes.planned", None)
+    monkeypatch.setattr("quire.speculation.step_times.StepTimes.applied", None)
+    clock.add(None, handle=1)
+    clock.run()
+
+
+def test_waiting_for_results_takes_no_turn_of_anybody() -> None:
+    """Turns red when rests count down, or offers count as skipped, by being asked about."""
+    clock = Clock(2, steep)
+    clock.add(1.0)
+    scheduler = clock.simulation.scheduler
+    for _ in range(200):
+        plan = scheduler.plan(clock.now)
+        if plan is None:
+            break
+        result = clock.simulation.executor.execute(plan).result()
+        sequence = scheduler.state.table.sequences[0]
+        assert sequence is not None
+        before = vars_of(sequence.acceptance)
+        for _ in range(20):
+            _ = scheduler.awaits_results
+        assert vars_of(sequence.acceptance) == before
+        clock.now += 0.01
+        scheduler.apply(result)
+
+
+def vars_of(record: Any) -> dict[str, Any] | None:
+    """The record's fields as they are now."""
+    return None if record is None else dict(vars(record))
