@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from quire.server.requests import bodies as requests
+from quire.server.requests.messages_bodies import CountTokensRequest, MessagesRequest
+from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
 
 __all__ = ["add_body_schemas", "body_of"]
 
@@ -17,6 +19,10 @@ _BODIES = (
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
     requests.PinRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    ResponsesRequest,
+    InputTokensRequest,
 )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 __all__ = [
+    "ChatExtras",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -82,6 +83,20 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
+
+
+class ChatExtras(msgspec.Struct, kw_only=True):
+    """Fields of chats that other APIs take too, with the same meaning."""
+
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
+    request_id: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):

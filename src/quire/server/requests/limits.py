@@ -66,6 +66,12 @@ class Limits:
 
     max_priority: int = _limit(100, "levels of priority above and below 0")
 
+    # Bounds on what is kept for later requests.
+    max_stored_responses: int = _limit(4096, "responses that are kept")
+    max_stored_bytes: int = _limit(256 * 2**20, "bytes of responses that are kept")
+    stored_response_s: float = _limit(86_400.0, "seconds for which an unused response is kept")
+    max_background_responses: int = _limit(256, "responses that are made in the background")
+
     # Bounds on the server's load.
     max_queue_requests: int | None = _limit(
         None, "requests that wait for their first step (4 x max_num_seqs, at least 256)"

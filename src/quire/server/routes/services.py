@@ -17,11 +17,14 @@ from quire.server.generation.waiting import WaitingRoom
 from quire.server.http.body import BodyReader
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsBudget
+from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
-from quire.server.requests.bodies import GenerationRequest
+from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.errors import RefusedError
+from quire.server.responses.background import BackgroundRuns
+from quire.server.responses.store import ResponseStore
 from quire.server.settings import ServerSettings
 
 __all__ = ["Services"]
@@ -57,6 +60,9 @@ class Services:
             settings.render_threads,
             trust_templates=settings.trust_request_chat_template,
         )
+        shared = None if board is None else board.directory / "responses.sqlite"
+        self.responses = ResponseStore(limits, shared)
+        self.background = BackgroundRuns(self.responses, limits.max_background_responses)
         self._generations = GenerationService(limits, self.metrics, self.waiting)
 
     def ready(self) -> Ready:
@@ -85,6 +91,18 @@ class Services:
             always_usage=self.settings.enable_force_include_usage,
             adapter=adapter,
         )
+
+    async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
+        """Return the number of tokens of a chat's prompt. RefusedError if it is wrong."""
+        form = answer_form(asked_tools(body), body, ready.model)
+        prompt = await self.prompts.render_chat(
+            ready.model.front.renderer,
+            body,
+            ready.capacity.max_model_len,
+            ready.model.dialect,
+            "" if form is None else form.tools_text,
+        )
+        return len(prompt.token_ids)
 
     @contextmanager
     def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
@@ -136,6 +154,8 @@ class Services:
 
     def close(self) -> None:
         self.prompts.close()
+        self.background.close()
+        self.responses.close()
 
 
 def _parameters(body: GenerationRequest) -> dict[str, object]:
