@@ -38,6 +38,7 @@ from quire.server.routes.responses import responses_router
 from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
 from quire.server.routes.text import text_router
+from quire.server.routes.tokens import tokens_router
 from quire.server.settings import ServerSettings
 
 __all__ = ["create_app"]
@@ -65,7 +66,12 @@ def create_app(
             services.close()
 
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
-    generating = (openai_router(services), messages_router(services), responses_router(services))
+    generating = (
+        openai_router(services),
+        messages_router(services),
+        responses_router(services),
+        tokens_router(services),
+    )
     others = (
         kept_responses_router(services),
         text_router(services),

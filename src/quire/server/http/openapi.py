@@ -19,6 +19,7 @@ _BODIES = (
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
     requests.PinRequest,
+    requests.TokensRequest,
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,

@@ -16,6 +16,7 @@ __all__ = [
     "Prediction",
     "StreamOptions",
     "TokenizeRequest",
+    "TokensRequest",
 ]
 
 
@@ -108,6 +109,20 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
+
+
+class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /inference/v1/generate. sampling_params: fields of completions, without a prompt."""
+
+    token_ids: list[int]
+    sampling_params: CompletionRequest = msgspec.field(default_factory=CompletionRequest)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
 
 
 class PredictionPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

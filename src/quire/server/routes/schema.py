@@ -12,6 +12,7 @@ from quire.protocol.status import EngineStatus
 from quire.server.anthropic.answer import Message, TokenCount
 from quire.server.openai.chat import ChatCompletion
 from quire.server.openai.completions import TextCompletion
+from quire.server.openai.tokens import GeneratedTokens
 from quire.server.readings.short_status import PROBES, ShortStatus
 from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
@@ -23,7 +24,13 @@ _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 _STREAM = "text/event-stream"
 _TEXT = "text/plain"
-_STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_STREAMING = (
+    "/inference/v1/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+)
 
 
 class ErrorDetail(msgspec.Struct):
@@ -123,6 +130,7 @@ class MessagesErrorResponse(msgspec.Struct):
 _ANSWERS: dict[str, type[Any]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,
+    "/inference/v1/generate": GeneratedTokens,
     "/v1/messages": Message,
     "/v1/responses": Response,
     "/v1/responses/input_tokens": InputTokens,
