@@ -39,6 +39,7 @@ from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
 from quire.server.routes.text import text_router
 from quire.server.routes.tokens import tokens_router
+from quire.server.routes.vectors import vectors_router
 from quire.server.settings import ServerSettings
 
 __all__ = ["create_app"]
@@ -77,6 +78,7 @@ def create_app(
         text_router(services),
         ops_router(services),
         prefix_router(services),
+        vectors_router(services),
     )
     if settings.enable_engine_control:
         others = (*others, control_router(services))

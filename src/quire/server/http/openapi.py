@@ -8,6 +8,12 @@ import msgspec
 
 from quire.server.requests import bodies as requests
 from quire.server.requests.messages_bodies import CountTokensRequest, MessagesRequest
+from quire.server.requests.pooling_bodies import (
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
 
 __all__ = ["add_body_schemas", "body_of"]
@@ -24,6 +30,10 @@ _BODIES = (
     CountTokensRequest,
     ResponsesRequest,
     InputTokensRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    ScoreRequest,
+    RerankRequest,
 )
 
 

@@ -13,6 +13,7 @@ from quire.server.anthropic.answer import Message, TokenCount
 from quire.server.openai.chat import ChatCompletion
 from quire.server.openai.completions import TextCompletion
 from quire.server.openai.tokens import GeneratedTokens
+from quire.server.openai.vectors import EmbeddingList, PoolingList, RerankResults, ScoreList
 from quire.server.readings.short_status import PROBES, ShortStatus
 from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
@@ -131,6 +132,10 @@ _ANSWERS: dict[str, type[Any]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,
     "/inference/v1/generate": GeneratedTokens,
+    "/v1/embeddings": EmbeddingList,
+    "/pooling": PoolingList,
+    **dict.fromkeys(("/score", "/v1/score"), ScoreList),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RerankResults),
     "/v1/messages": Message,
     "/v1/responses": Response,
     "/v1/responses/input_tokens": InputTokens,
