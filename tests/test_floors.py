@@ -32,7 +32,7 @@ LIGHT = (
 SUB_ROOMS = {
     "server": (
         "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "anthropic",
-        "responses", "routes", "app", "processes",
+        "responses", "routes", "app", "batches", "processes",
     ),
     "ops": (
         "compile", "operation", "random_tensors", "native", "triton_provider", "pointwise", "norm",
