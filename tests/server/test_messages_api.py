@@ -409,6 +409,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled"}}, "budget_tokens is missing"),
     ({"thinking": {"type": "odd"}}, "thinking.type"),
     ({"output_config": {"effort": "odd"}}, "effort"),
+    ({"output_config": {"effort": []}}, "effort"),
     ({"output_config": {"format": {"type": "odd"}}}, "format.type"),
     ({"stop_sequences": ["x"] * 99}, "max_stop"),
 ]

@@ -435,6 +435,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "odd"}}}, "text.format.type is 'odd'"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
     ({"reasoning": {"effort": "odd"}}, "reasoning.effort is 'odd'"),
+    ({"reasoning": {"effort": []}}, r"reasoning.effort is \[\]"),
     ({"truncation": "odd"}, "truncation is 'odd'"),
     ({"conversation": "c"}, "conversation is given"),
     ({"background": True, "store": False}, "store is False"),

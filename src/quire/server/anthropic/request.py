@@ -107,7 +107,7 @@ def _take_thinking(
     config = body.output_config or {}
     effort, asked = config.get("effort"), config.get("format")
     if effort is not None:
-        if effort not in _EFFORTS:
+        if not isinstance(effort, str) or effort not in _EFFORTS:
             advice = f"Use one of {', '.join(_EFFORTS)}."
             raise refused("output_config.effort", effort, advice)
         variables["reasoning_effort"] = _EFFORTS[effort]

@@ -73,7 +73,7 @@ def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
     effort = reasoning.get("effort")
     if effort is None:
         return
-    if effort not in _EFFORTS:
+    if not isinstance(effort, str) or effort not in _EFFORTS:
         raise refused("reasoning.effort", effort, f"Use one of {', '.join(_EFFORTS)}.")
     chat.reasoning_effort = _EFFORTS[effort]
 
