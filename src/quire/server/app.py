@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -67,21 +67,7 @@ def create_app(
             services.close()
 
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
-    generating = (
-        openai_router(services),
-        messages_router(services),
-        responses_router(services),
-        tokens_router(services),
-    )
-    others = (
-        kept_responses_router(services),
-        text_router(services),
-        ops_router(services),
-        prefix_router(services),
-        vectors_router(services),
-    )
-    if settings.enable_engine_control:
-        others = (*others, control_router(services))
+    generating, others = _routers(services)
     routes: list[BaseRoute] = []
     for router in (*generating, *others):
         app.include_router(router)
@@ -108,6 +94,26 @@ def create_app(
         max_label_chars=settings.limits.max_label_chars,
     )
     return app
+
+
+def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter, ...]]:
+    """Return those that generate, whose routes take most of the load, and the others."""
+    generating = (
+        openai_router(services),
+        messages_router(services),
+        responses_router(services),
+        tokens_router(services),
+    )
+    others = (
+        kept_responses_router(services),
+        text_router(services),
+        ops_router(services),
+        prefix_router(services),
+        vectors_router(services),
+    )
+    if services.settings.enable_engine_control:
+        others = (*others, control_router(services))
+    return generating, others
 
 
 class _Paths:

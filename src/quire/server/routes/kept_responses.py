@@ -62,12 +62,16 @@ def kept_responses_router(services: Services) -> APIRouter:
         after: str | None = None,
     ) -> HttpResponse:
         """The items that a response was asked with."""
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
-            raise RefusedError(f"limit is {limit[:80]!r}. Use 1 to {MAX_PAGE}.", param="limit")
-        if order not in ("asc", "desc"):
-            raise RefusedError(f'order is {order[:80]!r}. Use "asc" or "desc".', param="order")
+        _check_page(limit, order)
         found = store.find(response_id, request.state.tenant)
         page = page_of(found.input, limit=int(limit), descends=order == "desc", after=after)
         return HttpResponse(encode(page), media_type=JSON)
 
     return router
+
+
+def _check_page(limit: str, order: str) -> None:
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+        raise RefusedError(f"limit is {limit[:80]!r}. Use 1 to {MAX_PAGE}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise RefusedError(f'order is {order[:80]!r}. Use "asc" or "desc".', param="order")
