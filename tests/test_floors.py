@@ -31,8 +31,8 @@ LIGHT = (
 )  # fmt: skip
 SUB_ROOMS = {
     "server": (
-        "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "routes",
-        "app", "processes",
+        "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "anthropic",
+        "responses", "routes", "app", "batches", "processes",
     ),
     "ops": (
         "compile", "operation", "random_tensors", "native", "triton_provider", "pointwise", "norm",

@@ -53,20 +53,25 @@ class InMemoryClient:
     gives_logprobs = False
 
     def __init__(
-        self, *, step_s: float = 0.0, num_blocks: int = 512, max_num_seqs: int = 8
+        self,
+        *,
+        step_s: float = 0.0,
+        num_blocks: int = 512,
+        max_num_seqs: int = 8,
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> None:
         self.engine = FakeEngine(
             num_blocks=num_blocks,
             block_size=16,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=256,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             grammars=grammars(VOCAB_SIZE),
             hooks=HookRunner(HookSet(offered={"three": Three()}), TokenTexts(None), WAIT_S),
         )
         self._capacity = EngineCapacity(
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=256,
             block_size=16,

@@ -20,12 +20,13 @@ COMMANDS: Mapping[str, str] = {
     "chat": "talk with a model, of a running server or in this process",
     "complete": "let a model continue a text, of a running server or in this process",
     "demo": "run a small model without a download: a completion and a chat answer",
+    "run-batch": "answer a file of requests, without a server",
     "plan": "show what a model would use on this machine, without loading it",
     "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "doctor": "check this machine and the kernels that it would run",
     "bench": "measure throughput, latency, or a running server",
 }
-"""Name and help; the module is `quire.cli.<name>`."""
+"""Name and help; the module is `quire.cli.<name>`, with `_` for `-`."""
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -99,7 +100,7 @@ def _warn_of_unknown_variables(parser: CommandParser) -> None:
 
 
 def _load(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"quire.cli.{name}"))
+    return cast(Command, importlib.import_module(f"quire.cli.{name.replace('-', '_')}"))
 
 
 if __name__ == "__main__":

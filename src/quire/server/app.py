@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,12 +29,17 @@ from quire.server.readings.front_board import FrontBoard
 from quire.server.readings.stats_line import StatsLine
 from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
 from quire.server.routes.control import control_router
+from quire.server.routes.kept_responses import kept_responses_router
+from quire.server.routes.messages import messages_router
 from quire.server.routes.openai import generating_routes, openai_router
 from quire.server.routes.ops import ops_router
 from quire.server.routes.prefixes import prefix_router
+from quire.server.routes.responses import responses_router
 from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
 from quire.server.routes.text import text_router
+from quire.server.routes.tokens import tokens_router
+from quire.server.routes.vectors import vectors_router
 from quire.server.settings import ServerSettings
 
 __all__ = ["create_app"]
@@ -62,26 +67,24 @@ def create_app(
             services.close()
 
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
-    openai = openai_router(services)
-    others = text_router(services), ops_router(services), prefix_router(services)
-    if settings.enable_engine_control:
-        others = (*others, control_router(services))
+    generating, others = _routers(services)
     routes: list[BaseRoute] = []
-    for router in (openai, *others):
+    for router in (*generating, *others):
         app.include_router(router)
         routes += router.routes
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, functools.partial(_reply, routes))
     _describe(app, settings)
     # The last that is added is the first that a request meets.
-    app.add_middleware(HotRoutes, routes=generating_routes(openai), root_path=settings.root_path)
+    hot = [route for router in generating for route in generating_routes(router)]
+    app.add_middleware(HotRoutes, routes=hot, root_path=settings.root_path)
     app.add_middleware(_HeadAsGet)
     app.add_middleware(Gate, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
     app.add_middleware(_Paths, root_path=settings.root_path)
@@ -91,6 +94,26 @@ def create_app(
         max_label_chars=settings.limits.max_label_chars,
     )
     return app
+
+
+def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter, ...]]:
+    """Return those that generate, whose routes take most of the load, and the others."""
+    generating = (
+        openai_router(services),
+        messages_router(services),
+        responses_router(services),
+        tokens_router(services),
+    )
+    others = (
+        kept_responses_router(services),
+        text_router(services),
+        ops_router(services),
+        prefix_router(services),
+        vectors_router(services),
+    )
+    if services.settings.enable_engine_control:
+        others = (*others, control_router(services))
+    return generating, others
 
 
 class _Paths:
@@ -132,7 +155,7 @@ async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception
         if error.status_code == 405:
             headers["allow"] = ", ".join(_methods(routes, request.scope))
         error = _as_refused(routes, request, error)
-    reply = error_reply(error)
+    reply = error_reply(error, request.scope)
     return Response(reply.body, reply.status, {**reply.headers, **headers})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import difflib
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -17,7 +18,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED
 from quire.server.requests.limits import Limits
 
-__all__ = ["BodyDecoder", "BodyReader"]
+__all__ = ["BodyDecoder", "BodyReader", "unknown_names"]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -26,6 +27,7 @@ _INTEGER_WANTED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
 _MISSING_FIELD = re.compile(r"missing required field `(?P<name>.*)`")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
+_MAX_NAMED = 16
 
 
 class BodyReader:
@@ -145,6 +147,13 @@ class BodyDecoder(Generic[Body]):
         near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+
+
+def unknown_names(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
+    """Return the fields of a decoded body that `kind` lacks, where it takes any; a few of them."""
+    names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    unknown = (name for name in names if name not in kind.__struct_fields__)
+    return [name[:_MAX_SHOWN] for name in itertools.islice(unknown, _MAX_NAMED)]
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.server.http.protocol import STREAM_BODY, StreamBody
-from quire.server.requests.errors import error_reply
+from quire.server.requests.errors import ErrorReply, error_reply
 
-__all__ = ["DONE", "EventSink", "EventStream", "while_connected"]
+__all__ = ["DONE", "EventSink", "EventStream", "error_event", "while_connected"]
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -24,6 +24,11 @@ _HEADERS = [
 ]
 
 Result = TypeVar("Result")
+
+
+def error_event(reply: ErrorReply) -> bytes:
+    """Return the event of an error in a stream, as OpenAI clients read it."""
+    return b"data: " + reply.body + b"\n\n"
 
 
 class _AsgiBody:
@@ -114,11 +119,16 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, produce: Callable[[EventSink], Coroutine[Any, Any, bytes]], keep_alive_s: float
+        self,
+        produce: Callable[[EventSink], Coroutine[Any, Any, bytes]],
+        keep_alive_s: float,
+        fault: Callable[[ErrorReply], bytes] = error_event,
     ) -> None:
+        """fault: writes an error that comes after the start."""
         super().__init__()
         self._produce = produce
         self._keep_alive_s = keep_alive_s
+        self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sink = EventSink(scope, send)
@@ -138,11 +148,11 @@ class EventStream(Response):
     async def _fail(
         self, sink: EventSink, error: Exception, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        reply = error_reply(error)
+        reply = error_reply(error, scope)
         if not sink.has_started:
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
-        await sink.end(b"data: " + reply.body + b"\n\n")
+        await sink.end(self._fault(reply))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -79,7 +79,7 @@ class Gate:
         try:
             key = self._check(scope)
         except RefusedError as error:
-            reply = error_reply(error)
+            reply = error_reply(error, scope)
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
         state = scope.setdefault("state", {})

@@ -36,6 +36,6 @@ class HotRoutes:
         except ClientDisconnect:
             response = Response(status_code=CLIENT_LEFT)
         except Exception as error:  # noqa: BLE001  as the application's own handlers do
-            reply = error_reply(error)
+            reply = error_reply(error, scope)
             response = Response(reply.body, reply.status, reply.headers)
         await response(scope, receive, send)

@@ -7,6 +7,14 @@ from typing import Any
 import msgspec
 
 from quire.server.requests import bodies as requests
+from quire.server.requests.messages_bodies import CountTokensRequest, MessagesRequest
+from quire.server.requests.pooling_bodies import (
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
 
 __all__ = ["add_body_schemas", "body_of"]
 
@@ -17,6 +25,15 @@ _BODIES = (
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
     requests.PinRequest,
+    requests.TokensRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    ResponsesRequest,
+    InputTokensRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    ScoreRequest,
+    RerankRequest,
 )
 
 

@@ -8,7 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.readings.metrics import ServerMetrics
-from quire.server.requests.errors import CLIENT_LEFT, error_reply
+from quire.server.requests.errors import CLIENT_LEFT, error_reply, is_messages_path
 
 __all__ = ["RequestTrace", "is_label"]
 
@@ -17,7 +17,8 @@ _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"
 
 class RequestTrace:
     """ASGI middleware, the outermost. The id is the client's `X-Request-Id` if it is a short label,
-    else a new one; it is in `scope["state"]["request_id"]` and goes back as `x-request-id`.
+    else a new one; it is in `scope["state"]["request_id"]` and goes back as `x-request-id`, and as
+    `request-id` too from the Messages API.
 
     Ids name requests to people. Nothing is looked up by them except timelines.
     """
@@ -34,21 +35,23 @@ class RequestTrace:
         started = time.monotonic()
         request_id = self._request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
-        header = (b"x-request-id", request_id.encode("ascii"))
+        headers = [(b"x-request-id", request_id.encode("ascii"))]
+        if is_messages_path(scope["path"]):
+            headers.append((b"request-id", headers[0][1]))
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
         self._metrics.num_open_requests += 1
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001  the last net: the client gets an answer
-            await self._answer(error, status, send_with_id)
+            await self._answer(error, scope, status, send_with_id)
         finally:
             self._metrics.num_open_requests -= 1
             route = getattr(scope.get("route"), "path", "none")
@@ -56,8 +59,8 @@ class RequestTrace:
             seconds = time.monotonic() - started
             self._metrics.count_http(route, method, status or CLIENT_LEFT, seconds)
 
-    async def _answer(self, error: Exception, status: int, send: Send) -> None:
-        reply = error_reply(error)
+    async def _answer(self, error: Exception, scope: Scope, status: int, send: Send) -> None:
+        reply = error_reply(error, scope)
         if status:
             return
         headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
@@ -149,18 +149,8 @@ class ChatAnswer:
         return self.body.include_reasoning is not False
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
-        return self.job.open(self._render, self.params, self.body, self.form)
-
-    async def _render(self) -> RenderedPrompt:
-        prompts, ready, body = self.job.prompts, self.job.ready, self.body
-        renderer, max_model_len = ready.model.front.renderer, ready.capacity.max_model_len
-        tools_text = "" if self.form is None else self.form.tools_text
-        dialect = ready.model.dialect
-        prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
-        if body.prediction is None:
-            return prompt
-        text = body.prediction.text
-        return await prompts.render_prediction(renderer, prompt, text, max_model_len)
+        render = functools.partial(self.job.render_chat, self.body, self.form)
+        return self.job.open(render, self.params, self.body, self.form)
 
     def _head(self, kind: str) -> AnswerHead:
         return self.job.head("chatcmpl-", kind)

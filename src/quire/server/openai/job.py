@@ -20,7 +20,7 @@ from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import limit_field
 from quire.server.openai.structured import dropped_keywords, structured_field
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import GenerationRequest
+from quire.server.requests.bodies import ChatRequest, GenerationRequest
 
 __all__ = ["Job", "tenant_salt"]
 
@@ -73,6 +73,17 @@ class Job:
     def renderer(self) -> Renderer:
         """The text of the served model."""
         return self.ready.model.front.renderer
+
+    async def render_chat(self, body: ChatRequest, form: AnswerForm | None) -> RenderedPrompt:
+        """Render the prompt of a chat. form: of its answers, if they are parsed."""
+        prompts, ready, renderer = self.prompts, self.ready, self.renderer
+        max_model_len, dialect = ready.capacity.max_model_len, ready.model.dialect
+        tools_text = "" if form is None else form.tools_text
+        prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
+        if body.prediction is None:
+            return prompt
+        text = body.prediction.text
+        return await prompts.render_prediction(renderer, prompt, text, max_model_len)
 
     def open(
         self,

@@ -116,7 +116,7 @@ class StandIn:
             headers = {"content-type": "application/json"}
         else:
             message = f"The server is {shown}. Try again soon."
-            reply = ErrorReply(503, message, retry_after_s=RETRY_S)
+            reply = ErrorReply(503, message, retry_after_s=RETRY_S).at(path)
             status, body, headers = reply.status, reply.body, reply.headers
         lines = [f"HTTP/1.1 {status} {'OK' if status == 200 else 'Service Unavailable'}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]

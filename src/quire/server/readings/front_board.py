@@ -41,6 +41,11 @@ class FrontBoard:
         self._directory = directory
         self._codec: Codec[FrontReading] = Codec(FrontReading)
 
+    @property
+    def directory(self) -> Path:
+        """The folder that all fronts share."""
+        return self._directory
+
     def write(self, front: int, reading: FrontReading) -> None:
         partial = self._directory / f"partial-{PREFIX}{front}"
         partial.write_bytes(encode(reading))

@@ -23,7 +23,11 @@ class Timeline:
     gave how many tokens. In a request of several prompts: of the first that got there, and of all
     together.
     tenant: whose request it was, as `Gate` names the caller's key; not shown.
-    dropped_keywords: paths in its schemas that its answers are not held to; shown if there are any.
+    num_history_tokens: of the conversation that it goes on with; of these the prompt has the first
+    num_kept_tokens as they were, and what follows was tokenized again. num_dropped_turns: that had
+    no room.
+    dropped_keywords: paths in its schemas that its answers are not held to. removed_lines: of its
+    system prompt. ignored: fields and tools that had no effect. Shown if there are any.
     """
 
     request_id: str
@@ -44,6 +48,11 @@ class Timeline:
     finish_reason: str | None = None
     error: str | None = None
     dropped_keywords: list[str] = field(default_factory=list[str])
+    num_dropped_turns: int = 0
+    num_history_tokens: int = 0
+    num_kept_tokens: int = 0
+    removed_lines: list[str] = field(default_factory=list[str])
+    ignored: list[str] = field(default_factory=list[str])
     num_chunks: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))
     chunk_sizes: array[int] = field(default_factory=lambda: array("L"))
@@ -92,8 +101,12 @@ class Timeline:
                 for when, num in zip(self.chunk_times, self.chunk_sizes, strict=True)
             ],
         )
-        if self.dropped_keywords:
-            found["dropped_keywords"] = self.dropped_keywords
+        if self.num_history_tokens:
+            found["num_history_tokens"] = self.num_history_tokens
+            found["num_kept_tokens"] = self.num_kept_tokens
+        for name in ("num_dropped_turns", "dropped_keywords", "removed_lines", "ignored"):
+            if getattr(self, name):
+                found[name] = getattr(self, name)
         return found
 
 

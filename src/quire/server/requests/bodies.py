@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 __all__ = [
+    "ChatExtras",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -15,6 +16,7 @@ __all__ = [
     "Prediction",
     "StreamOptions",
     "TokenizeRequest",
+    "TokensRequest",
 ]
 
 
@@ -84,6 +86,20 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     guided_whitespace_pattern: str | None = None
 
 
+class ChatExtras(msgspec.Struct, kw_only=True):
+    """Fields of chats that other APIs take too, with the same meaning."""
+
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
+    request_id: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions. prompt: a text, token ids, or a list of either. prompt_embeds: base64
     of the bytes of `torch.save` or safetensors, a tensor [tokens, hidden size]; or a list of them.
@@ -93,6 +109,20 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
+
+
+class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /inference/v1/generate. sampling_params: fields of completions, without a prompt."""
+
+    token_ids: list[int]
+    sampling_params: CompletionRequest = msgspec.field(default_factory=CompletionRequest)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
 
 
 class PredictionPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,10 @@
 """Error responses, in the shape that OpenAI clients read:
 
 {"error": {"message": …, "type": …, "param": … or null, "code": the HTTP status}}
+
+and, on the routes of the Messages API, in the one that its clients read:
+
+{"type": "error", "error": {"type": …, "message": …}, "request_id": …}
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ import math
 import random
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.server.requests.bodies import ChatRequest, CompletionRequest
 
-__all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply"]
+__all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply", "is_messages_path"]
 
 logger = logging.getLogger("quire.server")
 
@@ -43,6 +48,19 @@ _TYPES: Mapping[int, str] = {
     503: "ServiceUnavailableError",
 }
 
+_MESSAGES_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_MESSAGES_PATH = re.compile(r"/v1/messages(?:/|$)")
+OVERLOADED = 529
+"""Status of the Messages API for what is 503 elsewhere."""
+
 _NAME = re.compile(r"(?:an entry of |a key of )?[`'\"]?(?P<name>[a-z][a-z0-9_]*)\b")
 _FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
@@ -66,16 +84,27 @@ class RefusedError(QuireError):
 
 
 class ErrorReply(msgspec.Struct):
-    """One error as it is sent: as a response of its own, or as an event in a stream."""
+    """One error as it is sent: as a response of its own, or as an event in a stream. request_id:
+    where it is to be in the shape of the Messages API, which names the request; may be empty."""
 
     status: int
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    request_id: str | None = None
+
+    def at(self, path: str, request_id: str = "") -> ErrorReply:
+        """Return the reply in the shape of the API that has this path."""
+        if not is_messages_path(path):
+            return self
+        status = OVERLOADED if self.status == 503 else self.status
+        return ErrorReply(status, self.message, None, self.retry_after_s, request_id)
 
     @property
     def body(self) -> bytes:
         """JSON, at most 2 KiB for ordinary text."""
+        if self.request_id is not None:
+            return self._messages_body(self.request_id)
         error = {
             "message": _clipped(self.message),
             "type": _TYPES.get(self.status, "APIError"),
@@ -83,6 +112,13 @@ class ErrorReply(msgspec.Struct):
             "code": self.status,
         }
         return msgspec.json.encode({"error": error})
+
+    def _messages_body(self, request_id: str) -> bytes:
+        status = 503 if self.status == OVERLOADED else self.status
+        other = "api_error" if status >= 500 else "invalid_request_error"
+        kind = _MESSAGES_TYPES.get(status, other)
+        error = {"type": kind, "message": _clipped(self.message)}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
     @property
     def headers(self) -> dict[str, str]:
@@ -95,11 +131,22 @@ class ErrorReply(msgspec.Struct):
         return headers
 
 
-def error_reply(error: BaseException) -> ErrorReply:
-    """Return the reply to any exception: the one funnel of all routes and streams.
+def is_messages_path(path: str) -> bool:
+    """Return whether a path belongs to the Messages API, below whatever root."""
+    return _MESSAGES_PATH.search(path) is not None
+
+
+def error_reply(error: BaseException, scope: Mapping[str, Any]) -> ErrorReply:
+    """Return the reply to any exception: the one funnel of all routes and streams. scope: of the
+    request, by whose path the reply has its shape.
 
     The words of an exception that quire did not raise on purpose stay in the log.
     """
+    request_id: str = scope.get("state", {}).get("request_id", "")
+    return _reply_to(error).at(scope.get("path", ""), request_id)
+
+
+def _reply_to(error: BaseException) -> ErrorReply:
     if isinstance(error, RefusedError):
         return ErrorReply(error.status, str(error), error.param, error.retry_after_s)
     if isinstance(error, RequestError):

@@ -54,6 +54,7 @@ class Limits:
     max_n: int = _limit(16, "samples per prompt (at most 128)")
     max_beam_width: int = _limit(8, "beams of one search (best_of, or else n; at most 128)")
     max_sequences: int = _limit(256, "prompts x n of one completion request")
+    max_embedding_inputs: int = _limit(2048, "texts of one request for vectors or scores")
     max_logprobs: int = _limit(20, "top_logprobs, logprobs and prompt_logprobs")
     max_logprobs_bytes: int = _limit(32 * 2**20, "bytes of log-probabilities in one response")
     max_stop: int = _limit(16, "stop strings")
@@ -65,6 +66,12 @@ class Limits:
     max_hooks: int = _limit(16, "entries of hooks")
 
     max_priority: int = _limit(100, "levels of priority above and below 0")
+
+    # Bounds on what is kept for later requests.
+    max_stored_responses: int = _limit(4096, "responses that are kept")
+    max_stored_bytes: int = _limit(256 * 2**20, "bytes of responses that are kept")
+    stored_response_s: float = _limit(86_400.0, "seconds for which an unused response is kept")
+    max_background_responses: int = _limit(256, "responses that are made in the background")
 
     # Bounds on the server's load.
     max_queue_requests: int | None = _limit(

@@ -71,6 +71,7 @@ class _ServerCollector(Collector):
     ) -> Iterator[Metric]:
         tokens_per_s = self._services.waiting.tokens_per_s
         status = self._services.backend.status
+        kept = self._services.responses
         is_asleep = status.state is EngineState.SLEEPING
         for name, text, value in (
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
@@ -79,6 +80,8 @@ class _ServerCollector(Collector):
             ("quire:front_waiting_requests", "Before the first step.", fronts.num_waiting_requests),
             ("quire:front_waiting_tokens", "Their prompt tokens.", fronts.num_waiting_tokens),
             ("quire:prefill_tokens_per_second", "While requests wait.", tokens_per_s),
+            ("quire:stored_responses", "Responses that are kept.", kept.num_kept),
+            ("quire:stored_bytes", "Their size.", kept.num_bytes),
             ("quire:engine_restarts", "Engine cores that had to be replaced.", status.restarts),
         ):  # fmt: skip
             yield _gauge(name, text, labels, float(value))

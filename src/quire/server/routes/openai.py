@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +12,6 @@ from starlette.responses import Response
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.prompts import prompt_list
 from quire.server.http.body import BodyDecoder
-from quire.server.http.events import EventSink, EventStream, while_connected
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
 from quire.server.openai.chat import ChatAnswer
@@ -24,16 +23,15 @@ from quire.server.requests.bodies import (
     AdapterRequest,
     ChatRequest,
     CompletionRequest,
-    GenerationRequest,
 )
 from quire.server.requests.errors import RefusedError
+from quire.server.routes.respond import JSON, Answer, respond
 from quire.server.routes.services import Services
 
-__all__ = ["JSON", "generating_routes", "openai_router"]
+__all__ = ["generating_routes", "openai_router"]
 
-JSON = "application/json"
-
-Answer = ChatAnswer | CompletionAnswer
+MESSAGES_VERSION = "anthropic-version"
+"""Header of clients of the Messages API."""
 
 
 def openai_router(services: Services) -> APIRouter:
@@ -56,7 +54,7 @@ def openai_router(services: Services) -> APIRouter:
             job = services.job(ready, request, body, timeline)
             return CompletionAnswer(job, body, params, prompts)
 
-        return await _respond(services, request, body, answer)
+        return await respond(services, request, body, answer)
 
     @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
@@ -69,21 +67,26 @@ def openai_router(services: Services) -> APIRouter:
         def answer(timeline: Timeline) -> Answer:
             return ChatAnswer(services.job(ready, request, body, timeline), body, params, form)
 
-        return await _respond(services, request, body, answer)
+        return await respond(services, request, body, answer)
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
-        """The served model, under each of its names, and its adapters."""
+    async def list_models(request: Request) -> Response:
+        """The served model, under each of its names, and its adapters. Clients of the Messages API,
+        which name its version, get the fields that they read too."""
         model = services.backend.require().model
         adapters = [] if model.adapters is None else model.adapters.names
-        cards = [_model_card(services, name) for name in (*model.names, *adapters)]
-        return Response(encode({"object": "list", "data": cards}), media_type=JSON)
+        cards = [_model_card(services, request, name) for name in (*model.names, *adapters)]
+        found: dict[str, Any] = {"object": "list", "data": cards}
+        if MESSAGES_VERSION in request.headers:
+            ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+            found = {**found, **ends, "has_more": False}
+        return Response(encode(found), media_type=JSON)
 
     @router.get("/v1/models/{model_id:path}")
-    async def retrieve_model(model_id: str) -> Response:
+    async def retrieve_model(request: Request, model_id: str) -> Response:
         """One name of the served model."""
         services.backend.require().model.adapter_of(model_id)
-        return Response(encode(_model_card(services, model_id)), media_type=JSON)
+        return Response(encode(_model_card(services, request, model_id)), media_type=JSON)
 
     @router.post("/v1/load_lora_adapter", openapi_extra=body_of(AdapterRequest))
     async def load_lora_adapter(request: Request) -> Response:
@@ -117,37 +120,19 @@ def _served_adapters(services: Services) -> ServedAdapters:
 
 
 def generating_routes(router: APIRouter) -> list[APIRoute]:
-    """Return the routes of `openai_router` that take most of the load."""
+    """Return the routes of a router that take most of the load."""
     return [
         route
         for route in router.routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ()) and "{" not in route.path
     ]
 
 
-async def _respond(
-    services: Services,
-    request: Request,
-    body: GenerationRequest,
-    new_answer: Callable[[Timeline], Answer],
-) -> Response:
-    if body.stream:
-
-        async def produce(sink: EventSink) -> bytes:
-            with services.recorded(request, body) as timeline:
-                return await new_answer(timeline).stream(sink)
-
-        return EventStream(produce, services.settings.limits.sse_keep_alive_s)
-    with services.recorded(request, body) as timeline:
-        work = new_answer(timeline).whole()
-        return Response(await while_connected(request.receive, work), media_type=JSON)
-
-
-def _model_card(services: Services, name: str) -> dict[str, Any]:
+def _model_card(services: Services, request: Request, name: str) -> dict[str, Any]:
     ready = services.backend.require()
     adapter = ready.model.adapter_of(name)
     adapters = ready.model.adapters
-    return {
+    card: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": ready.model.created,
@@ -157,4 +142,14 @@ def _model_card(services: Services, name: str) -> dict[str, Any]:
         "max_model_len": ready.capacity.max_model_len,
         "default_sampling_params": dict(ready.model.front.default_sampling),
         "permission": [],
+    }
+    if MESSAGES_VERSION not in request.headers:
+        return card
+    created = datetime.fromtimestamp(ready.model.created, UTC)
+    return {
+        **card,
+        "type": "model",
+        "display_name": name,
+        "created_at": created.isoformat(),
+        "lifecycle": "active",
     }

@@ -9,10 +9,15 @@ import msgspec
 
 from quire.protocol.sampling_params import MAX_LOGPROBS
 from quire.protocol.status import EngineStatus
+from quire.server.anthropic.answer import Message, TokenCount
 from quire.server.openai.chat import ChatCompletion
 from quire.server.openai.completions import TextCompletion
+from quire.server.openai.tokens import GeneratedTokens
+from quire.server.openai.vectors import EmbeddingList, PoolingList, RerankResults, ScoreList
 from quire.server.readings.short_status import PROBES, ShortStatus
+from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
+from quire.server.responses.answer import InputTokens, ItemList, Response
 
 __all__ = ["describe"]
 
@@ -20,6 +25,13 @@ _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 _STREAM = "text/event-stream"
 _TEXT = "text/plain"
+_STREAMING = (
+    "/inference/v1/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+)
 
 
 class ErrorDetail(msgspec.Struct):
@@ -103,9 +115,35 @@ class EngineActivity(msgspec.Struct):
     is_paused: bool
 
 
+class MessagesErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(msgspec.Struct):
+    """Body of every status but 200 of the Messages API."""
+
+    type: str
+    error: MessagesErrorDetail
+    request_id: str
+
+
 _ANSWERS: dict[str, type[Any]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,
+    "/inference/v1/generate": GeneratedTokens,
+    "/v1/embeddings": EmbeddingList,
+    "/pooling": PoolingList,
+    **dict.fromkeys(("/score", "/v1/score"), ScoreList),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RerankResults),
+    "/v1/messages": Message,
+    "/v1/responses": Response,
+    "/v1/responses/input_tokens": InputTokens,
+    "get /v1/responses/{response_id}": Response,
+    "delete /v1/responses/{response_id}": Deleted,
+    "/v1/responses/{response_id}/cancel": Response,
+    "/v1/responses/{response_id}/input_items": ItemList,
+    "/v1/messages/count_tokens": TokenCount,
     "/v1/models": ModelList,
     "/v1/models/{model_id}": ModelCard,
     "/tokenize": TokenizeResponse,
@@ -135,6 +173,7 @@ _MEANINGS = {
     431: "Too many or too large headers.",
     500: "A fault of the server.",
     503: "The engine takes no requests now; Retry-After says when to come again.",
+    529: "As 503 on other routes.",
 }
 _OF_EVERY_ROUTE = (401, 403, 429, 431, 500)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
@@ -142,6 +181,9 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
     "/v1/models": (503,),
     "/v1/models/{model_id}": (404, 503),
     "/tokenizer_info": (400, 503),
+    "/v1/responses/{response_id}": (400, 404),
+    "/v1/responses/{response_id}/cancel": (400, 404),
+    "/v1/responses/{response_id}/input_items": (400, 404),
     "/admin/prefixes": (503,),
     "/admin/prefixes/{prefix_id}": (404, 503),
     "/admin/requests/{request_id}": (404,),
@@ -154,7 +196,7 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
 
 def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The document of the framework with all responses, and with bounds by `limits`."""
-    kinds = list(dict.fromkeys((ErrorResponse, *_ANSWERS.values())))
+    kinds = list(dict.fromkeys((ErrorResponse, MessagesErrorResponse, *_ANSWERS.values())))
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(components)
@@ -177,18 +219,23 @@ def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
     content: dict[str, Any] = {_JSON: {"schema": schema}}
     if path == "/metrics":
         content = {_TEXT: {"schema": {"type": "string"}}}
-    elif path in ("/v1/chat/completions", "/v1/completions"):
+    elif path in _STREAMING:
         content[_STREAM] = {"schema": {"type": "string"}}
     found: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
     if path in PROBES:
         not_well = {"description": "The state in which it is not so.", "content": content}
         return {**found, "503": not_well, **_refusals((403, 431, 500))}
     own = _OF_BODIES if has_body else _OF_OTHERS.get(path, ())
+    if is_messages_path(path):
+        own = (*(status for status in own if status != 503), 529)
+        return {**found, **_refusals((*_OF_EVERY_ROUTE, *own), MessagesErrorResponse)}
     return {**found, **_refusals((*_OF_EVERY_ROUTE, *own))}
 
 
-def _refusals(statuses: tuple[int, ...]) -> dict[str, Any]:
-    content = {_JSON: {"schema": {"$ref": _REFERENCE.format(name="ErrorResponse")}}}
+def _refusals(
+    statuses: tuple[int, ...], kind: type[msgspec.Struct] = ErrorResponse
+) -> dict[str, Any]:
+    content = {_JSON: {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
     return {
         str(status): {"description": _MEANINGS[status], "content": content}
         for status in sorted(statuses)

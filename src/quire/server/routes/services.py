@@ -9,19 +9,26 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from quire.errors import EngineError
+from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.generation.backend import Backend, Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
+from quire.server.generation.vectors import VectorService
 from quire.server.generation.waiting import WaitingRoom
 from quire.server.http.body import BodyReader
-from quire.server.openai.job import Job
+from quire.server.openai.job import Job, tenant_salt
 from quire.server.openai.logprobs import LogprobsBudget
+from quire.server.openai.tools import answer_form, asked_tools
+from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
-from quire.server.requests.bodies import GenerationRequest
+from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.errors import RefusedError
+from quire.server.requests.pooling_bodies import Pooled
+from quire.server.responses.background import BackgroundRuns
+from quire.server.responses.store import ResponseStore
 from quire.server.settings import ServerSettings
 
 __all__ = ["Services"]
@@ -57,6 +64,10 @@ class Services:
             settings.render_threads,
             trust_templates=settings.trust_request_chat_template,
         )
+        self._vectors = VectorService(self.metrics, self.waiting)
+        shared = None if board is None else board.directory / "responses.sqlite"
+        self.responses = ResponseStore(limits, shared)
+        self.background = BackgroundRuns(self.responses, limits.max_background_responses)
         self._generations = GenerationService(limits, self.metrics, self.waiting)
 
     def ready(self) -> Ready:
@@ -86,8 +97,37 @@ class Services:
             adapter=adapter,
         )
 
+    def vector_job(
+        self, ready: Ready, request: Request, body: Pooled, timeline: Timeline
+    ) -> VectorJob:
+        """Return the job of a request for vectors. RefusedError for a model that gives none."""
+        if ready.model.adapter_of(body.model) is not None:
+            raise RefusedError("Adapters give no vectors. Name the model itself.", param="model")
+        tenant, weight = request.state.tenant, request.state.weight
+        return VectorJob(
+            ready,
+            self.prompts,
+            self._vectors,
+            timeline,
+            SchedulingParams(body.priority or 0, None, tenant, weight),
+            tenant_salt(tenant, body.cache_salt),
+            body.add_special_tokens is not False,
+        )
+
+    async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
+        """Return the number of tokens of a chat's prompt. RefusedError if it is wrong."""
+        form = answer_form(asked_tools(body), body, ready.model)
+        prompt = await self.prompts.render_chat(
+            ready.model.front.renderer,
+            body,
+            ready.capacity.max_model_len,
+            ready.model.dialect,
+            "" if form is None else form.tools_text,
+        )
+        return len(prompt.token_ids)
+
     @contextmanager
-    def recorded(self, request: Request, body: GenerationRequest) -> Generator[Timeline]:
+    def recorded(self, request: Request, body: GenerationRequest | Pooled) -> Generator[Timeline]:
         """The timeline of a request, which is kept when it ends."""
         request_id = body.request_id or request.state.request_id
         timeline = Timeline(request_id, request.url.path, request.state.tenant)
@@ -136,6 +176,8 @@ class Services:
 
     def close(self) -> None:
         self.prompts.close()
+        self.background.close()
+        self.responses.close()
 
 
 def _parameters(body: GenerationRequest) -> dict[str, object]:

@@ -1,0 +1,39 @@
+"""`quire run-batch`: a file of requests, answered without a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.parser import CommandParser
+from quire.config.settings import EngineSettings
+from quire.config.startup import check_early
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument(
+        "-i", "--input-file", required=True, metavar="FILE", help="requests, one in each line"
+    )
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="FILE", help="answers, in the same order"
+    )
+    add_engine_flags(parser, server=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Status 1 if a line has no good answer. ConfigError if the engine cannot start."""
+    settings = EngineSettings.from_options(given_settings(options))
+    check_early(settings)
+    from quire.server.batches.run import run_batch
+
+    counts = run_batch(settings, Path(options.input_file), Path(options.output_file))
+    kept = f", {counts.num_kept} of them by an earlier run" if counts.num_kept else ""
+    print(
+        f"{counts.num_lines} requests answered{kept}; {counts.num_failed} without a good answer.",
+        file=sys.stderr,
+    )
+    return 1 if counts.num_failed else 0

@@ -1,0 +1,173 @@
+"""POST /v1/messages: an answer as a message, or as the named events that build it."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from quire.dialect import Text
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.anthropic.blocks import BlockReader, whole_blocks
+from quire.server.generation.parsed import AnswerForm
+from quire.server.generation.service import Generation, SampleDelta
+from quire.server.http.events import EventSink
+from quire.server.openai.answer import collect, encode
+from quire.server.openai.job import Job
+from quire.server.requests.bodies import ChatRequest
+from quire.server.requests.errors import ErrorReply
+
+__all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+
+
+class MessageUsage(msgspec.Struct):
+    """Tokens. input_tokens: of the prompt, without those that were cached. Writing to the cache
+    costs nothing here, so none are counted as such."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class Message(msgspec.Struct):
+    """content: blocks of type text, thinking or tool_use."""
+
+    id: str
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    type: str = "message"
+    role: str = "assistant"
+
+
+class TokenCount(msgspec.Struct):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+def error_event(reply: ErrorReply) -> bytes:
+    """Return the event of an error in a stream."""
+    return b"event: error\ndata: " + reply.body + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesAnswer:
+    """The answer to one request, which is a chat in the server. hides_thinking: see
+    `BlockReader`."""
+
+    job: Job
+    body: ChatRequest
+    params: SamplingParams
+    form: AnswerForm | None
+    hides_thinking: bool
+
+    async def whole(self) -> bytes:
+        """Return the JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
+        reader = BlockReader(hides_thinking=self.hides_thinking)
+        async with self._open() as generation:
+            (sample,) = await collect(generation)
+            parts = sample.parts if self.form is not None else [Text(sample.text)]
+            events = [*reader.take(parts), *reader.finish()]
+            reason, sequence = _ending(sample.finish_reason, sample.stop_reason, reader)
+            message = self._message(generation, whole_blocks(iter(events)), reason, sequence)
+        return encode(message)
+
+    async def stream(self, sink: EventSink) -> bytes:
+        """Start when the engine has taken the prompt; write all events but the last ones, which are
+        returned. Errors as in `whole`."""
+        async with self._open() as generation:
+            await generation.settle()
+            await sink.start()
+            writer = _Writer(self, generation)
+
+            def write(deltas: list[SampleDelta]) -> None:
+                sink.write(b"".join(map(writer.events, deltas)))
+
+            await generation.run(write, sink)
+            return writer.last_events()
+
+    def _open(self) -> AbstractAsyncContextManager[Generation]:
+        render = functools.partial(self.job.render_chat, self.body, self.form)
+        return self.job.open(render, self.params, self.body, self.form)
+
+    def _message(
+        self,
+        generation: Generation,
+        content: list[dict[str, Any]],
+        reason: StopReason | None,
+        sequence: str | None,
+    ) -> Message:
+        head = self.job.head("msg_", "message")
+        return Message(head.id, head.model, content, reason, sequence, _usage(generation))
+
+    def start_event(self, generation: Generation) -> bytes:
+        """Return the first event: the message before anything of it is there."""
+        return _event(
+            {"type": "message_start", "message": self._message(generation, [], None, None)}
+        )
+
+
+class _Writer:
+    """Writes the events of a stream. The first goes with the first tokens, when it is known how
+    much of the prompt was cached."""
+
+    def __init__(self, answer: MessagesAnswer, generation: Generation) -> None:
+        self._answer = answer
+        self._generation = generation
+        self._reader = BlockReader(hides_thinking=answer.hides_thinking)
+        self._has_begun = False
+        self._ending: tuple[StopReason, str | None] = ("end_turn", None)
+
+    def events(self, delta: SampleDelta) -> bytes:
+        """Return those of one delta."""
+        parts = [Text(delta.text)] if delta.text else delta.parts
+        found = [_event(event) for event in self._reader.take(parts)]
+        if not self._has_begun:
+            self._has_begun = True
+            found.insert(0, self._answer.start_event(self._generation))
+        if delta.finish_reason is not None:
+            found += map(_event, self._reader.finish())
+            self._ending = _ending(delta.finish_reason, delta.stop_reason, self._reader)
+        return b"".join(found)
+
+    def last_events(self) -> bytes:
+        """Return the end of the message."""
+        reason, sequence = self._ending
+        end = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": _usage(self._generation),
+        }
+        return _event(end) + _event({"type": "message_stop"})
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+
+
+def _usage(generation: Generation) -> MessageUsage:
+    num_prompt = len(generation.prompt.token_ids)
+    num_cached = min(generation.num_cached_tokens, num_prompt)
+    return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached)
+
+
+def _ending(
+    reason: str, stop: int | str | None, reader: BlockReader
+) -> tuple[StopReason, str | None]:
+    """Return the reason of the end, and the stop sequence that was found."""
+    if reason == "length":
+        return "max_tokens", None
+    if reason == "content_filter":
+        return "refusal", None
+    if isinstance(stop, str):
+        return "stop_sequence", stop
+    return ("tool_use" if reader.has_calls else "end_turn"), None

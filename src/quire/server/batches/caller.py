@@ -1,0 +1,60 @@
+"""Requests to the application without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Scope
+
+__all__ = ["Called", "call"]
+
+
+@dataclass(slots=True)
+class Called:
+    """An answer."""
+
+    status: int = 0
+    request_id: str = ""
+    body: bytes = b""
+
+
+async def call(app: ASGIApp, path: str, body: bytes) -> Called:
+    """Post JSON to a route, and return its whole answer. Cancelling it ends the request."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("ascii"),
+        "query_string": b"",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ],
+        "client": None,
+        "server": None,
+    }
+    found = Called()
+    is_sent = False
+
+    async def receive() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            await asyncio.Event().wait()  # the client does not leave
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found.status = message["status"]
+            headers = dict(message.get("headers", ()))
+            found.request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        elif message["type"] == "http.response.body":
+            found.body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return found

@@ -1,0 +1,75 @@
+"""`quire run-batch`: an engine starts, a file of requests is answered, the engine ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from quire.config.settings import EngineSettings
+from quire.engine.supervision.host import host_engine
+from quire.engine.supervision.supervisor import EngineSupervisor
+from quire.errors import EngineError
+from quire.protocol.status import EngineState
+from quire.server.app import create_app
+from quire.server.batches.runner import BatchCounts, BatchRunner
+from quire.server.generation.backend import Backend
+from quire.server.generation.served_model import core_settings, load_served_model
+from quire.server.requests.limits import Limits
+from quire.server.settings import ServerSettings
+
+__all__ = ["run_batch"]
+
+PATIENT_S = 30 * 86_400.0
+"""Nobody waits for one of the answers."""
+
+
+def run_batch(
+    engine: EngineSettings,
+    source: Path,
+    target: Path,
+    *,
+    make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
+) -> BatchCounts:
+    """Answer the requests of a file. ConfigError if a file is wrong or the engine cannot start with
+    these settings, EngineError if it ends for good; KeyboardInterrupt leaves what has been answered
+    to the next run. make_supervisor: as for `host_engine`."""
+    return asyncio.run(_run(engine, source, target, make_supervisor))
+
+
+def _advance(bar: tqdm[Any]) -> None:
+    bar.update()
+
+
+async def _run(
+    engine: EngineSettings,
+    source: Path,
+    target: Path,
+    make_supervisor: Callable[..., EngineSupervisor],
+) -> BatchCounts:
+    limits = Limits(
+        max_queue_s=PATIENT_S, first_token_timeout_s=PATIENT_S, total_timeout_s=PATIENT_S
+    )
+    server = ServerSettings(limits=limits, disable_log_stats=True)
+    backend = Backend()
+    app = create_app(server, backend)
+    new_runner = functools.partial(BatchRunner, app, source, target)
+    num_lines = new_runner(max_together=1).num_lines  # before the engine starts
+    async with host_engine(core_settings(engine), make_supervisor=make_supervisor) as host:
+        backend.serve(host.client)
+        backend.set_model(await asyncio.to_thread(load_served_model, engine, server))
+        status = host.client.status
+        while status.state is EngineState.STARTING and not host.supervision.done():
+            status = await host.client.wait_for_change(status)
+        if status.capacity is None:
+            await host.supervision  # raises what ended it
+            raise EngineError(f"The engine did not start: {status.message}.")
+        together = 2 * status.capacity.max_num_seqs
+        bar = tqdm(total=num_lines, unit="request", file=sys.stderr, disable=None)
+        with bar:
+            return await new_runner(max_together=together).run(lambda: _advance(bar))

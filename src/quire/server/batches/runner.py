@@ -1,0 +1,169 @@
+"""A file of requests, answered into a file of answers in the same order.
+
+Answers go to a file aside as they come, each with the key of its line. So a run that was killed is
+taken up where it ended; at the end the answers are put in order, and the file gets its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+from starlette.types import ASGIApp
+
+from quire.errors import ConfigError
+from quire.server.batches.caller import call
+from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
+
+__all__ = ["BatchCounts", "BatchRunner"]
+
+PARTIAL = ".partial"
+GOOD = 200
+FIRST_FAULT = 500
+"""Statuses from here on are the server's fault: a later run asks again."""
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """num_kept: lines that an earlier run had answered. num_failed: of all, those without a good
+    answer."""
+
+    num_lines: int = 0
+    num_kept: int = 0
+    num_failed: int = 0
+
+
+class _Place(NamedTuple):
+    """Place of an answer in the file aside, in bytes."""
+
+    start: int
+    length: int
+    is_good: bool
+
+
+class BatchRunner:
+    """Runs the lines of one file, so many at a time."""
+
+    def __init__(self, app: ASGIApp, source: Path, target: Path, *, max_together: int) -> None:
+        """ConfigError if a file cannot be read or written."""
+        if not source.is_file():
+            raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
+        if not target.absolute().parent.is_dir():
+            raise ConfigError(f"{str(target.absolute().parent)!r} is no folder. Make it.")
+        self._app = app
+        self._source = source
+        self._target = target
+        self._aside = target.with_name(target.name + PARTIAL)
+        self._max_together = max_together
+
+    @property
+    def num_lines(self) -> int:
+        return sum(1 for _ in self._lines())
+
+    async def run(self, on_line: Callable[[], None]) -> BatchCounts:
+        """Answer all lines. on_line: called for each that is done."""
+        places = self._places_of_earlier_run()
+        counts = BatchCounts(num_kept=len(places))
+        with self._aside.open("ab") as aside:
+            await self._answer(aside, places, counts, on_line)
+        self._put_in_order(places)
+        return counts
+
+    async def _answer(
+        self,
+        aside: IO[bytes],
+        places: dict[str, _Place],
+        counts: BatchCounts,
+        on_line: Callable[[], None],
+    ) -> None:
+        """Write the answers that are missing, and note their places."""
+        room = asyncio.Semaphore(self._max_together)
+
+        def done(line: BatchLine, answer: bytes, is_good: bool) -> None:
+            counts.num_failed += not is_good
+            record = line.key.encode() + b" " + answer + b"\n"
+            places[line.key] = _Place(aside.tell() + len(line.key) + 1, len(answer), is_good)
+            aside.write(record)
+            aside.flush()
+            on_line()
+
+        async def one(line: BatchLine) -> None:
+            try:
+                found = await call(self._app, line.url, line.body)
+                answer = result_line(line, found.status, found.request_id, found.body)
+                done(line, answer, found.status == GOOD)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            for line in self._lines():
+                counts.num_lines += 1
+                kept = None if line.fault else places.get(line.key)
+                if line.fault or kept is not None:
+                    counts.num_failed += kept is None or not kept.is_good
+                    on_line()
+                    continue
+                await room.acquire()
+                group.create_task(one(line))
+
+    def _lines(self) -> Iterator[BatchLine]:
+        seen: set[str] = set()
+        with self._source.open("rb") as file:
+            for text in file:
+                if text.strip():
+                    yield read_line(text.strip(), seen)
+
+    def _places_of_earlier_run(self) -> dict[str, _Place]:
+        """Places of whole answers in the file aside, by key; what is torn at its end is cut off,
+        and what the server failed at is asked again."""
+        places: dict[str, _Place] = {}
+        if not self._aside.exists():
+            return places
+        end = 0
+        with self._aside.open("rb") as file:
+            for record in file:
+                key, _, answer = record.rstrip(b"\n").partition(b" ")
+                if not record.endswith(b"\n"):
+                    break
+                status = _status(answer)
+                if status < FIRST_FAULT:
+                    place = _Place(end + len(key) + 1, len(answer), status == GOOD)
+                    places[key.decode("latin-1")] = place
+                end += len(record)
+        os.truncate(self._aside, end)
+        return places
+
+    def _put_in_order(self, places: dict[str, _Place]) -> None:
+        ordered = self._target.with_name(self._target.name + PARTIAL + ".ordered")
+        with self._aside.open("rb") as aside, ordered.open("wb") as file:
+            for line in self._lines():
+                if line.fault:
+                    answer = error_line(line)
+                else:
+                    place = places[line.key]
+                    aside.seek(place.start)
+                    answer = aside.read(place.length)
+                file.write(answer + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        ordered.replace(self._target)
+        with contextlib.suppress(FileNotFoundError):
+            self._aside.unlink()
+
+
+class _Answer(msgspec.Struct):
+    response: dict[str, msgspec.Raw] | None
+
+
+def _status(answer: bytes) -> int:
+    try:
+        response = msgspec.json.decode(answer, type=_Answer).response
+        return 0 if response is None else msgspec.json.decode(response["status_code"], type=int)
+    except (msgspec.DecodeError, KeyError):
+        return FIRST_FAULT

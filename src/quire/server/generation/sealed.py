@@ -1,0 +1,30 @@
+"""Thinking as an opaque text, for APIs whose clients keep it and send it back unread.
+
+It is not secret, and nobody is trusted by it: a client may put any thinking into its conversation
+anyway. So a server that starts again, or another one, reads it too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+__all__ = ["seal", "unseal"]
+
+_MARK = "quire1."
+
+
+def seal(text: str) -> str:
+    """Return the opaque form; of no text too, since clients take an empty one for none."""
+    return _MARK + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def unseal(sealed: str) -> str | None:
+    """Return the text; None for the seal of another server, which is no fault."""
+    if not sealed.startswith(_MARK):
+        return None
+    try:
+        data = base64.urlsafe_b64decode(sealed[len(_MARK) :].encode("ascii"))
+        return data.decode("utf-8")
+    except (binascii.Error, UnicodeError):
+        return None

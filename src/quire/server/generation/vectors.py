@@ -1,0 +1,141 @@
+"""One prompt in the engine that ends as a vector of its hidden states; nothing is generated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from quire.engine.clients.async_client import UpdateStream
+from quire.errors import EngineError, RequestError
+from quire.protocol.pooling_params import PoolingParams, normalized
+from quire.protocol.request import FinishReason
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.protocol.step import FloatArray
+from quire.rendering import RenderedPrompt, RequestRenderer
+from quire.server.generation.backend import Ready
+from quire.server.generation.service import Render
+from quire.server.generation.waiting import Party, Place, WaitingRoom
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.errors import RefusedError
+
+__all__ = ["PooledPrompt", "VectorService"]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """vector: float32 [E]. num_tokens: of the prompt, of which num_cached were not computed."""
+
+    vector: FloatArray
+    num_tokens: int
+    num_cached: int
+
+
+class VectorService:
+    """The way of a prompt to its vector: waiting room, rendering, request, answer."""
+
+    def __init__(self, metrics: ServerMetrics, waiting: WaitingRoom) -> None:
+        self._metrics = metrics
+        self._waiting = waiting
+
+    async def vector(
+        self,
+        ready: Ready,
+        render: Render,
+        params: PoolingParams,
+        *,
+        timeline: Timeline,
+        party: Party,
+        scheduling: SchedulingParams,
+        salt: str,
+    ) -> PooledPrompt:
+        """Compute a vector.
+
+        Raises RefusedError if too much waits, the prompt does not fit or time runs out,
+        RequestError if it cannot be served as asked, EngineError if the engine failed, and
+        EngineUnavailableError.
+        """
+        place = self._waiting.enter(party)
+        try:
+            started_s = timeline.now()
+            prompt = _truncated(await render(), params, ready.capacity.max_model_len)
+            num_tokens = len(prompt.token_ids)
+            self._metrics.count_prompt(num_tokens, timeline.now() - started_s)
+            timeline.num_prompt_tokens += num_tokens
+            place.hold(num_tokens)
+            return await self._computed(ready, prompt, params, timeline, place, scheduling, salt)
+        finally:
+            place.leave()
+
+    async def _computed(
+        self,
+        ready: Ready,
+        prompt: RenderedPrompt,
+        params: PoolingParams,
+        timeline: Timeline,
+        place: Place,
+        scheduling: SchedulingParams,
+        salt: str,
+    ) -> PooledPrompt:
+        client, front = ready.client, ready.model.front
+        renderer = RequestRenderer(front.renderer, front.eos_token_ids, ready.model.seed)
+        request = renderer.render_pooled(
+            timeline.request_id, client.reserve_handles(1), prompt, params, time.monotonic()
+        )
+        request = replace(request, salt=salt, scheduling=scheduling)
+        patience_s, ending = place.first_token_s(), FinishReason.ABORT
+        try:
+            async with asyncio.timeout(patience_s), await client.add(request) as stream:
+                vector, num_cached = await _followed(stream, place)
+            ending = FinishReason.STOP
+        except (EngineError, RequestError):
+            ending = FinishReason.ERROR
+            raise
+        except TimeoutError as error:
+            raise RefusedError(
+                f"No vector came within {patience_s:g} s (first_token_timeout_s). Shorten the "
+                "prompt or try again later.",
+                status=503,
+                retry_after_s=5,
+            ) from error
+        finally:
+            timeline.finish_reason = ending.value
+            self._metrics.count_finish(ending.value)
+        timeline.num_cached_tokens += num_cached
+        if params.normalize:
+            vector = normalized(vector)
+        return PooledPrompt(vector, len(prompt.token_ids), num_cached)
+
+
+async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int]:
+    """The vector, and the number of cached tokens."""
+    num_cached = 0
+    async for update in stream:
+        if update.num_cached_tokens is not None:
+            place.start()
+            num_cached = update.num_cached_tokens
+        if update.vector is not None:
+            return update.vector, num_cached
+        for sample in update.samples:
+            finish = sample.finish
+            if finish is not None and finish.is_request_fault:
+                raise RequestError(finish.message)
+            if finish is not None:
+                raise EngineError(finish.message or "The engine ended the request early.")
+    raise EngineError("The engine ended the request without a vector. Send it again.")
+
+
+def _truncated(prompt: RenderedPrompt, params: PoolingParams, max_model_len: int) -> RenderedPrompt:
+    """The prompt, cut to its last tokens if asked. RefusedError if it does not fit the context."""
+    length = params.truncate_prompt_tokens
+    if length is not None:
+        prompt = prompt.last(max_model_len if length == -1 else length)
+    if len(prompt.token_ids) > max_model_len:
+        raise RefusedError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your input "
+            f"has {len(prompt.token_ids)} tokens. Please reduce its length, or send "
+            "truncate_prompt_tokens.",
+            param="input",
+        )
+    return prompt

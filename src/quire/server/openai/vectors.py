@@ -1,0 +1,287 @@
+"""Answers to requests for vectors, and for scores that are made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from quire.protocol.pooling_params import PoolingParams, normalized
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.protocol.step import FloatArray
+from quire.rendering import RenderedPrompt
+from quire.server.generation.backend import Ready
+from quire.server.generation.prompts import PromptRenderer
+from quire.server.generation.vectors import PooledPrompt, VectorService
+from quire.server.generation.waiting import Party
+from quire.server.openai.answer import run_all
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.places import string_of
+
+__all__ = [
+    "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob", "document_texts",
+    "embedding_list", "input_list", "pooling_list", "rerank_results", "score_list",
+]  # fmt: skip
+
+MAX_TOGETHER = 64
+"""Prompts of one request that are in the engine at a time: others want their turn too."""
+
+Items = TypeVar("Items")
+
+
+class PoolingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class EmbeddingData(msgspec.Struct):
+    """embedding: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingList(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    data: list[EmbeddingData]
+    usage: PoolingUsage
+    object: str = "list"
+
+
+class PoolingData(msgspec.Struct):
+    index: int
+    data: list[float] | str
+    object: str = "pooling"
+
+
+class PoolingList(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: PoolingUsage
+    object: str = "list"
+
+
+class ScoreData(msgspec.Struct):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreList(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: PoolingUsage
+    object: str = "list"
+
+
+class RerankResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class RerankResults(msgspec.Struct):
+    """results: best first."""
+
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[RerankResult]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorJob:
+    """One request, and the parts of the server that serve it."""
+
+    ready: Ready
+    prompts: PromptRenderer
+    vectors: VectorService
+    timeline: Timeline
+    scheduling: SchedulingParams
+    salt: str
+    add_special_tokens: bool
+
+    @property
+    def model(self) -> str:
+        """The name in the answer."""
+        return self.ready.model.names[0]
+
+    async def run(
+        self, prompts: Sequence[str | list[int]], params: PoolingParams
+    ) -> list[PooledPrompt]:
+        """Compute the vector of each prompt. Errors as in `VectorService.vector`: the first one
+        ends all."""
+        found: dict[int, PooledPrompt] = {}
+        party, together = Party(), asyncio.Semaphore(MAX_TOGETHER)
+
+        async def one(index: int, prompt: str | list[int]) -> None:
+            async with together:
+                found[index] = await self.vectors.vector(
+                    self.ready,
+                    functools.partial(self._render, prompt),
+                    params,
+                    timeline=self.timeline,
+                    party=party,
+                    scheduling=self.scheduling,
+                    salt=self.salt,
+                )
+
+        await run_all([one(index, prompt) for index, prompt in enumerate(prompts)])
+        return [found[index] for index in range(len(prompts))]
+
+    async def _render(self, prompt: str | list[int]) -> RenderedPrompt:
+        renderer = self.ready.model.front.renderer
+        most = self.ready.capacity.max_model_len
+        return await self.prompts.render_prompt(
+            renderer, prompt, most, add_special_tokens=self.add_special_tokens
+        )
+
+
+def input_list(given: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
+    """Return the prompts of an `input`. RefusedError if kinds are mixed, there are none, or more
+    than `most`."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(item, int) for item in given):
+        return [cast("list[int]", given)]
+    prompts = [item for item in given if not isinstance(item, int)]
+    if not prompts or len(prompts) != len(given):
+        fault = "mixes token ids with prompts" if prompts else "is an empty list"
+        raise RefusedError(
+            f"input {fault}. Send a text, a list of texts, a list of token ids, or a list of such "
+            "lists.",
+            param="input",
+        )
+    return _bounded(prompts, most, "input")
+
+
+def embedding_list(
+    job: VectorJob, pooled: Sequence[PooledPrompt], *, dimensions: int | None, as_base64: bool
+) -> EmbeddingList:
+    """Write vectors as embeddings. dimensions: the first so many of each, scaled to length 1.
+    RefusedError if a vector has fewer."""
+    vectors = [_cut(each.vector, dimensions) for each in pooled]
+    data = [EmbeddingData(i, _written(vector, as_base64)) for i, vector in enumerate(vectors)]
+    return EmbeddingList(*_head(job, "embd"), data, _usage(pooled))
+
+
+def pooling_list(job: VectorJob, pooled: Sequence[PooledPrompt], *, as_base64: bool) -> PoolingList:
+    """Write vectors as they are."""
+    data = [PoolingData(i, _written(each.vector, as_base64)) for i, each in enumerate(pooled)]
+    return PoolingList(*_head(job, "pool"), data, _usage(pooled))
+
+
+async def score_list(
+    job: VectorJob,
+    params: PoolingParams,
+    first: str | list[str],
+    second: str | list[str],
+    most: int,
+) -> ScoreList:
+    """Score pairs of texts by the cosine of their vectors. RefusedError if the lists have lengths
+    that make no pairs."""
+    lefts = [first] if isinstance(first, str) else first
+    rights = [second] if isinstance(second, str) else second
+    _bounded(lefts, most, "text_1")
+    _bounded(rights, most, "text_2")
+    if len(lefts) not in (1, len(rights)):
+        raise RefusedError(
+            f"text_1 has {len(lefts)} texts and text_2 {len(rights)}. Send one text with each of "
+            "several, or lists of one length.",
+            param="text_1",
+        )
+    pooled = await job.run([*lefts, *rights], params)
+    ours, theirs = pooled[: len(lefts)], pooled[len(lefts) :]
+    data = [
+        ScoreData(i, _cosine(ours[i % len(ours)].vector, each.vector))
+        for i, each in enumerate(theirs)
+    ]
+    return ScoreList(*_head(job, "score"), data, _usage(pooled))
+
+
+async def rerank_results(
+    job: VectorJob,
+    params: PoolingParams,
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None,
+    shows_documents: bool,
+) -> RerankResults:
+    """Order documents by the cosine of their vectors with the query's, best first."""
+    pooled = await job.run([query, *documents], params)
+    asked, found = pooled[0].vector, pooled[1:]
+    results = [RerankResult(i, _cosine(asked, each.vector)) for i, each in enumerate(found)]
+    results.sort(key=lambda result: (-result.relevance_score, result.index))
+    for result in results if shows_documents else ():
+        result.document = {"text": documents[result.index]}
+    answer_id = f"rerank-{job.timeline.request_id}"
+    return RerankResults(answer_id, job.model, _usage(pooled), results[: top_n or len(results)])
+
+
+def document_texts(documents: Sequence[str | dict[str, Any]], most: int) -> list[str]:
+    """Return the texts of documents. RefusedError if one has none, or there are too many."""
+    _bounded(documents, most, "documents")
+    return [
+        each if isinstance(each, str) else string_of(each, "text", f"documents[{index}]")
+        for index, each in enumerate(documents)
+    ]
+
+
+def _bounded(items: Sequence[Items], most: int, param: str) -> list[Items]:
+    if not 1 <= len(items) <= most:
+        raise RefusedError(
+            f"{param} has {len(items)} texts, but this server takes 1 to {most} at once "
+            "(max_embedding_inputs).",
+            param=param,
+        )
+    return list(items)
+
+
+def _cut(vector: FloatArray, dimensions: int | None) -> FloatArray:
+    if dimensions is None:
+        return vector
+    if not 1 <= dimensions <= len(vector):
+        raise RefusedError(
+            f"dimensions is {dimensions}, but vectors of this model have {len(vector)}. Use 1 to "
+            "that.",
+            param="dimensions",
+        )
+    return normalized(vector[:dimensions])
+
+
+def _written(vector: FloatArray, as_base64: bool) -> list[float] | str:
+    if as_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+    return vector.tolist()
+
+
+def _cosine(one: FloatArray, other: FloatArray) -> float:
+    """Return that of two vectors of length 1."""
+    return float(one.astype(np.float64) @ other.astype(np.float64))
+
+
+def _head(job: VectorJob, prefix: str) -> tuple[str, int, str]:
+    return f"{prefix}-{job.timeline.request_id}", int(time.time()), job.model
+
+
+def _usage(pooled: Sequence[PooledPrompt]) -> PoolingUsage:
+    num_tokens = sum(each.num_tokens for each in pooled)
+    return PoolingUsage(num_tokens, num_tokens)

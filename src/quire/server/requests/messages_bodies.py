@@ -1,0 +1,40 @@
+"""Bodies of the Messages API. None means "not given". Clients add fields month by month, so one
+that is not here is noted in the request's timeline and refuses nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.server.requests.bodies import ChatExtras
+
+__all__ = ["CountTokensRequest", "MessagesRequest"]
+
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+Turns = Annotated[
+    Any, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
+]
+"""Any value: what is wrong with one, `conversation` says."""
+
+
+class CountTokensRequest(ChatExtras, kw_only=True):
+    """POST /v1/messages/count_tokens: what a prompt is made of."""
+
+    model: str
+    messages: Turns
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Tokens
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None

@@ -1,0 +1,43 @@
+"""Bodies of the Responses API. None means "not given". Agents send fields that nothing here reads;
+these are noted in the request's timeline and refuse nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.server.requests.bodies import ChatExtras
+
+__all__ = ["InputTokensRequest", "ResponsesRequest"]
+
+
+class InputTokensRequest(ChatExtras, kw_only=True):
+    """POST /v1/responses/input_tokens: what a prompt is made of."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    truncation: str | None = None
+
+
+class ResponsesRequest(InputTokensRequest, kw_only=True):
+    """POST /v1/responses."""
+
+    background: bool | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    thinking_token_budget: int | None = None

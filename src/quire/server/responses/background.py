@@ -1,0 +1,66 @@
+"""Responses that are made while nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+from quire.server.requests.errors import RefusedError
+from quire.server.responses.store import ResponseStore
+
+__all__ = ["BackgroundRuns"]
+
+POLL_S = 1.0
+
+
+class BackgroundRuns:
+    """Runs of this front. One ends when its response is no longer wanted, which another front may
+    have been told."""
+
+    def __init__(self, store: ResponseStore, max_runs: int) -> None:
+        self._store = store
+        self._max_runs = max_runs
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def check_room(self) -> None:
+        """RefusedError 503 if as many run as may."""
+        if len(self._runs) >= self._max_runs:
+            raise RefusedError(
+                f"{self._max_runs} responses are made in the background already "
+                "(max_background_responses). Try again later.",
+                status=503,
+                retry_after_s=5,
+            )
+
+    def start(self, response_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which raises nothing."""
+        run = asyncio.create_task(self._watched(response_id, work))
+        self._runs[response_id] = run
+        run.add_done_callback(lambda _: self._runs.pop(response_id, None))
+
+    def cancel(self, response_id: str) -> None:
+        """End a run, if it is one of this front."""
+        run = self._runs.get(response_id)
+        if run is not None:
+            run.cancel()
+
+    def close(self) -> None:
+        for run in list(self._runs.values()):
+            run.cancel()
+
+    async def _watched(self, response_id: str, work: Coroutine[Any, Any, None]) -> None:
+        working = asyncio.create_task(work)
+        try:
+            while not working.done():
+                await asyncio.wait((working,), timeout=POLL_S)
+                if not self._store.is_wanted(response_id):
+                    return
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working

@@ -1,0 +1,153 @@
+"""Items of a conversation as messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import msgspec
+
+from quire.server.generation.sealed import unseal
+from quire.server.requests.places import Fields, fields_of, refused, string_of
+
+__all__ = ["chat_messages", "input_items"]
+
+_ROLES = ("user", "assistant", "system", "developer")
+_HOSTED = (
+    "web_search_call", "file_search_call", "computer_call", "computer_call_output",
+    "image_generation_call", "code_interpreter_call", "local_shell_call",
+    "local_shell_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+    "mcp_call", "compaction", "tool_search_call", "tool_search_output", "additional_tools",
+)  # fmt: skip
+"""Items of tools that another service ran: nothing of them is text for a model."""
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_LEFT_OUT = "[{} left out: this model reads text only]"
+_CONTENT = 'Send a string or a list of parts such as {"type": "input_text", "text": "Hello"}.'
+
+
+def input_items(given: str | Sequence[object]) -> list[Fields]:
+    """Return the input of a request as items. RefusedError for what is none."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    items = [fields_of(item, f"input[{index}]") for index, item in enumerate(given)]
+    return [{**item, "type": item.get("type", "message")} for item in items]
+
+
+def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fields]:
+    """Return a conversation as messages. What one answer has, item by item, is one message of the
+    assistant. RefusedError names an item that cannot be read."""
+    messages: list[Fields] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for index, item in enumerate(items):
+        place, kind = f"input[{index}]", item.get("type")
+        if kind == "message":
+            _add_message(messages, item, place)
+        elif kind == "reasoning":
+            _answer(messages, "content", "tool_calls")["reasoning_content"] = _thoughts(item, place)
+        elif kind == "function_call":
+            arguments = string_of(item, "arguments", place)
+            _add_call(messages, item, arguments, place)
+        elif kind == "custom_tool_call":
+            written = {"input": string_of(item, "input", place)}
+            _add_call(messages, item, msgspec.json.encode(written).decode(), place)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": string_of(item, "call_id", place),
+                    "content": _output(item.get("output"), place),
+                }
+            )
+        elif kind not in _HOSTED:
+            advice = "Send messages, reasoning, calls of functions, and what these gave."
+            raise refused(f"{place}.type", kind, advice)
+    return messages
+
+
+def _answer(messages: list[Fields], *ends: str) -> Fields:
+    """The message that an answer's next item belongs to: the last one, unless it has one of `ends`
+    already."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(last.get(name) for name in ends):
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _add_message(messages: list[Fields], item: Fields, place: str) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise refused(f"{place}.role", role, f"Send one of {', '.join(_ROLES)}.")
+    content = item.get("content")
+    if role == "assistant":
+        answer = _answer(messages, "tool_calls", "content")
+        answer["content"] = "".join(_texts(content, f"{place}.content"))
+        return
+    if isinstance(content, str):
+        messages.append({"role": role, "content": content})
+        return
+    parts = [{"type": "text", "text": text} for text in _texts(content, f"{place}.content")]
+    messages.append({"role": role, "content": parts})
+
+
+def _texts(content: object, place: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise refused(place, content, _CONTENT)
+    texts: list[str] = []
+    for index, value in enumerate(cast("list[object]", content)):
+        at = f"{place}[{index}]"
+        part = fields_of(value, at)
+        kind = part.get("type")
+        if kind == "refusal":
+            texts.append(string_of(part, "refusal", at))
+        elif kind in _TEXT_PARTS:
+            texts.append(string_of(part, "text", at))
+        else:
+            raise refused(f"{at}.type", kind, "The served model takes text only. Send text parts.")
+    return texts
+
+
+def _thoughts(item: Fields, place: str) -> str:
+    """The thinking of an earlier answer: its text, or what it was sealed in. Summaries, and seals
+    of other servers, hold none."""
+    content = item.get("content")
+    texts: list[str] = []
+    if isinstance(content, list):
+        for index, value in enumerate(cast("list[object]", content)):
+            at = f"{place}.content[{index}]"
+            texts.append(string_of(fields_of(value, at), "text", at))
+    sealed = item.get("encrypted_content")
+    if not any(texts) and isinstance(sealed, str):
+        return unseal(sealed) or ""
+    return "".join(texts)
+
+
+def _add_call(messages: list[Fields], item: Fields, arguments: str, place: str) -> None:
+    call = {
+        "id": string_of(item, "call_id", place),
+        "type": "function",
+        "function": {"name": string_of(item, "name", place), "arguments": arguments},
+    }
+    answer = _answer(messages)
+    answer["tool_calls"] = [*answer.get("tool_calls", ()), call]
+    answer["content"] = answer["content"] or None
+
+
+def _output(given: object, place: str) -> str:
+    """Output of a tool. Media in it are named: a tool cannot know what the model reads, and the
+    conversation must go on."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise refused(f"{place}.output", given, "Send a string or a list of parts.")
+    texts: list[str] = []
+    for index, value in enumerate(cast("list[object]", given)):
+        at = f"{place}.output[{index}]"
+        part = fields_of(value, at)
+        if part.get("type") in _TEXT_PARTS:
+            texts.append(string_of(part, "text", at))
+        else:
+            texts.append(_LEFT_OUT.format(str(part.get("type"))[:40]))
+    return "\n".join(texts)

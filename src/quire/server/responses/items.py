@@ -1,0 +1,178 @@
+"""Output items of an answer, made of its parts as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire.dialect import CallArguments, CallStart, Part, Reasoning, Text
+from quire.server.generation.sealed import seal
+from quire.server.requests.places import Fields
+from quire.server.responses.tools import GivenTools
+
+__all__ = ["ItemReader"]
+
+Event = dict[str, Any]
+
+
+class ItemReader:
+    """Makes the events of items, one item after the other. `items` are those that are complete; of
+    an answer that ends early the last one is, as far as it came.
+
+    White space before a text is held back until the text comes: it makes no message of its own.
+    """
+
+    def __init__(self, name: str, tools: GivenTools, *, seals: bool) -> None:
+        """name: of the answer, which its items' ids hold. seals: reasoning is given in its opaque
+        form too."""
+        self.items: list[Fields] = []
+        self._name = name
+        self._tools = tools
+        self._seals = seals
+        self._open: Fields | None = None
+        self._text = ""
+        self._blank = ""
+        self._logprobs: list[Any] = []
+        self._held: list[Any] = []
+
+    def take(self, parts: Sequence[Part], logprobs: Sequence[Any] = ()) -> Iterator[Event]:
+        """Yield the events of the next parts. logprobs: of their tokens, if they are text alone."""
+        for part in parts:
+            match part:
+                case Text(text):
+                    yield from self._take_text(text, logprobs)
+                    logprobs = ()
+                case Reasoning(text):
+                    yield from self._take_reasoning(text)
+                case CallStart(_, call_id, name):
+                    yield from self._start_call(call_id, name)
+                case CallArguments(_, text):
+                    yield from self._take_arguments(text)
+
+    def finish(self, status: str = "completed") -> Iterator[Event]:
+        """Yield the end of the item that is open."""
+        item = self._open
+        if item is None:
+            return
+        if item["type"] == "message":
+            yield from self._end_message(item)
+        elif item["type"] == "reasoning":
+            yield from self._end_reasoning(item)
+        else:
+            yield from self._end_call(item)
+        if "status" in item:
+            item["status"] = status
+        self._open = None
+        self.items.append(item)
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - (self._open is None)
+
+    def _start(self, item: Fields) -> Iterator[Event]:
+        yield from self.finish()
+        self._open, self._text, self._blank, self._held = item, "", "", []
+        yield {
+            "type": "response.output_item.added",
+            "output_index": self._index,
+            "item": dict(item),
+        }
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}_{self._name}_{len(self.items) + (self._open is not None)}"
+
+    def _at(self, kind: str, **others: Any) -> Event:
+        """An event of the open item."""
+        place: Event = {"item_id": (self._open or {})["id"], "output_index": self._index}
+        return {"type": f"response.{kind}", **place, **others}
+
+    def _take_text(self, text: str, logprobs: Sequence[Any]) -> Iterator[Event]:
+        if self._open is None or self._open["type"] != "message":
+            self._blank += text
+            self._held += logprobs
+            if not self._blank.strip():
+                return
+            text, logprobs = self._blank, self._held
+            yield from self._start(
+                {
+                    "id": self._id("msg"),
+                    "type": "message",
+                    "role": "assistant",
+                    "status": "in_progress",
+                    "content": [],
+                }
+            )
+            self._logprobs = []
+            part: Event = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield self._at("content_part.added", content_index=0, part=part)
+        self._text += text
+        self._logprobs += logprobs
+        given = {"delta": text, "logprobs": list(logprobs)}
+        yield self._at("output_text.delta", content_index=0, **given)
+
+    def _end_message(self, item: Fields) -> Iterator[Event]:
+        part: Fields = {
+            "type": "output_text",
+            "text": self._text,
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+        item["content"] = [part]
+        given = {"text": self._text, "logprobs": self._logprobs}
+        yield self._at("output_text.done", content_index=0, **given)
+        yield self._at("content_part.done", content_index=0, part=part)
+
+    def _take_reasoning(self, text: str) -> Iterator[Event]:
+        if self._open is None or self._open["type"] != "reasoning":
+            item: Fields = {"id": self._id("rs"), "type": "reasoning", "summary": []}
+            yield from self._start({**item, "content": [], "status": "in_progress"})
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._at("content_part.added", content_index=0, part=part)
+        self._text += text
+        yield self._at("reasoning_text.delta", content_index=0, delta=text)
+
+    def _end_reasoning(self, item: Fields) -> Iterator[Event]:
+        part = {"type": "reasoning_text", "text": self._text}
+        item["content"] = [part]
+        if self._seals:
+            item["encrypted_content"] = seal(self._text)
+        yield self._at("reasoning_text.done", content_index=0, text=self._text)
+        yield self._at("content_part.done", content_index=0, part=part)
+
+    def _start_call(self, call_id: str, name: str) -> Iterator[Event]:
+        call: Fields = {"call_id": call_id, "name": name}
+        if name in self._tools.namespaces:
+            call["namespace"] = self._tools.namespaces[name]
+        if name in self._tools.custom:
+            yield from self._start(
+                {"id": self._id("ctc"), "type": "custom_tool_call", **call, "input": ""}
+            )
+            return
+        item = {"id": self._id("fc"), "type": "function_call", **call, "arguments": ""}
+        yield from self._start({**item, "status": "in_progress"})
+
+    def _take_arguments(self, text: str) -> Iterator[Event]:
+        """Arguments of a custom tool are a text within JSON, which is given when it is whole."""
+        self._text += text
+        if self._open is not None and self._open["type"] == "function_call":
+            yield self._at("function_call_arguments.delta", delta=text)
+
+    def _end_call(self, item: Fields) -> Iterator[Event]:
+        if item["type"] == "function_call":
+            item["arguments"] = self._text
+            given = {"name": item["name"], "arguments": self._text}
+            yield self._at("function_call_arguments.done", **given)
+            return
+        item["input"] = _input_of(self._text)
+        yield self._at("custom_tool_call_input.delta", delta=item["input"])
+        yield self._at("custom_tool_call_input.done", input=item["input"])
+
+
+def _input_of(arguments: str) -> str:
+    """The text that a custom tool is given; of a call that was cut, what there is of its JSON."""
+    try:
+        return str(json.loads(arguments)["input"])
+    except (ValueError, KeyError, TypeError):
+        return arguments

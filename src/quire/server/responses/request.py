@@ -1,0 +1,97 @@
+"""Requests of the Responses API as chats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.server.requests.bodies import ChatExtras, ChatRequest
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.places import Fields, fields_of, refused
+from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
+from quire.server.responses.conversation import chat_messages
+from quire.server.responses.tools import GivenTools, chat_choice, given_tools
+
+__all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+
+_SAME_FIELDS = ("temperature", "top_p", "stream", "thinking_token_budget")
+_EFFORTS = {
+    "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high",
+    "xhigh": "high", "max": "high",
+}  # fmt: skip
+"""Templates know three, and none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A request as a chat. drops_oldest: one that does not fit loses its oldest turns."""
+
+    chat: ChatRequest
+    tools: GivenTools
+    drops_oldest: bool
+
+
+def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields]) -> ReadRequest:
+    """Return a request as the chat that it means. items: of the whole conversation. RefusedError
+    names what is wrong with it."""
+    _check_absent(body)
+    tools = given_tools(body.tools)
+    chat = ChatRequest(
+        model=body.model,
+        messages=chat_messages(body.instructions, items),
+        tools=tools.functions or None,
+        tool_choice=chat_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
+    for name in ChatExtras.__struct_fields__:
+        setattr(chat, name, getattr(body, name))
+    _take_reasoning(chat, body.reasoning or {})
+    _take_format(chat, body.text or {})
+    if body.truncation not in (None, "auto", "disabled"):
+        raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
+    if isinstance(body, ResponsesRequest):
+        for name in _SAME_FIELDS:
+            setattr(chat, name, getattr(body, name))
+        chat.max_completion_tokens = body.max_output_tokens
+        _take_logprobs(chat, body)
+    return ReadRequest(chat, tools, body.truncation == "auto")
+
+
+def _check_absent(body: InputTokensRequest) -> None:
+    """RefusedError for what is not offered."""
+    for name, instead in (
+        ("conversation", "Send previous_response_id, or the items themselves"),
+        ("prompt", "There are no stored prompts; send input and instructions"),
+    ):
+        if getattr(body, name) is not None:
+            raise RefusedError(f"{name} is given. {instead}.", param=name)
+
+
+def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
+    effort = reasoning.get("effort")
+    if effort is None:
+        return
+    if not isinstance(effort, str) or effort not in _EFFORTS:
+        raise refused("reasoning.effort", effort, f"Use one of {', '.join(_EFFORTS)}.")
+    chat.reasoning_effort = _EFFORTS[effort]
+
+
+def _take_format(chat: ChatRequest, text: Fields) -> None:
+    given = text.get("format")
+    form = {"type": "text"} if given is None else fields_of(given, "text.format")
+    if form.get("type") == "json_schema":
+        stated = {name: form.get(name) for name in ("name", "schema", "strict")}
+        chat.response_format = {"type": "json_schema", "json_schema": stated}
+    elif form.get("type") in ("text", "json_object"):
+        chat.response_format = {"type": form["type"]}
+    else:
+        advice = 'Use "text", "json_object" or "json_schema".'
+        raise refused("text.format.type", form.get("type"), advice)
+
+
+def _take_logprobs(chat: ChatRequest, body: ResponsesRequest) -> None:
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        chat.logprobs = True
+        chat.top_logprobs = body.top_logprobs or 0

@@ -1,0 +1,77 @@
+"""The routes of responses that are kept."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response as HttpResponse
+
+from quire.server.openai.answer import encode
+from quire.server.requests.errors import RefusedError
+from quire.server.responses.answer import page_of
+from quire.server.routes.respond import JSON
+from quire.server.routes.services import Services
+
+__all__ = ["kept_responses_router"]
+
+MAX_PAGE = 100
+
+
+def kept_responses_router(services: Services) -> APIRouter:
+    """Responses that are kept: read, cancel and delete them."""
+    router = APIRouter(tags=["Responses"])
+    store, runs = services.responses, services.background
+
+    @router.get("/v1/responses/{response_id}")
+    async def retrieve_response(request: Request, response_id: str) -> HttpResponse:
+        """A response that is kept."""
+        if request.query_params.get("stream") == "true":
+            raise RefusedError("Kept responses are not streamed again. Leave out stream.")
+        found = store.find(response_id, request.state.tenant)
+        return HttpResponse(encode(found.body), media_type=JSON)
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> HttpResponse:
+        """Forget a response; conversations cannot go on from it any more."""
+        store.delete(response_id, request.state.tenant)
+        runs.cancel(response_id)
+        found = {"id": response_id, "object": "response", "deleted": True}
+        return HttpResponse(encode(found), media_type=JSON)
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> HttpResponse:
+        """End a response that is made in the background."""
+        found = store.find(response_id, request.state.tenant)
+        if not found.body["background"]:
+            raise RefusedError(
+                f"The response {response_id[:80]!r} is not made in the background. Only such a "
+                "one can be cancelled; close the connection of others.",
+                param="response_id",
+            )
+        if found.is_unfinished:
+            found.body["status"] = "cancelled"
+            store.put(found, request.state.tenant)
+            runs.cancel(response_id)
+        return HttpResponse(encode(found.body), media_type=JSON)
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        limit: str = "20",
+        order: str = "desc",
+        after: str | None = None,
+    ) -> HttpResponse:
+        """The items that a response was asked with."""
+        _check_page(limit, order)
+        found = store.find(response_id, request.state.tenant)
+        page = page_of(found.input, limit=int(limit), descends=order == "desc", after=after)
+        return HttpResponse(encode(page), media_type=JSON)
+
+    return router
+
+
+def _check_page(limit: str, order: str) -> None:
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+        raise RefusedError(f"limit is {limit[:80]!r}. Use 1 to {MAX_PAGE}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise RefusedError(f'order is {order[:80]!r}. Use "asc" or "desc".', param="order")

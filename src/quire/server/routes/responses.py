@@ -1,0 +1,209 @@
+"""The routes that make responses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response as HttpResponse
+
+from quire.server.generation.backend import Ready
+from quire.server.http.body import BodyDecoder, unknown_names
+from quire.server.http.events import while_connected
+from quire.server.http.openapi import body_of
+from quire.server.openai.answer import encode
+from quire.server.openai.sampling import chat_params
+from quire.server.openai.tools import answer_form, asked_tools
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.errors import ErrorReply, RefusedError, error_reply
+from quire.server.requests.places import Fields
+from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
+from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
+from quire.server.responses.conversation import input_items
+from quire.server.responses.request import read_request
+from quire.server.responses.store import StoredResponse
+from quire.server.routes.respond import JSON, respond
+from quire.server.routes.services import Services
+
+__all__ = ["responses_router"]
+
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
+}  # fmt: skip
+
+
+def responses_router(services: Services) -> APIRouter:
+    """Responses: make them, and count the tokens of their prompts."""
+    router = APIRouter(tags=["Responses"])
+    limits = services.settings.limits
+    decoder: BodyDecoder[ResponsesRequest] = BodyDecoder(ResponsesRequest, limits)
+    counts: BodyDecoder[InputTokensRequest] = BodyDecoder(InputTokensRequest, limits)
+
+    @router.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
+    async def create_response(request: Request) -> HttpResponse:
+        """Answer a conversation, or go on with one that is kept."""
+        ready = services.ready()
+        data = await services.bodies.read(request)
+        body = await decoder.decode(data)
+        if body.background:
+            _check_background(body)
+            services.background.check_room()
+        asked = _Asked(services, ready, request, body, unknown_names(data, ResponsesRequest))
+        if body.background:
+            return HttpResponse(encode(asked.start()), media_type=JSON)
+        return await respond(services, request, asked.read.chat, asked.answer, asked.fault)
+
+    @router.post("/v1/responses/input_tokens", openapi_extra=body_of(InputTokensRequest))
+    async def count_input_tokens(request: Request) -> HttpResponse:
+        """Count the tokens of a prompt."""
+        ready = services.backend.require()
+        body = await counts.decode(await services.bodies.read(request))
+        ready.model.check_name(body.model)
+        before, _ = _before(services, body, request.state.tenant)
+        read = read_request(body, [*before, *input_items(body.input)])
+        work = services.count_chat(ready, read.chat)
+        count = await while_connected(request.receive, work)
+        return HttpResponse(encode(InputTokens(count)), media_type=JSON)
+
+    return router
+
+
+class _Asked:
+    """One request to make a response."""
+
+    def __init__(
+        self,
+        services: Services,
+        ready: Ready,
+        request: Request,
+        body: ResponsesRequest,
+        ignored: list[str],
+    ) -> None:
+        """ignored: names of fields that nothing reads. RefusedError for what is wrong with it."""
+        self._services = services
+        self._ready = ready
+        self._request = request
+        self._body = body
+        self._ignored = ignored
+        before, self._last = _before(services, body, request.state.tenant)
+        self._items = _with_ids(input_items(body.input))
+        self.read = read_request(body, [*before, *self._items])
+        limits, chat = services.settings.limits, self.read.chat
+        self._params = chat_params(chat, ready.model.front.default_sampling, limits)
+        self._form = answer_form(asked_tools(chat), chat, ready.model)
+        self._answer: ResponsesAnswer | None = None
+
+    def answer(self, timeline: Timeline) -> ResponsesAnswer:
+        """Make the answer."""
+        services, body, ready = self._services, self._body, self._ready
+        timeline.ignored = [*self._ignored, *self.read.tools.skipped]
+        job = services.job(ready, self._request, self.read.chat, timeline)
+        response = self._new_response(job.adapter or ready.model.names[0])
+        self._answer = ResponsesAnswer(
+            job,
+            body,
+            self.read,
+            self._params,
+            self._form,
+            response,
+            self._items,
+            None if body.store is False else services.responses,
+            None if self._last is None else self._last.token_ids,
+        )
+        return self._answer
+
+    def fault(self, reply: ErrorReply) -> bytes:
+        """Return the event of an error within a stream."""
+        assert self._answer is not None, "a stream has begun with its answer"
+        return self._answer.failed(reply)
+
+    def start(self) -> Response:
+        """Make the answer in the background, and return what there is of it."""
+        services, tenant = self._services, self._request.state.tenant
+        with services.recorded(self._request, self.read.chat) as timeline:
+            answer = self.answer(timeline)
+        response = answer.response
+        body = msgspec.to_builtins(response)
+        kept = StoredResponse(response.id, response.previous_response_id, body, self._items)
+        services.responses.put(kept, tenant)
+        services.background.start(response.id, self._run(answer))
+        return response
+
+    async def _run(self, answer: ResponsesAnswer) -> None:
+        try:
+            await answer.whole()
+        except Exception as error:  # noqa: BLE001  kept with the response, as a client is told it
+            answer.fail(error_reply(error, self._request.scope))
+
+    def _new_response(self, model: str) -> Response:
+        body, params = self._body, self._params
+        return Response(
+            id=f"resp_{secrets.token_hex(16)}",
+            created_at=int(time.time()),
+            model=model,
+            status="queued",
+            output=[],
+            instructions=body.instructions,
+            tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            text={"format": {"type": "text"}, **(body.text or {})},
+            reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
+            truncation=body.truncation or "disabled",
+            metadata=body.metadata or {},
+            temperature=params.temperature,
+            top_p=params.top_p,
+            background=bool(body.background),
+            store=body.store is not False,
+            previous_response_id=body.previous_response_id,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            top_logprobs=body.top_logprobs or 0,
+        )
+
+
+def _check_background(body: ResponsesRequest) -> None:
+    for name, is_wrong, advice in (
+        ("store", body.store is False, "it could not be read. Leave it out"),
+        ("stream", body.stream is True, "it is read by polling. Leave it out"),
+    ):
+        if is_wrong:
+            raise RefusedError(
+                f"{name} is {getattr(body, name)} for a response in the background: {advice}.",
+                param=name,
+            )
+
+
+def _before(
+    services: Services, body: InputTokensRequest, tenant: str
+) -> tuple[list[Fields], StoredResponse | None]:
+    """The conversation that a request goes on with, and its last response."""
+    if body.previous_response_id is None:
+        return [], None
+    try:
+        return services.responses.conversation(body.previous_response_id, tenant)
+    except RefusedError as error:
+        raise RefusedError(str(error), status=error.status, param="previous_response_id") from error
+
+
+def _with_ids(items: list[Fields]) -> list[Fields]:
+    """Items with ids, by which pages of them are read."""
+    found: list[Fields] = []
+    for item in items:
+        prefix = _PREFIXES.get(str(item["type"]), "item")
+        given: Any = item.get("id")
+        is_id = isinstance(given, str) and bool(given)
+        named = {**item, "id": given if is_id else f"{prefix}_{secrets.token_hex(12)}"}
+        found.append(_in_parts(named) if isinstance(item.get("content"), str) else named)
+    return found
+
+
+def _in_parts(item: Fields) -> Fields:
+    """A message whose content is one text, as it is listed."""
+    if item.get("role") != "assistant":
+        return {**item, "content": [{"type": "input_text", "text": item["content"]}]}
+    part: Fields = {"type": "output_text", "text": item["content"], "annotations": []}
+    return {**item, "content": [part], "status": item.get("status", "completed")}

@@ -1,0 +1,162 @@
+"""Files of requests: answered in order, taken up after a kill, and bad lines fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.server.app import create_app
+from quire.server.batches.runner import BatchCounts, BatchRunner
+from quire.server.generation.backend import Backend, ServedModel
+from quire.server.generation.served_model import model_dialect
+from quire.server.settings import ServerSettings
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import MODEL, bundled_front
+from tests.waiting import WAIT_S
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> str:
+    given = body or {"messages": MESSAGES, "max_tokens": 4, "seed": 1, "model": MODEL}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": given})
+
+
+def run(
+    client: InMemoryClient, source: Path, target: Path, stop_after: int | None = None
+) -> BatchCounts | None:
+    """Run a file with an engine in memory. stop_after: lines after which the run is cancelled, as
+    by Ctrl-C; then None."""
+
+    async def work() -> BatchCounts | None:
+        front = bundled_front()
+        backend = Backend()
+        backend.serve(client)
+        backend.set_model(
+            ServedModel((MODEL,), MODEL, 1_700_000_000, front, 0, model_dialect(front))
+        )
+        app = create_app(ServerSettings(), backend)
+        num_done = 0
+        stopped = asyncio.Event()
+
+        def on_line() -> None:
+            nonlocal num_done
+            num_done += 1
+            if num_done == stop_after:
+                stopped.set()
+
+        runner = BatchRunner(app, source, target, max_together=3)
+        running = asyncio.create_task(runner.run(on_line))
+        stopping = asyncio.create_task(stopped.wait())
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.wait((running,))
+            return None
+        return running.result()
+
+    return asyncio.run(work())
+
+
+def answers(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def test_each_kind_is_answered_in_order(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        line("chat"),
+        line("text", "/v1/completions", prompt="One", max_tokens=3),
+        line("vector", "/v1/embeddings", input="One"),
+        line("response", "/v1/responses", input="hi", max_output_tokens=3),
+        line("message", "/v1/messages", model=MODEL, messages=MESSAGES, max_tokens=3),
+    ]
+    source.write_text("\n\n".join(lines) + "\n")
+    counts = run(InMemoryClient(), source, target)
+    assert counts == BatchCounts(num_lines=5)
+    found = answers(target)
+    assert [each["custom_id"] for each in found] == [
+        "chat", "text", "vector", "response", "message",
+    ]  # fmt: skip
+    assert all(each["response"]["status_code"] == 200 for each in found)
+    assert all(each["error"] is None and each["response"]["request_id"] for each in found)
+    assert found[0]["response"]["body"]["object"] == "chat.completion"
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_bad_lines_fail_alone(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = {
+        "no JSON": "{",
+        "no id": json.dumps({"url": "/v1/completions", "body": {}}),
+        "twice": line("good"),
+        "streams": line("s", messages=MESSAGES, stream=True),
+        "elsewhere": line("e", "/metrics"),
+    }
+    refused = line("refused", messages=MESSAGES, temperature=-1)
+    source.write_text("\n".join([line("good"), *bad.values(), refused]))
+    counts = run(InMemoryClient(), source, target)
+    assert counts == BatchCounts(num_lines=7, num_failed=6)
+    good, *others, last = answers(target)
+    assert good["response"]["status_code"] == 200
+    for each in others:
+        assert each["response"] is None and each["error"]["message"]
+    assert last["response"]["status_code"] == 400
+    assert "temperature" in last["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("torn", [b"", b'0123456789abcdef {"id": "ba'])
+def test_a_run_that_was_cut_is_taken_up(tmp_path: Path, torn: bytes) -> None:
+    """No finished line is computed again, also if the last record is torn."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    ids = [f"line-{number}" for number in range(12)]
+    source.write_text("\n".join(line(each) for each in ids))
+    first, second = InMemoryClient(), InMemoryClient()
+    assert run(first, source, target, stop_after=5) is None
+    assert not target.exists()
+    aside = tmp_path / "out.jsonl.partial"
+    num_finished = len(aside.read_bytes().splitlines())
+    assert 5 <= num_finished < 12
+    with aside.open("ab") as file:
+        file.write(torn)
+    counts = run(second, source, target)
+    assert counts == BatchCounts(num_lines=12, num_kept=num_finished)
+    assert len(second.added) == 12 - num_finished
+    whole = tmp_path / "whole.jsonl"
+    run(InMemoryClient(), source, whole)
+
+    def texts(path: Path) -> list[Any]:
+        return [
+            (each["custom_id"], each["response"]["body"]["choices"][0]["message"])
+            for each in answers(path)
+        ]
+
+    assert texts(target) == texts(whole)
+    assert [custom_id for custom_id, _ in texts(target)] == ids
+
+
+def test_faults_of_the_server_are_asked_again(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("one"))
+    key = hashlib.blake2b(line("one").encode(), digest_size=16).hexdigest()
+    aside = tmp_path / "out.jsonl.partial"
+    aside.write_text(f'{key} {{"response": {{"status_code": 500}}}}\n')
+    counts = run(InMemoryClient(), source, target)
+    assert counts == BatchCounts(num_lines=1)
+    assert answers(target)[0]["response"]["status_code"] == 200
+
+
+def test_files_are_checked_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no file"):
+        run(InMemoryClient(), tmp_path / "absent", tmp_path / "out")
+    (tmp_path / "in").write_text("")
+    with pytest.raises(ConfigError, match="is no folder"):
+        run(InMemoryClient(), tmp_path / "in", tmp_path / "absent" / "out")

@@ -1,0 +1,101 @@
+"""Token ids in and out, over HTTP: the same tokens as completions, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.running import MODEL
+
+ROUTE = "/inference/v1/generate"
+IDS = [5, 6, 7, 8]
+
+
+def post(http: httpx.Client, sampling: dict[str, Any], **body: Any) -> dict[str, Any]:
+    reply = http.post(ROUTE, json={"token_ids": IDS, "sampling_params": sampling, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def streamed(http: httpx.Client, sampling: dict[str, Any], **body: Any) -> list[dict[str, Any]]:
+    asked = {"token_ids": IDS, "sampling_params": sampling, "stream": True, **body}
+    with http.stream("POST", ROUTE, json=asked) as reply:
+        lines = [line for line in reply.iter_lines() if line]
+    assert reply.status_code == 200 and lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_the_tokens_are_those_of_completions(http: httpx.Client) -> None:
+    sampling = {"max_tokens": 9, "seed": 3, "n": 2}
+    found = post(http, sampling)
+    body = {"prompt": IDS, "return_token_ids": True, **sampling}
+    expected = http.post("/v1/completions", json=body).json()
+    assert [each["token_ids"] for each in found["choices"]] == [
+        each["token_ids"] for each in expected["choices"]
+    ]
+    assert [each["finish_reason"] for each in found["choices"]] == ["length", "length"]
+    assert found["usage"] == expected["usage"] | {
+        "prompt_tokens_details": found["usage"]["prompt_tokens_details"]
+    }
+
+
+def test_a_stream_has_the_same_tokens(http: httpx.Client) -> None:
+    sampling = {"max_tokens": 9, "seed": 3, "n": 2, "logprobs": 1}
+    whole = post(http, sampling, request_id="mine")
+    events = streamed(http, sampling, stream_options={"include_usage": True}, request_id="mine")
+    assert {event["request_id"] for event in events} == {"mine", whole["request_id"]}
+    ids: list[list[int]] = [[], []]
+    logprobs: list[list[Any]] = [[], []]
+    ends: list[str | None] = [None, None]
+    *pieces, last = events
+    for event in pieces:
+        for choice in event["choices"]:
+            index = choice["index"]
+            assert ends[index] is None
+            ids[index] += choice["token_ids"]
+            logprobs[index] += choice["logprobs"]["content"]
+            ends[index] = choice["finish_reason"]
+    choices = whole["choices"]
+    assert ids == [choice["token_ids"] for choice in choices]
+    assert logprobs == [choice["logprobs"]["content"] for choice in choices]
+    assert ends == [choice["finish_reason"] for choice in choices]
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 18
+
+
+def test_log_probabilities_of_the_prompt(http: httpx.Client) -> None:
+    found = post(http, {"max_tokens": 1, "prompt_logprobs": 1})
+    assert found["prompt_logprobs"][0] is None
+    entries = zip(IDS[1:], found["prompt_logprobs"][1:], strict=True)
+    assert all(str(token) in entry for token, entry in entries)
+
+
+def test_stop_strings_end_it_too(http: httpx.Client) -> None:
+    text = http.post("/v1/completions", json={"prompt": IDS, "max_tokens": 30, "seed": 1}).json()
+    stop = text["choices"][0]["text"][10:13]
+    (choice,) = post(http, {"max_tokens": 30, "seed": 1, "stop": stop})["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert 0 < len(choice["token_ids"]) < 30
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"token_ids": []}, "no tokens"),
+        ({"token_ids": [9999]}, "outside the vocabulary"),
+        ({"token_ids": "x"}, "token_ids: expected array"),
+        ({"token_ids": IDS, "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"token_ids": IDS, "sampling_params": {"prompt": "x"}}, "token_ids are the prompt"),
+        ({"token_ids": IDS, "sampling_params": {"odd": 1}}, "odd"),
+        ({"token_ids": IDS, "odd": 1}, "There is no field 'odd'"),
+        ({"token_ids": IDS, "model": "absent"}, "does not exist"),
+        ({"token_ids": IDS * 200}, "maximum context length"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_requests(http: httpx.Client, body: dict[str, Any], words: str) -> None:
+    reply = http.post(ROUTE, json={"model": MODEL, **body})
+    assert reply.status_code == (404 if "exist" in words else 400)
+    assert words in reply.json()["error"]["message"]
