@@ -9,7 +9,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix
-from quire.ops.linear.plain.contract import IntoMatrix
+from quire.ops.linear.plain.contract import GatedPacked, IntoMatrix
 from quire.quantization.packed.stored import StoredMatrix
 
 __all__ = ["PanelMatrix", "PermutedMatrix", "SideBySide"]
@@ -70,6 +70,10 @@ class PermutedMatrix:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._matrix(x.index_select(-1, self._order), out_dtype)
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self._matrix, GatedPacked), "it was packed for a gate"
+        return self._matrix.ungated(x.index_select(-1, self._order))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._matrix.rows(ids).index_select(-1, self._order.argsort())
