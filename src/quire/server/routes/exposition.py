@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -29,7 +30,7 @@ _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
 
 class Exposition:
     """The text of one scrape. Names and label sets are closed: nothing of a request's text is in
-    them."""
+    them, but for the names of adapters that there are."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -63,6 +64,8 @@ class _ServerCollector(Collector):
         yield from self._histograms(fronts.metrics, labels)
         yield _step_tokens(stats, labels)
         yield _accepted_drafts(stats, labels)
+        if stats.max_adapters:
+            yield _adapters(stats)
         yield from self._http(fronts.metrics)
         yield from self._state()
 
@@ -189,6 +192,18 @@ def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
     )
     for place, count in enumerate(stats.accepted_drafts_at):
         family.add_metric((*labels, str(place)), float(count))
+    return family
+
+
+def _adapters(stats: EngineStats) -> Metric:
+    """The time of the scrape, labelled with the adapters of requests."""
+    family = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "LoRA adapters of requests.",
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    )
+    names = (",".join(each) for each in (stats.running_adapters, stats.waiting_adapters))
+    family.add_metric((str(stats.max_adapters), *names), time.time())
     return family
 
 
