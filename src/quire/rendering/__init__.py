@@ -3,6 +3,7 @@
 Light to import: `tokenizers` and `jinja2` are loaded when a model folder is.
 """
 
+from quire.rendering.adapters import PromptAdapters
 from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
 from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
@@ -28,6 +29,7 @@ __all__ = [
     "OutputRenderer",
     "OutputUpdate",
     "Prompt",
+    "PromptAdapters",
     "PromptPieces",
     "RenderedPrompt",
     "Renderer",

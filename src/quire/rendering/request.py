@@ -117,6 +117,7 @@ class RequestRenderer:
             salt=prompt.salt,
             media=prompt.media,
             pooling=params.pooling,
+            adapter=prompt.adapter,
         )
 
     def _token_ids(self, prompt: RenderedPrompt) -> IntArray:
