@@ -21,6 +21,10 @@ from quire.config.settings import EngineSettings
 from quire.errors import RequestError
 from quire.lora.request import LoRARequest
 from quire.protocol.beam_search import BeamSearchParams
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.rendering import Prompt
+from quire.server.routes.exposition import adapters_metric
+from quire.telemetry import EngineStats
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 KINDS = {"llama": LLAMA, "qwen3": LLAMA, "gemma3": LLAMA, "gpt2": FAMILIES["gpt2"][1]}
@@ -173,3 +177,26 @@ def test_loading_anew_under_load(base: Path, tmp_path: Path) -> None:
 def test_the_memory_plan_counts_adapters_in_host_memory(base: Path) -> None:
     assert EngineSettings(model=str(base), max_loras=3).adapters_in_host == 3
     assert EngineSettings(model=str(base), max_loras=3, max_cpu_loras=7).adapters_in_host == 7
+
+
+def test_metrics_name_the_adapters_of_requests(base: Path, tmp_path: Path) -> None:
+    loras = many(tmp_path, base, LLAMA, 2)
+    prompt: Prompt = {"prompt_token_ids": PROMPTS[0]}
+    with engine(base, enable_lora=True, max_lora_rank=8) as llm:
+        core = llm.engine.client._core  # type: ignore[attr-defined]
+        assert core.adapter_stats()["running_adapters"] == ()
+        inner = llm._llm_engine
+        for lora in loras:
+            rendered = inner.adapters.put(inner.engine.renderer.render_prompt(prompt), lora)
+            inner.add(rendered, GREEDY, SchedulingParams())
+        while not core.adapter_stats()["running_adapters"]:
+            inner.run_step()
+        stats = EngineStats(**core.adapter_stats())
+        while inner.has_unfinished_requests():
+            inner.run_step()
+        assert core.adapter_stats()["waiting_adapters"] == ()
+    (sample,) = adapters_metric(stats).samples
+    assert sample.name == "vllm:lora_requests_info"
+    assert sample.labels == {
+        "max_lora": "1", "running_lora_adapters": "a0", "waiting_lora_adapters": "a1",
+    }  # fmt: skip

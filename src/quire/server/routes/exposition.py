@@ -22,7 +22,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
-__all__ = ["Exposition"]
+__all__ = ["Exposition", "adapters_metric"]
 
 _LABELS = ("model_name", "engine")
 _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
@@ -65,7 +65,7 @@ class _ServerCollector(Collector):
         yield _step_tokens(stats, labels)
         yield _accepted_drafts(stats, labels)
         if stats.max_adapters:
-            yield _adapters(stats)
+            yield adapters_metric(stats)
         yield from self._http(fronts.metrics)
         yield from self._state()
 
@@ -195,7 +195,7 @@ def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
     return family
 
 
-def _adapters(stats: EngineStats) -> Metric:
+def adapters_metric(stats: EngineStats) -> Metric:
     """The time of the scrape, labelled with the adapters of requests."""
     family = GaugeMetricFamily(
         "vllm:lora_requests_info",
