@@ -269,15 +269,18 @@ class KVManager:
         """Publish one name more of each of `slots` [N]: for the steady step, in which a few of many
         sequences complete a block."""
         count = self._num_published[slots] + 1
-        rows = list(zip(slots.tolist(), count.tolist(), names, strict=True))
+        owners = slots.tolist()
         for group, table in enumerate(self._tables.by_group):
             step = self._names_per_block[group]
             index = count // step - 1
-            blocks = table[slots, index].tolist()
-            is_full = (count % step == 0) & (index >= self._tables.first[group][slots])
-            for (slot, end, name), block, full in zip(rows, blocks, is_full.tolist(), strict=True):
+            is_full = index >= self._tables.first[group][slots]
+            if step > 1:
+                is_full &= count % step == 0
+            blocks, place = table[slots, index].tolist(), index.tolist()
+            rows = zip(owners, place, blocks, names, is_full.tolist(), strict=True)
+            for slot, at, block, name, full in rows:
                 if full:
-                    self._publish_block(slot, group, end // step - 1, block, name)
+                    self._publish_block(slot, group, at, block, name)
         self._num_published[slots] = count
 
     def _publish_block(self, slot: int, group: int, index: int, block: int, name: bytes) -> None:

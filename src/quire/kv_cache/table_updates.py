@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 __all__ = ["TableUpdates", "UpdateLog"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
     within the device, out to the host (swap_out_src is on the device) and in from it. save_slot,
@@ -28,6 +28,11 @@ class TableUpdates:
     save_checkpoint: list[int] = field(default_factory=list[int])
     swap_in_ticket: list[int] = field(default_factory=list[int])
 
+    @property
+    def has_rare(self) -> bool:
+        """True if there is anything but table entries."""
+        return bool(self.copy_src or self.swap_out_src or self.swap_in_src or self.save_slot)
+
 
 class UpdateLog:
     """Gathers updates until a plan carries them. References to blocks are the caller's."""
@@ -36,9 +41,12 @@ class UpdateLog:
         self.pending = TableUpdates()
 
     def drain(self) -> TableUpdates:
-        """Return the changes since the last call."""
-        updates, self.pending = self.pending, TableUpdates()
-        return updates
+        """Return the changes since the last call; the caller changes none of them."""
+        pending = self.pending
+        if not (pending.block or pending.has_rare):
+            return pending  # as in most steps that decode: 13 lists need not be made anew
+        self.pending = TableUpdates()
+        return pending
 
     def entries(self, group: int, slots: list[int], index: list[int], blocks: list[int]) -> None:
         """The entries at `index` [N] of `slots` [N] name `blocks` [N] from now on."""

@@ -111,7 +111,8 @@ class ResultIntake:
         if step.step_id != result.step_id:
             raise EngineError(f"result of step {result.step_id} arrived, {step.step_id} was due")
         self._last_applied = step.step_id
-        self._ended.clear()
+        if self._ended:
+            self._ended.clear()
         if result.failed:
             self._fail_rows(step, result)
         self._kv.settle(self._in_flight[0].mark if self._in_flight else self._kv.mark())
