@@ -3,7 +3,6 @@
 Light to import: `tokenizers` and `jinja2` are loaded when a model folder is.
 """
 
-from quire.rendering.adapters import PromptAdapters
 from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
 from quire.rendering.beam_output import beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
@@ -13,7 +12,7 @@ from quire.rendering.output import Ending, OutputRenderer, OutputUpdate, TextDel
 from quire.rendering.output_reader import OutputReader
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer
-from quire.rendering.request import RequestRenderer, truncated
+from quire.rendering.request import PromptAdapters, RequestRenderer, truncated
 from quire.rendering.stop import StopDelta, StopMatcher
 from quire.rendering.tokenizer import Tokenizer
 from quire.rendering.tokenizer_face import TokenizerFace

@@ -97,7 +97,7 @@ class InputGatherer:
 
     @property
     def variant(self) -> Variant:
-        """What forwards of the rows that were sent read, as of `TokenColumns`."""
+        """The optional columns that forwards of the rows that were sent read."""
         return self._columns.variant
 
     @property
