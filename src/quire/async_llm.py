@@ -20,6 +20,7 @@ from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import built_engine
+from quire.protocol.adapters import LoRARequest
 from quire.protocol.control import (
     ControlOp,
     Pause,
@@ -40,6 +41,7 @@ from quire.rendering import (
     OutputAssembler,
     OutputReader,
     Prompt,
+    PromptAdapters,
     RequestRenderer,
     TokenizerFace,
     truncated,
@@ -155,6 +157,7 @@ class AsyncLLM:
         eos = self.engine.eos_token_ids
         seed = self.engine.resolved.settings.seed
         self._requests = RequestRenderer(self.engine.renderer, eos, seed)
+        self._adapters = PromptAdapters(self.engine.resolved.settings.max_lora_rank)
         self._assembler = OutputAssembler(self.engine.renderer, eos)
         self._open: dict[str, _Open] = {}
         self._next_handle = 0
@@ -176,6 +179,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         scheduling_params: SchedulingParams | None = None,
@@ -184,7 +188,8 @@ class AsyncLLM:
         """Complete one prompt; outputs come as `sampling_params.output_kind` says, and those that
         were given do not change any more. Leaving the loop early ends the request.
 
-        request_id: for `abort`, of no open request; None makes one up. Raises RequestError if the
+        request_id: for `abort`, of no open request; None makes one up. lora_request: the adapter
+        that computes the prompt (with `enable_lora`). Raises RequestError if the
         request cannot be served or has failed, EngineError if the engine has.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
@@ -197,7 +202,7 @@ class AsyncLLM:
             request_id = next(i for n in numbers if (i := f"request-{n}") not in self._open)
         if request_id in self._open:
             raise RequestError(f"request_id {request_id!r} is open already: give another one")
-        opened = await self._add(prompt, params, request_id, scheduling)
+        opened = await self._add(prompt, params, request_id, scheduling, lora_request)
         try:
             while True:
                 await opened.news.wait()
@@ -226,10 +231,15 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str,
         scheduling: SchedulingParams,
+        lora: LoRARequest | None,
     ) -> _Open:
         rendered = self.engine.renderer.render_prompt(prompt)
         if rendered.embeds is not None:
             raise RequestError("AsyncLLM takes no prompt_embeds so far: use LLM, or quire serve.")
+        if lora is not None:  # its files may be large
+            rendered = await asyncio.to_thread(self._adapters.put, rendered, lora)
+            if request_id in self._open:
+                raise RequestError(f"request_id {request_id!r} is open already: give another one")
         rendered = truncated(rendered, params, self.engine.resolved.settings.max_model_len)
         handle = self._next_handle
         handles = range(handle, handle + params.n)

@@ -16,7 +16,7 @@ _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
 
 CALL_ARGUMENTS: Mapping[str, ForeignName] = {
     "use_tqdm": ForeignName("there is nothing to wait for here", None),
-    "lora_request": ForeignName("LLM.generate and LLM.chat take adapters"),
+    "lora_request": ForeignName("generate, chat, encode and beam_search take adapters"),
     "prompt_adapter_request": ForeignName("there are no prompt adapters"),
     "guided_options_request": ForeignName(_STRUCTURE),
     "mm_processor_kwargs": ForeignName(_TEXT_ONLY),

@@ -19,7 +19,7 @@ from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import LLMEngine, built_engine
-from quire.protocol.adapters import AdapterArgument, adapters_for
+from quire.protocol.adapters import AdapterArgument, LoRARequest, adapters_for
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
     ListPins,
@@ -200,12 +200,13 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool = True,
+        lora_request: AdapterArgument = None,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations that a beam search finds of each prompt, best
-        first. Prompts and errors as in `generate`."""
+        first. Prompts, adapters and errors as in `generate`."""
         check_foreign(RequestError, "beam_search", CALL_ARGUMENTS, others)
         if not isinstance(params, BeamSearchParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
@@ -214,8 +215,9 @@ class LLM:
         rules = params.rules
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         outputs = self._run(
-            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules
-        )
+            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules,
+            lora=lora_request,
+        )  # fmt: skip
         tokenizer = self._engine.renderer.tokenizer
         return [beam_search_output(output, rules, tokenizer) for output in outputs]
 
@@ -224,6 +226,7 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: AdapterArgument = None,
         *,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
@@ -233,8 +236,8 @@ class LLM:
         generated. `output.outputs.data` is a float32 tensor [hidden size].
 
         pooling_params: which hidden states, and whether the vector is scaled to length 1; one for
-        all, or one per prompt; None: the last token's, scaled. Prompts, errors and others as in
-        `generate`.
+        all, or one per prompt; None: the last token's, scaled. Prompts, adapters, errors and
+        others as in `generate`.
         """
         import torch
 
@@ -242,9 +245,10 @@ class LLM:
         items, is_single = as_list(prompts)
         params = pooling_for(len(items), pooling_params)
         scheduling = scheduling_for(len(items), scheduling_params, priority)
+        adapters = adapters_for(len(items), lora_request)
         first_handle = self._llm_engine.next_handle
         try:
-            asked = zip(items, params, scheduling, strict=True)
+            asked = zip(items, params, scheduling, adapters, strict=True)
             outputs = [self._admit_pooled(*each) for each in asked]
             self._complete(outputs, use_tqdm)
         finally:
@@ -258,13 +262,18 @@ class LLM:
         return outputs
 
     def _admit_pooled(
-        self, prompt: Prompt, params: PoolingParams, scheduling: SchedulingParams
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        scheduling: SchedulingParams,
+        lora: LoRARequest | None,
     ) -> PoolingRequestOutput:
         """Add a prompt that pools; errors as in `_admit`."""
         rendered = self._render_prompt(prompt)
         try:
             if isinstance(rendered, RequestError):
                 raise rendered
+            rendered = self._llm_engine.adapters.put(rendered, lora)
             return self._llm_engine.add_pooled(rendered, params, scheduling)
         except RequestError as error:
             tokens = rendered.token_ids if isinstance(rendered, RenderedPrompt) else []
@@ -498,7 +507,7 @@ class LLM:
         lora: AdapterArgument = None,
     ) -> list[RequestOutput]:
         adapters = adapters_for(len(rendered), lora)
-        rendered = self._llm_engine.with_adapters(rendered, adapters)
+        rendered = self._llm_engine.adapters.put_each(rendered, adapters)
         params = self._params_for(rendered, sampling_params)
         first_handle = self._llm_engine.next_handle
         try:

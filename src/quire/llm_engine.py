@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from quire.bundled import bundled_model_path
-from quire.config.adapters import AdapterFolders
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.engine_args import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
-from quire.protocol.adapters import LoRARequest
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
@@ -28,6 +26,7 @@ from quire.rendering import (
     OutputAssembler,
     OutputReader,
     Prompt,
+    PromptAdapters,
     RenderedPrompt,
     RequestRenderer,
     TokenizerFace,
@@ -59,7 +58,7 @@ class LLMEngine:
         seed = engine.resolved.settings.seed
         self.requests = RequestRenderer(engine.renderer, engine.eos_token_ids, seed)
         self.assembler = OutputAssembler(engine.renderer, engine.eos_token_ids)
-        self._adapters = AdapterFolders(engine.resolved.settings.max_lora_rank)
+        self.adapters = PromptAdapters(engine.resolved.settings.max_lora_rank)
         self._in_use = threading.Lock()
         self._next_handle = 0
         self._next_request = 0
@@ -159,18 +158,6 @@ class LLMEngine:
             raise
         return output
 
-    def with_adapter(self, prompt: RenderedPrompt, lora: LoRARequest | None) -> RenderedPrompt:
-        """Return the prompt as one that an adapter computes. RequestError if its folder has none
-        that can be used."""
-        if lora is None:
-            return prompt
-        if not isinstance(lora, LoRARequest):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"lora_request is {lora!r}: give LoRARequest(name, id, path)")
-        try:
-            return replace(prompt, adapter=self._adapters.ref(lora.name, lora.path))
-        except ConfigError as error:
-            raise RequestError(f"the adapter {lora.name!r} cannot be used: {error}") from error
-
     def add_pooled(
         self, prompt: RenderedPrompt, params: PoolingParams, scheduling: SchedulingParams
     ) -> PoolingRequestOutput:
@@ -189,21 +176,6 @@ class LLMEngine:
             self._drop_media([request_id])
             raise
         return output
-
-    def with_adapters(
-        self,
-        prompts: Sequence[RenderedPrompt | RequestError],
-        adapters: Sequence[LoRARequest | None],
-    ) -> list[RenderedPrompt | RequestError]:
-        """Return prompts with their adapters; one that cannot be used fails its own prompt."""
-        found: list[RenderedPrompt | RequestError] = []
-        for prompt, lora in zip(prompts, adapters, strict=True):
-            try:
-                is_fine = isinstance(prompt, RenderedPrompt)
-                found.append(self.with_adapter(prompt, lora) if is_fine else prompt)
-            except RequestError as error:
-                found.append(error)
-        return found
 
     def _with_media(self, request_id: str, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt when the engine has been given its embeddings, if it has some."""

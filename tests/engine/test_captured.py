@@ -315,7 +315,7 @@ def test_replays_that_fail_are_computed_anew_and_end(
 ) -> None:
     engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
     generate(engines[1])
-    calls = captured_forward(engines[1]).graphs.calls.calls
+    calls = captured_forward(engines[1]).graphs.calls[()].calls
     gave_back = Mock(wraps=captured_forward(engines[1])._arena.give_back)
     monkeypatch.setattr(captured_forward(engines[1])._arena, "give_back", gave_back)
 

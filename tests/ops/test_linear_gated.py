@@ -15,6 +15,7 @@ from quire.ops import ALL_OPS, REFERENCE, Op, PackedMatrix, Provider, Team, buil
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES
 from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.pointwise.activation.contract import NAMES
 from quire.ops.random_tensors import DTYPES, normal
 from quire.platform import detect_platform
@@ -122,6 +123,8 @@ def test_any_gated_layer_is_its_two_operations(
             pack, apply = provider.load(team), gate_of(provider, team)
             gated, plain = pack(*arguments, gate=gate), pack(*arguments)
             assert_same_bits(gated(x), apply(plain(x), gate), provider.name)
+            assert isinstance(gated, GatedPacked)
+            assert_same_bits(gated.ungated(x), plain(x), f"{provider.name}, apart")
             wide = plain(x, torch.float32)
             assert_same_bits(gated(x, torch.float32), apply(wide, gate), f"{provider.name}, wide")
 

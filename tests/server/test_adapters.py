@@ -172,7 +172,7 @@ def test_who_leaves_the_queue_for_a_slot_holds_up_nobody(llm: LLM, folder: Path)
     handles: list[int] = []
     for lora in (*requests, LoRARequest("third", 2, str(third))):
         handles.append(engine.next_handle)
-        prompt = engine.with_adapter(engine.engine.renderer.render_prompt(PROMPT), lora)
+        prompt = engine.adapters.put(engine.engine.renderer.render_prompt(PROMPT), lora)
         engine.add(prompt, params, SchedulingParams())
     core = llm.engine.client._core  # type: ignore[attr-defined]
     for _ in range(20):

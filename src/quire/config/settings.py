@@ -147,6 +147,11 @@ class ModelSettings:
         choices=("auto", "none"),
     )
 
+    @property
+    def adapters_in_host(self) -> int:
+        """Adapters that stay in host memory: those in slots, at least."""
+        return max(self.max_cpu_loras or 0, self.max_loras)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:

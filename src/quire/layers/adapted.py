@@ -11,7 +11,7 @@ from quire.layers.token_columns import TokenColumn
 from quire.layers.weights import LayerWeights
 from quire.ops.linear.low_rank import LowRankTables
 
-__all__ = ["ADAPTER_COLUMN", "AdaptedLayers", "AdaptedLinear", "Projection"]
+__all__ = ["ADAPTER_COLUMN", "AdaptedLayers", "AdaptedLinear", "Additions", "Projection"]
 
 ADAPTER_COLUMN = "adapter"
 """Column of the rows: 0 for no adapter, else 1 + its slot."""
@@ -26,21 +26,33 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-class AdaptedLinear:
-    """y = x Wᵀ + b, and s B (A x) of the adapter of each row that has one."""
+class Additions:
+    """s B (A x) of the adapter of each row that has one."""
 
     def __init__(
-        self,
-        base: Projection,
-        tables: LowRankTables,
-        slots: TokenColumn,
-        low_rank: Callable[..., None],
+        self, tables: LowRankTables, slots: TokenColumn, low_rank: Callable[..., None]
     ) -> None:
         """low_rank: the operation."""
-        self._base = base
         self._tables = tables
         self._slots = slots
         self._low_rank = low_rank
+
+    @property
+    def are_none(self) -> bool:
+        """True in a step in which no row has an adapter."""
+        return self._slots.is_zero
+
+    def add(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        """Add to y [T, O] what adapters make of x [T, I]. In steps in which a row has one."""
+        self._low_rank(y, x, self._slots.values, self._tables)
+
+
+class AdaptedLinear:
+    """y = x Wᵀ + b, and what adapters add to it."""
+
+    def __init__(self, base: Projection, additions: Additions) -> None:
+        self._base = base
+        self._additions = additions
 
     @property
     def weights(self) -> LayerWeights:
@@ -49,7 +61,8 @@ class AdaptedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self._base(x)
-        self._low_rank(y, x, self._slots.values, self._tables)
+        if not self._additions.are_none:
+            self._additions.add(y, x)
         return y
 
 
@@ -73,14 +86,15 @@ class AdaptedLayers:
         self._low_rank = low_rank
         self._tables: dict[int, tuple[LowRankTables, Mapping[str, int]]] = {}
 
-    def adapt(self, base: Projection, inputs: int, parts: Mapping[str, int]) -> AdaptedLinear:
-        """The layer with places for adapters. parts: outputs by name; "" of an only one."""
+    def additions(self, weights: LayerWeights, inputs: int, parts: Mapping[str, int]) -> Additions:
+        """Places for adapters of a layer. weights: of the layer. parts: outputs by name; "" of an
+        only one."""
         tables = LowRankTables(
             self.num_slots, self.max_rank, inputs, list(parts.values()), self._dtype, self._device
         )
         order = {name: index for index, name in enumerate(parts)}
-        self._tables[id(base.weights)] = tables, order
-        return AdaptedLinear(base, tables, self._slots, self._low_rank)
+        self._tables[id(weights)] = tables, order
+        return Additions(tables, self._slots, self._low_rank)
 
     def find(self, weights: LayerWeights, part: str) -> tuple[LowRankTables, int] | None:
         """Tables of a layer's part, and its index in them; None if adapters cannot change it. part:

@@ -16,7 +16,7 @@ from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec
 from quire.config.shard import ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
-from quire.layers.adapted import AdaptedLayers, Projection
+from quire.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
 from quire.layers.attention import Attention, Heads
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import (
@@ -28,7 +28,7 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
-from quire.layers.mlp import MLP, GatedMLP, GatedOutputs
+from quire.layers.mlp import MLP, AdaptedGate, GatedMLP
 from quire.layers.moe import ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
@@ -149,7 +149,6 @@ class LayerFactory:
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
         on_disk = _parts(shares, fused=fused)
-        gate_later = None if self._adapters is None else gate
         merged = MergedLinear(
             self._formats.choose(shape),
             in_features,
@@ -157,10 +156,14 @@ class LayerFactory:
             self._dtype,
             self._device,
             bias=bias,
-            gate=None if gate_later else gate,
+            gate=gate,
         )
-        adapted = self._adapted(merged, in_features, on_disk)
-        return adapted if gate_later is None else GatedOutputs(self._ops, adapted, gate_later)
+        additions = self._additions(merged, in_features, on_disk)
+        if additions is None:
+            return merged
+        if gate is None:
+            return AdaptedLinear(merged, additions)
+        return AdaptedGate(self._ops, merged, additions, gate)
 
     def qkv_linear(
         self,
@@ -242,10 +245,16 @@ class LayerFactory:
     def _adapted(
         self, layer: Projection, in_features: int, shares: Mapping[str, Share]
     ) -> Projection:
+        additions = self._additions(layer, in_features, shares)
+        return layer if additions is None else AdaptedLinear(layer, additions)
+
+    def _additions(
+        self, layer: Projection, in_features: int, shares: Mapping[str, Share]
+    ) -> Additions | None:
         if self._adapters is None:
-            return layer
+            return None
         sizes = {part: share.count for part, share in shares.items()}
-        return self._adapters.adapt(layer, in_features, sizes)
+        return self._adapters.additions(layer.weights, in_features, sizes)
 
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None

@@ -10,6 +10,7 @@ from quire.config.shard import Share
 from quire.distributed import Collectives
 from quire.layers.weights import NO_ORDERS, PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
+from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.linear.plain.partial import PlainPartial
 from quire.quantization import (
     CutFormat,
@@ -88,6 +89,12 @@ class MergedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weights.matrix(x)
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs of both parts, before the gate; [T, sum of the parts]."""
+        matrix = self.weights.matrix
+        assert isinstance(matrix, GatedPacked), "it was made with a gate"
+        return matrix.ungated(x)
 
 
 class RowLinear:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from quire.layers.adapted import Projection
+from quire.layers.adapted import Additions, Projection
+from quire.layers.linear import MergedLinear
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP", "GatedOutputs"]
+__all__ = ["MLP", "GatedMLP", "AdaptedGate"]
 
 
-class GatedOutputs:
-    """act(gate) · up of a projection with parts "gate" and "up", computed apart from it: an adapter
-    adds to both before; [T, its size]."""
+class AdaptedGate:
+    """act(gate) · up of a projection with parts "gate" and "up"; [T, its size]. Where a row has an
+    adapter, that adds to both before; other steps are those of the projection."""
 
-    def __init__(self, ops: OpSet, gate_up: Projection, activation: str) -> None:
+    def __init__(
+        self, ops: OpSet, gate_up: MergedLinear, additions: Additions, activation: str
+    ) -> None:
+        """gate_up: with the activation as its gate."""
         self._gate_up = gate_up
+        self._additions = additions
         self._activation_and_mul = ops.activation_and_mul
         self._kind = activation
 
@@ -26,7 +31,11 @@ class GatedOutputs:
         return self._gate_up.weights
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._activation_and_mul(self._gate_up(x), self._kind)
+        if self._additions.are_none:
+            return self._gate_up(x)
+        y = self._gate_up.ungated(x)
+        self._additions.add(y, x)
+        return self._activation_and_mul(y, self._kind)
 
 
 class GatedMLP:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import combinations
 
 import torch
 
 from quire.errors import EngineError
 from quire.ops import OpSet
 
-__all__ = ["TokenColumn", "TokenColumns"]
+__all__ = ["TokenColumn", "TokenColumns", "Variant"]
+
+Variant = tuple[str, ...]
+"""Names of optional columns that a forward reads."""
 
 
 class TokenColumn:
-    """One fact for each token that a forward computes; a layer that needs it is built with it."""
+    """One fact for each token that a forward computes; a layer that needs it is built with it.
+
+    is_zero: it is 0 for all tokens of the forward that is running, and `values` are not set; only
+        of an optional one.
+    """
 
     def __init__(self, name: str) -> None:
+        self.is_zero = False
         self._name = name
         self._values: torch.Tensor | None = None
 
@@ -41,14 +50,37 @@ class TokenColumns:
     def __init__(self, ops: OpSet) -> None:
         self._take = ops.embedding
         self._asked: dict[str, TokenColumn] = {}
+        self._optional: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of `KERNEL_COLUMNS` that layers asked for."""
         return tuple(self._asked)
 
-    def column(self, name: str) -> TokenColumn:
-        """Ask for a column, when a layer is built."""
+    @property
+    def variant(self) -> Variant:
+        """The optional columns that the next forward reads: what is captured of it holds for
+        forwards of the same variant."""
+        return tuple(name for name in sorted(self._optional) if not self._asked[name].is_zero)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All that there may be, that without optional columns first."""
+        names = sorted(self._optional)
+        return [each for n in range(len(names) + 1) for each in combinations(names, n)]
+
+    def choose(self, variant: Variant) -> None:
+        """Say which optional columns the next forward reads."""
+        for name in self._optional:
+            self._asked[name].is_zero = name not in variant
+
+    def column(self, name: str, *, optional: bool = False) -> TokenColumn:
+        """Ask for a column, when a layer is built. optional: the layer does without it where it is
+        0 for all tokens."""
+        if optional and name not in self._asked:
+            self._optional.add(name)
+        elif not optional:
+            self._optional.discard(name)
         return self._asked.setdefault(name, TokenColumn(name))
 
     def gather(
@@ -56,12 +88,17 @@ class TokenColumns:
     ) -> dict[str, torch.Tensor]:
         """Values [T] of ids [T] out of columns, by an operation that graphs can hold. column: the
         whole of it by name, int64 [S]."""
-        return {name: self._take(ids, column(name).view(-1, 1)).view(-1) for name in self._asked}
+        return {name: self._take(ids, column(name).view(-1, 1)).view(-1) for name in self.read}
 
     def set(self, values: Mapping[str, torch.Tensor]) -> None:
         """values: int64 [T] by name, of the tokens of the next forward."""
-        for name, column in self._asked.items():
-            column.set(values[name])
+        for name in self.read:
+            self._asked[name].set(values[name])
+
+    @property
+    def read(self) -> list[str]:
+        """Columns that the next forward reads."""
+        return [name for name, column in self._asked.items() if not column.is_zero]
 
     def select(self, wanted: torch.Tensor) -> None:
         """Continue the forward with tokens wanted [N] alone."""

@@ -146,7 +146,8 @@ class OpSet:
         provider = ALL_OPS[name].provider(chosen)
         takes_gate = provider is None or "gate" not in provider.lacks
         providers = {chosen, self.chosen[ACTIVATION_AND_MUL.name]}
-        if takes_gate and (len(providers) == 1 or all(map(is_cpu_kernel, providers))):
+        is_own = providers == {chosen} != {REFERENCE}
+        if takes_gate and (is_own or all(map(is_cpu_kernel, providers))):
             return partial(pack, gate=gate)
         return lambda *args, **kwargs: GatedMatrix(
             pack(*args, **kwargs), self.activation_and_mul, gate

@@ -12,7 +12,7 @@ from quire.rendering.output import Ending, OutputRenderer, OutputUpdate, TextDel
 from quire.rendering.output_reader import OutputReader
 from quire.rendering.prompt_pieces import PromptPieces
 from quire.rendering.renderer import Prompt, RenderedPrompt, Renderer, RendersChats
-from quire.rendering.request import RequestRenderer, truncated
+from quire.rendering.request import PromptAdapters, RequestRenderer, truncated
 from quire.rendering.stop import StopDelta, StopMatcher
 from quire.rendering.tokenizer import Tokenizer
 from quire.rendering.tokenizer_face import TokenizerFace
@@ -28,6 +28,7 @@ __all__ = [
     "OutputRenderer",
     "OutputUpdate",
     "Prompt",
+    "PromptAdapters",
     "PromptPieces",
     "RenderedPrompt",
     "Renderer",

@@ -11,8 +11,9 @@ import torch
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
 from quire.config.kv_layout import KVGroup
 from quire.layers import TokenColumns
+from quire.layers.token_columns import Variant
 from quire.runner.kernel_rows import KernelRows, RowList
-from quire.runner.rows import ScheduledRows
+from quire.runner.rows import ScheduledRows, Slots
 
 __all__ = ["BatchBuffers", "InputGatherer", "ModelInputs"]
 
@@ -72,13 +73,15 @@ class InputGatherer:
         *,
         whole_prompts: bool = False,
         position_axes: int = 1,
+        has: Callable[[str, Slots], bool] | None = None,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
         each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
         layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
         of them computes all. position_axes: as in `ModelSpec`; 1 if the position of a token is its
-        index."""
+        index. has: as `RowTable.has`; None to gather optional columns in every step."""
         self._rows = rows
+        self._has = has
         self._send = send
         self._kv = kv
         self._backends = tuple(backends)
@@ -93,12 +96,29 @@ class InputGatherer:
         self._host_starts = np.arange(len(rows.starts), dtype=np.int32)
 
     @property
+    def variant(self) -> Variant:
+        """The optional columns that forwards of the rows that were sent read."""
+        return self._columns.variant
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """All that there may be."""
+        return self._columns.variants
+
+    def choose(self, variant: Variant) -> None:
+        """Have the next forwards be of a variant, until rows are sent."""
+        self._columns.choose(variant)
+
+    @property
     def longest(self) -> int:
         """No sequence is longer, in tokens."""
         return self._rows.token_ids.shape[1]
 
     def send(self, rows: ScheduledRows) -> None:
         """Say which rows compute next."""
+        if self._has is not None:
+            names = self._columns.variants[-1]
+            self._columns.choose(tuple(name for name in names if self._has(name, rows.slots)))
         starts = self._host_starts[: len(rows.slots) + 1]
         if len(rows.slots) != rows.num_tokens.sum():
             starts = np.zeros(len(rows.slots) + 1, np.int32)
@@ -172,8 +192,8 @@ class InputGatherer:
             def of_tokens(column: torch.Tensor) -> torch.Tensor:
                 return column[columns[0]].repeat_interleave(counts, output_size=num_tokens)
 
-            for name, values in batch.columns.items():
-                values[:num_tokens] = of_tokens(getattr(source, name))
+            for name in self._columns.read:
+                batch.columns[name][:num_tokens] = of_tokens(getattr(source, name))
             if self._has_offsets:
                 batch.positions[:num_tokens] += of_tokens(source.position_offset)
         longest = int((rows.num_computed + rows.num_tokens).max())

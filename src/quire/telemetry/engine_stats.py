@@ -94,7 +94,8 @@ class EngineStats(SchedulerStats):
     step_tokens: per bucket of `STEP_TOKEN_BOUNDS`, steps that sampled at most so many tokens.
     requests_total: taken. refused_total: requests that the core could never serve. aborted_total:
     sequences that clients ended early. garbled_messages_total: messages of clients that could not
-    be read.
+    be read. max_adapters: slots of adapters. running_adapters, waiting_adapters: names of those
+    that requests have, or wait for.
     """
 
     generation_tokens_total: int = 0
@@ -106,6 +107,9 @@ class EngineStats(SchedulerStats):
     )
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)
     garbled_messages_total: int = _reading(("quire:garbled_messages", "Between front and core."))
+    max_adapters: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, scheduler: SchedulerStats, **own: Any) -> Self:

@@ -84,6 +84,7 @@ def _on_host(
         loaded.columns,
         whole_prompts=loaded.whole_prompts,
         position_axes=loaded.spec.position_axes,
+        has=rows.has,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0

@@ -134,7 +134,7 @@ def load(
             settings.chosen.max_lora_rank,
             dtype,
             device,
-            columns.column(ADAPTER_COLUMN),
+            columns.column(ADAPTER_COLUMN, optional=True),
             ops.low_rank,
         )
     factory = LayerFactory(

@@ -333,9 +333,8 @@ def _bank_of(loaded: LoadedModel, settings: WorkerSettings) -> AdapterBank | Non
     if loaded.adapters is None:
         return None
     chosen = settings.chosen
-    most = max(chosen.max_cpu_loras or chosen.max_loras, chosen.max_loras)
     dtype: torch.dtype = getattr(torch, chosen.dtype)
-    return AdapterBank(loaded.model, loaded.adapters, dtype, most)
+    return AdapterBank(loaded.model, loaded.adapters, dtype, chosen.adapters_in_host)
 
 
 def _own_memory(settings: WorkerSettings, device: torch.device) -> DeviceMemory | None:

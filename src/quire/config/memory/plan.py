@@ -122,8 +122,8 @@ def weight_bytes(
 
 
 def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
-    """Places for LoRA adapters, which are taken whatever is loaded: B, and A for up to three parts
-    of each matrix (q, k and v)."""
+    """Places for LoRA adapters, which are taken whatever is loaded, and adapters in host memory of
+    the largest rank: B, and A for up to three parts of each matrix (q, k and v)."""
     if not settings.enable_lora:
         return 0
     per_rank = sum(
@@ -131,7 +131,8 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
         for shape in spec.matrices
         if not shape.is_head
     )
-    return settings.max_loras * settings.max_lora_rank * per_rank * spec.dtype_bytes
+    num_adapters = settings.max_loras + settings.adapters_in_host
+    return num_adapters * settings.max_lora_rank * per_rank * spec.dtype_bytes
 
 
 def _weight_bytes(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from quire.errors import RequestError
 from quire.protocol.adapters import AdapterRef
@@ -18,9 +19,9 @@ Then slots are left to run empty."""
 
 @dataclass(slots=True)
 class _Slot:
-    """digest: of the adapter that it has, or gets. done: once it has it."""
+    """ref: of the adapter that it has, or gets. done: once it has it."""
 
-    digest: str
+    ref: AdapterRef
     done: Future[None]
     last_used: int
 
@@ -74,6 +75,17 @@ class AdapterSlots:
                 left[0].num_passes += 1
         self._waiting = left
 
+    def stats(self) -> Mapping[str, Any]:
+        """Return the fields of `EngineStats` on adapters."""
+        in_use = self._in_use()
+        running = {slot.ref.name for i, slot in self._slots.items() if i in in_use}
+        waiting = {each.ref.name for each in self._waiting}
+        return {
+            "max_adapters": self._num_slots,
+            "running_adapters": tuple(sorted(running)),
+            "waiting_adapters": tuple(sorted(waiting)),
+        }
+
     def _serve(self, waiting: _Waiting, busy: set[int]) -> bool:
         """Return whether this one need not wait any more. busy: slots that nobody else may get."""
         found = self._slot_of(waiting.ref.digest)
@@ -95,7 +107,7 @@ class AdapterSlots:
         return True
 
     def _slot_of(self, digest: str) -> int | None:
-        return next((i for i, slot in self._slots.items() if slot.digest == digest), None)
+        return next((i for i, slot in self._slots.items() if slot.ref.digest == digest), None)
 
     def _begin(self, ref: AdapterRef, busy: set[int]) -> None:
         """Read an adapter into a slot, if there is one for it."""
@@ -110,4 +122,4 @@ class AdapterSlots:
             done = Future[None]()
             done.set_exception(error)
         busy.add(chosen)
-        self._slots[chosen] = _Slot(ref.digest, done, self._clock)
+        self._slots[chosen] = _Slot(ref, done, self._clock)

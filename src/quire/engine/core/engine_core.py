@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -158,6 +158,10 @@ class EngineCore:
                     each.opened(ticket, each.future.result())
                 else:
                     self._scheduler.opening_refused(ticket, _as_ours(error))
+
+    def adapter_stats(self) -> Mapping[str, Any]:
+        """Return the fields of `EngineStats` on adapters."""
+        return {} if self._adapters is None else self._adapters.stats()
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. EngineUnavailableError while the engine sleeps."""

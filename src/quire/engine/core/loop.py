@@ -186,6 +186,7 @@ class CoreLoop:
         self._stats_due = now + STATS_INTERVAL_S
         self._progress.stats = EngineStats.of(
             self._core.stats(),
+            **self._core.adapter_stats(),
             step_seconds_total=self._step_seconds,
             step_tokens=tuple(self._step_tokens),
             garbled_messages_total=self._num_garbled,

@@ -9,7 +9,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix
-from quire.ops.linear.plain.contract import IntoMatrix
+from quire.ops.linear.plain.contract import GatedPacked, IntoMatrix
 from quire.quantization.packed.stored import StoredMatrix
 
 __all__ = ["PanelMatrix", "PermutedMatrix", "SideBySide"]
@@ -82,6 +82,10 @@ class PermutedMatrix:
             self._matrix.into(taken, out)
         else:
             out.copy_(self._matrix(taken, out.dtype))
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self._matrix, GatedPacked), "it was packed for a gate"
+        return self._matrix.ungated(x.index_select(-1, self._order))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._take(self._matrix.rows(ids), self._places)

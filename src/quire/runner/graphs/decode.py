@@ -140,7 +140,9 @@ class DecodeSteps:
         compute: Callable[[int], torch.Tensor],
     ) -> DecodeGraph | None:
         size = graphs.size_for(num_rows)
-        return None if size is None else graphs.get(size, lambda size: self._record(size, compute))
+        if size is None:
+            return None
+        return graphs.get(size, lambda size: self._record(size, compute), self._inputs.variant)
 
     def _record(self, size: int, compute: Callable[[int], torch.Tensor]) -> DecodeGraph:
         recorder = self._recorder

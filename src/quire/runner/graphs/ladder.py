@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from quire.layers.token_columns import Variant
 from quire.ops.native.capture import ArenaFullError, NotCapturableError
 
 __all__ = ["LazyGraphs", "ladder"]
@@ -30,7 +31,11 @@ def ladder(largest: int) -> tuple[int, ...]:
 
 class LazyGraphs(Generic[Recorded]):
     """Steps are padded to the sizes of a ladder. A size is recorded after it was computed a few
-    times, so that a start waits for none. If recording fails, steps go on without graphs."""
+    times, so that a start waits for none. If recording fails, steps go on without graphs.
+
+    recorded: by size. of_variants: of all variants (`TokenColumns`), of which `recorded` is that
+    without optional columns.
+    """
 
     def __init__(
         self,
@@ -45,28 +50,32 @@ class LazyGraphs(Generic[Recorded]):
         self._sizes = sizes
         self._wanted = wanted
         self._steps_between = steps_between
-        self._counts: Counter[int] = Counter()
+        self._counts: Counter[tuple[int, Variant]] = Counter()
         self._since_last = steps_between
         self.recorded: dict[int, Recorded] = {}
+        self.of_variants: dict[Variant, dict[int, Recorded]] = {(): self.recorded}
 
     def size_for(self, count: int) -> int | None:
         """The smallest size that holds `count`, or None if no graph does."""
         at = bisect_left(self._sizes, count)
         return self._sizes[at] if at < len(self._sizes) else None
 
-    def get(self, size: int, record: Callable[[int], Recorded]) -> Recorded | None:
+    def get(
+        self, size: int, record: Callable[[int], Recorded], variant: Variant = ()
+    ) -> Recorded | None:
         """Return the recording for a size, made now if it is its turn; None to compute the step
-        without."""
+        without. variant: of the step; each has its own."""
         self._since_last += 1
-        known = self.recorded.get(size)
+        recorded, key = self._of(variant), (size, variant)
+        known = recorded.get(size)
         if known is not None or not self._sizes:
             return known
-        self._counts[size] += 1
-        if self._counts[size] <= self._wanted or self._since_last <= self._steps_between:
+        self._counts[key] += 1
+        if self._counts[key] <= self._wanted or self._since_last <= self._steps_between:
             return None
         self._since_last = 0
         try:
-            self.recorded[size] = record(size)
+            recorded[size] = record(size)
         except ArenaFullError as error:
             self._sizes = tuple(each for each in self._sizes if each < size)
             self._log(logging.WARNING, f"of {size} rows and more are not captured: {error}")
@@ -76,7 +85,10 @@ class LazyGraphs(Generic[Recorded]):
         except Exception:  # noqa: BLE001  whatever it is, steps do without graphs
             self.end()
             _log.warning("steps are not captured in graphs any more", exc_info=True)
-        return self.recorded.get(size)
+        return recorded.get(size)
+
+    def _of(self, variant: Variant) -> dict[int, Recorded]:
+        return self.of_variants.setdefault(variant, {})
 
     def end(self) -> None:
         """Capture and replay no more."""

@@ -1,4 +1,4 @@
-"""One graph of the forward of any tokens, for machines where a replay may be told their number."""
+"""The forward of any tokens, captured for machines where a replay may be told their number."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import torch
 
 from quire.attention import StepInputs
+from quire.layers.token_columns import Variant
 from quire.models import CausalLM
 from quire.ops.native.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
 from quire.ops.native.replay import NotCapturableError
@@ -41,7 +42,10 @@ class SizedGraph:
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._wanted = torch.zeros(max_tokens, dtype=torch.int64)
         largest = (max_tokens, max_rows, max_tokens)
-        self.calls: SizedCalls = capture_sizes(team, arena, self._compute, largest)
+        self.calls: dict[Variant, SizedCalls] = {}
+        for variant in inputs.variants:
+            inputs.choose(variant)
+            self.calls[variant] = capture_sizes(team, arena, self._compute, largest)
 
     @classmethod
     def captured(
@@ -79,7 +83,8 @@ class SizedGraph:
         wanted = torch.arange(num_tokens) if step.wanted_tokens is None else step.wanted_tokens
         self._starts[: num_rows + 1] = step.query_start_loc
         self._wanted[: len(wanted)] = wanted
-        return self.calls.replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
+        calls = self.calls[self._inputs.variant]
+        return calls.replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
 
     def _compute(self, num_tokens: int, num_rows: int, num_wanted: int) -> torch.Tensor:
         batch = self._batch.of_size(num_tokens, num_rows)

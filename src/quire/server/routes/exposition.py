@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -21,7 +22,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
-__all__ = ["Exposition"]
+__all__ = ["Exposition", "adapters_metric"]
 
 _LABELS = ("model_name", "engine")
 _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
@@ -29,7 +30,7 @@ _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
 
 class Exposition:
     """The text of one scrape. Names and label sets are closed: nothing of a request's text is in
-    them."""
+    them, but for the names of adapters that there are."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -63,6 +64,8 @@ class _ServerCollector(Collector):
         yield from self._histograms(fronts.metrics, labels)
         yield _step_tokens(stats, labels)
         yield _accepted_drafts(stats, labels)
+        if stats.max_adapters:
+            yield adapters_metric(stats)
         yield from self._http(fronts.metrics)
         yield from self._state()
 
@@ -192,6 +195,18 @@ def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
     )
     for place, count in enumerate(stats.accepted_drafts_at):
         family.add_metric((*labels, str(place)), float(count))
+    return family
+
+
+def adapters_metric(stats: EngineStats) -> Metric:
+    """The time of the scrape, labelled with the adapters of requests."""
+    family = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "LoRA adapters of requests.",
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    )
+    names = (",".join(each) for each in (stats.running_adapters, stats.waiting_adapters))
+    family.add_metric((str(stats.max_adapters), *names), time.time())
     return family
 
 

@@ -1,5 +1,6 @@
 // y = x Wᵀ + b with weights that are entries of tables times scales, to which single numbers may be
 // added. Some panels at a time are widened to a float type and multiplied as those of linear.cpp.
+#include <algorithm>
 #include <vector>
 
 #include "linear/arithmetic.h"
@@ -193,7 +194,7 @@ const float* biases_of(const Problem& problem, int64_t column, int64_t width,
   if (problem.bias == nullptr || !problem.outputs.gated()) {
     return problem.bias == nullptr ? nullptr : problem.bias + column;
   }
-  const float* up = problem.bias + problem.outputs.width();
+  const float* up = problem.bias + problem.outputs.part();
   both.assign(problem.bias + column, problem.bias + column + width);
   both.insert(both.end(), up + column, up + column + width);
   return both.data();
@@ -215,18 +216,26 @@ int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> wide
   W* widened = static_cast<W*>(thread_scratch<Widened>(most * group_bytes));
   if (widened == nullptr) return 2;
   std::vector<float> both;
+  std::vector<Y> halves;  // of some columns, where no gate joins them
   for (int64_t first = 0; first < groups; first += most) {
     const int64_t count = std::min(most, groups - first), column = first * kWidth;
     parallel_for(count * in_turn, kWorkPerTask / (elements + 1) + 1, problem.team, [&](int64_t i) {
       widen(matrix, first * in_turn + i, widened + i * elements);
     });
     Problem part = problem;
-    const int64_t width = std::min(count * kWidth, outputs.width() - column);
+    const int64_t width = std::min(count * kWidth, outputs.part() - column);
+    const bool apart = outputs.gate == kApart;
     part.outputs.count = in_turn * width;
-    part.outputs.y_stride = outputs.stride();
+    part.outputs.y_stride = apart ? 2 * width : outputs.stride();
+    if (apart) halves.resize(problem.rows * 2 * width);
+    Y* const to = apart ? halves.data() : y + column;
     part.bias = biases_of(problem, column, width, both);
-    const int failed = multiply_any(part, x, static_cast<const W*>(widened), y + column);
+    const int failed = multiply_any(part, x, static_cast<const W*>(widened), to);
     if (failed != 0) return failed;
+    for (int64_t half = 0; apart && half < 2 * problem.rows; ++half) {
+      Y* const row = y + half / 2 * outputs.stride() + half % 2 * outputs.part() + column;
+      std::copy_n(to + half * width, width, row);
+    }
   }
   return 0;
 }

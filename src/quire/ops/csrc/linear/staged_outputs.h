@@ -44,8 +44,10 @@ class StagedOutputs {
   bool takes(int64_t index, int64_t first, int64_t last) const {
     const int64_t column = outputs_.column(index) - first_column_;
     return first == first_row_ && last == last_row_ &&
-           (outputs_.is_second(index) ? column == columns_ - kWidth
-                                      : column == columns_ && columns_ < room_);
+           (outputs_.applies(index)
+                ? column == columns_ - kWidth
+                : column == columns_ && columns_ < room_ &&
+                      outputs_.end(first_column_) == outputs_.end(first_column_ + column));
   }
   // Must come before the columns of these rows, at most kMostRows.
   void make_room(int64_t index, int64_t first, int64_t last) {
@@ -83,7 +85,7 @@ class StagedOutputs {
   }
 
   void write() const {
-    const int64_t count = std::min(columns_, outputs_.width() - first_column_);
+    const int64_t count = std::min(columns_, outputs_.end(first_column_) - first_column_);
     const int64_t stride = outputs_.stride();
     const Y* from = staged_;
     Y* to = y_ + first_row_ * stride + first_column_;

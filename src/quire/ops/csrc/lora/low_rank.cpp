@@ -1,16 +1,60 @@
 // Low-rank additions to the outputs of a projection, a different one for each row.
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "native/parallel.h"
 #include "native/replay.h"
+#include "native/scratch.h"
 #include "native/simd.h"
 
 namespace quire {
 namespace {
 
 constexpr int kTogether = 4;              // rows of A that share what is loaded of x
+constexpr int kRows = kLanes == 16 ? 4 : 2;  // of one adapter, that share what is loaded of it
+constexpr int kVectors = 4;               // of outputs that a row computes at once
 constexpr int64_t kOutputsPerTask = 512;  // a piece of a row: one decode row may be wide
-constexpr int64_t kRowsPerTask = 4;
+constexpr int64_t kTilesPerTask = 4;
+
+// Rows of one adapter. Those of a tile need not be neighbours.
+struct Tile {
+  int64_t adapter, count, rows[kRows];
+};
+
+// The rows that have an adapter, in tiles; null without memory.
+struct Tiles {
+  Tiles(const int64_t* slots, int64_t rows, int64_t adapters) {
+    const size_t bytes = rows * sizeof(Tile) + adapters * sizeof(Tile*);
+    first = static_cast<Tile*>(thread_scratch<Tiles>(bytes + 1));
+    if (first == nullptr) return;
+    Tile** const open = reinterpret_cast<Tile**>(first + rows);
+    std::memset(open, 0, adapters * sizeof(Tile*));
+    for (int64_t row = 0; row < rows; ++row) {
+      if (slots[row] == 0) continue;
+      Tile*& tile = open[slots[row] - 1];
+      if (tile == nullptr || tile->count == kRows) {
+        tile = first + count++;
+        tile->adapter = slots[row] - 1;
+        tile->count = 0;
+      }
+      tile->rows[tile->count++] = row;
+    }
+  }
+  Tile* first;
+  int64_t count = 0;
+};
+
+// f(n) with n of a type that holds the number of rows of the tile.
+template <class F>
+QUIRE_INLINE void with_count(const Tile& tile, F&& f) {
+  switch (tile.count) {
+    case 1: return f(std::integral_constant<int, 1>());
+    case 2: return f(std::integral_constant<int, 2>());
+    case 3: return f(std::integral_constant<int, std::min(3, kRows)>());
+    default: return f(std::integral_constant<int, kRows>());
+  }
+}
 
 // f(vector index, vector) over a row of `count` elements; the last one may be filled up with zeros.
 template <class E, class F>
@@ -31,40 +75,78 @@ QUIRE_INLINE vf load_part(const E* row, int64_t i, int64_t count) {
   return load(rest);
 }
 
-// out[r] = A[r] · x for `count` <= kTogether rows of A.
-template <class E>
-void products(const E* a, const E* x, int64_t inputs, int64_t count, float* out) {
-  vf sums[kTogether] = {zero(), zero(), zero(), zero()};
+// out[n][r] = A[r] · x[n] for kCount rows of x and `count` <= kTogether rows of A. The sums of a row
+// are the same whatever the others are.
+template <int kCount, class E>
+void products(const E* a, const E* const* x, int64_t inputs, int64_t count, float* const* out) {
+  vf sums[kCount][kTogether];
+  for (auto& of_row : sums) {
+    for (vf& each : of_row) each = zero();
+  }
   const E* rows[kTogether];
   for (int r = 0; r < kTogether; ++r) rows[r] = a + (r < count ? r : count - 1) * inputs;
-  each_vector(x, inputs, [&](int64_t i, vf values) {
+  each_vector(x[0], inputs, [&](int64_t i, vf first) {
+    vf of_a[kTogether];
     QUIRE_UNROLL
-    for (int r = 0; r < kTogether; ++r) {
-      sums[r] = fma(load_part(rows[r], i, inputs), values, sums[r]);
+    for (int r = 0; r < kTogether; ++r) of_a[r] = load_part(rows[r], i, inputs);
+    QUIRE_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      const vf values = n == 0 ? first : load_part(x[n], i, inputs);
+      QUIRE_UNROLL
+      for (int r = 0; r < kTogether; ++r) sums[n][r] = fma(of_a[r], values, sums[n][r]);
     }
   });
-  for (int64_t r = 0; r < count; ++r) out[r] = sum(sums[r]);
+  for (int n = 0; n < kCount; ++n) {
+    for (int64_t r = 0; r < count; ++r) out[n][r] = sum(sums[n][r]);
+  }
 }
 
-// y += scale · Σ t[r] B[r] for outputs [first, last).
-template <class E>
-void expand(const E* b, int64_t outputs, const float* t, int64_t rank, float scale, E* y,
-            int64_t first, int64_t last) {
+// y[n] += scale · Σ t[n][r] B[r] for kWide vectors of outputs from `o` on, of which there are `end`.
+template <int kCount, int kWide, class E>
+QUIRE_INLINE void expand_vectors(const E* b, int64_t outputs, const float* const* t, int64_t rank,
+                                 float scale, E* const* y, int64_t o, int64_t end) {
+  vf total[kCount][kWide];
+  for (auto& of_row : total) {
+    for (vf& each : of_row) each = zero();
+  }
+  for (int64_t r = 0; r < rank; ++r) {
+    vf of_b[kWide];
+    QUIRE_UNROLL
+    for (int v = 0; v < kWide; ++v) of_b[v] = load_part(b + r * outputs + o, v * kLanes, end);
+    QUIRE_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      const vf factor = set1(t[n][r]);
+      QUIRE_UNROLL
+      for (int v = 0; v < kWide; ++v) total[n][v] = fma(factor, of_b[v], total[n][v]);
+    }
+  }
   const vf factor = set1(scale);
-  for (int64_t o = first; o < last; o += kLanes) {
-    const int64_t end = last - o;
-    vf total = zero();
-    for (int64_t r = 0; r < rank; ++r) {
-      total = fma(set1(t[r]), load_part(b + r * outputs + o, 0, end), total);
+  for (int n = 0; n < kCount; ++n) {
+    for (int v = 0; v < kWide; ++v) {
+      E* const to = y[n] + o + v * kLanes;
+      const int64_t left = end - v * kLanes;
+      const vf value = fma(factor, total[n][v], load_part(y[n] + o, v * kLanes, end));
+      if (left >= kLanes) {
+        store(to, value);
+        continue;
+      }
+      E rest[kLanes];
+      store(rest, value);
+      std::memcpy(to, rest, left * sizeof(E));
     }
-    const vf value = fma(factor, total, load_part(y + o, 0, end));
-    if (end >= kLanes) {
-      store(y + o, value);
-      continue;
-    }
-    E rest[kLanes];
-    store(rest, value);
-    std::memcpy(y + o, rest, end * sizeof(E));
+  }
+}
+
+// The same for outputs [first, last).
+template <int kCount, class E>
+void expand(const E* b, int64_t outputs, const float* const* t, int64_t rank, float scale,
+            E* const* y, int64_t first, int64_t last) {
+  int64_t o = first;
+  for (; o + kVectors * kLanes <= last; o += kVectors * kLanes) {
+    expand_vectors<kCount, kVectors>(b, outputs, t, rank, scale, y, o, last - o);
+  }
+  for (; o < last; o += kLanes) {
+    expand_vectors<kCount, 1>(b, outputs, t, rank, scale, y, o, last - o);
   }
 }
 
@@ -82,19 +164,28 @@ QUIRE_API int quire_low_rank_shrink(const void* x, int64_t x_stride, const int64
   for (int64_t i = 0; i < rows; ++i) {
     if (slots[i] < 0 || slots[i] > adapters) return 3;
   }
+  const Tiles tiles(slots, rows, adapters);
+  if (tiles.first == nullptr) return 2;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    const int64_t groups = (rank + kTogether - 1) / kTogether, per_row = parts * groups;
-    parallel_for(rows * per_row, per_row > 8 ? 4 : kRowsPerTask * per_row, team, [&](int64_t task) {
-      const int64_t row = task / per_row, part = task % per_row / groups;
-      if (slots[row] == 0) return;
-      const int64_t adapter = slots[row] - 1, first = task % groups * kTogether;
-      const int64_t left = ranks[adapter * parts + part] - first;
+    const int64_t groups = (rank + kTogether - 1) / kTogether, per_tile = parts * groups;
+    const int64_t at_once = per_tile > 8 ? 4 : kTilesPerTask * per_tile;
+    parallel_for(tiles.count * per_tile, at_once, team, [&](int64_t task) {
+      const Tile& tile = tiles.first[task / per_tile];
+      const int64_t part = task % per_tile / groups, first = task % groups * kTogether;
+      const int64_t left = ranks[tile.adapter * parts + part] - first;
       if (left <= 0) return;
       const int64_t line = part * rank + first;
-      products(static_cast<const E*>(a) + (adapter * parts * rank + line) * inputs,
-               static_cast<const E*>(x) + row * x_stride, inputs,
-               left < kTogether ? left : kTogether, t + row * parts * rank + line);
+      const E* of_x[kRows];
+      float* out[kRows];
+      for (int64_t n = 0; n < tile.count; ++n) {
+        of_x[n] = static_cast<const E*>(x) + tile.rows[n] * x_stride;
+        out[n] = t + tile.rows[n] * parts * rank + line;
+      }
+      with_count(tile, [&](auto count) {
+        products<count>(static_cast<const E*>(a) + (tile.adapter * parts * rank + line) * inputs,
+                        of_x, inputs, left < kTogether ? left : kTogether, out);
+      });
     });
   });
 }
@@ -105,25 +196,33 @@ QUIRE_REPLAYABLE(quire_low_rank_shrink)
 QUIRE_API int quire_low_rank_expand(const float* t, const int64_t* slots, const void* b,
                                     const int64_t* ranks, const float* scales, const int64_t* ends,
                                     void* y, int64_t y_stride, int64_t rows, int64_t outputs,
-                                    int64_t parts, int64_t rank, int32_t dtype,
+                                    int64_t adapters, int64_t parts, int64_t rank, int32_t dtype,
                                     quire::Team* team) {
   using namespace quire;
+  const Tiles tiles(slots, rows, adapters);
+  if (tiles.first == nullptr) return 2;
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     const int64_t pieces = (outputs + kOutputsPerTask - 1) / kOutputsPerTask;
-    parallel_for(rows * pieces, kRowsPerTask, team, [&](int64_t task) {
-      const int64_t row = task / pieces, begin = task % pieces * kOutputsPerTask;
-      if (slots[row] == 0) return;
-      const int64_t adapter = slots[row] - 1;
+    parallel_for(tiles.count * pieces, kTilesPerTask, team, [&](int64_t task) {
+      const Tile& tile = tiles.first[task / pieces];
+      const int64_t begin = task % pieces * kOutputsPerTask;
       const int64_t end = begin + kOutputsPerTask < outputs ? begin + kOutputsPerTask : outputs;
       for (int64_t part = 0, from = 0; part < parts; from = ends[part++]) {
-        const int64_t its = ranks[adapter * parts + part];
+        const int64_t its = ranks[tile.adapter * parts + part];
         const int64_t first = from > begin ? from : begin;
         const int64_t last = ends[part] < end ? ends[part] : end;
         if (its == 0 || first >= last) continue;
-        expand(static_cast<const E*>(b) + adapter * rank * outputs, outputs,
-               t + (row * parts + part) * rank, its, scales[adapter * parts + part],
-               static_cast<E*>(y) + row * y_stride, first, last);
+        const float* of_t[kRows];
+        E* to[kRows];
+        for (int64_t n = 0; n < tile.count; ++n) {
+          of_t[n] = t + (tile.rows[n] * parts + part) * rank;
+          to[n] = static_cast<E*>(y) + tile.rows[n] * y_stride;
+        }
+        with_count(tile, [&](auto count) {
+          expand<count>(static_cast<const E*>(b) + tile.adapter * rank * outputs, outputs, of_t, its,
+                        scales[tile.adapter * parts + part], to, first, last);
+        });
       }
     });
   });

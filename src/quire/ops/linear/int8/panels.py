@@ -10,7 +10,7 @@ from quire.ops.linear.plain.contract import refuse_rows
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_ids, row_stride
 from quire.ops.native.replay import KernelCall
-from quire.ops.pointwise.activation.cpu import gate_code
+from quire.ops.pointwise.activation.cpu import APART, gate_code
 
 __all__ = ["IntegerPanels", "pad_columns"]
 
@@ -63,14 +63,24 @@ class IntegerPanels:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._into(x, out, self._gate_code)
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype)
+        self._into(x, out, gate_code(None) if self._gate is None else APART)
+        return out
+
+    def _into(self, x: torch.Tensor, out: torch.Tensor, gate: int) -> None:
         rows = input_rows(x, self._depth)
-        self._call(self._name, *self._arguments(rows, out))
+        self._call(self._name, *self._arguments(rows, out, gate))
 
     def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
         """Return the call that `into` makes of rows x, whose elements are neighbours."""
-        return self._library.record(self._name, self._arguments(x, out))
+        return self._library.record(self._name, self._arguments(x, out, self._gate_code))
 
-    def _arguments(self, rows: torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
+    def _arguments(
+        self, rows: torch.Tensor, out: torch.Tensor, gate: int
+    ) -> tuple[int | None, ...]:
         return (
             rows.data_ptr(),
             rows.stride(0),
@@ -83,7 +93,7 @@ class IntegerPanels:
             *self._sizes,
             DTYPE_CODES[rows.dtype],
             DTYPE_CODES[out.dtype],
-            self._gate_code,
+            gate,
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
         call(
             "low_rank_expand", t.data_ptr(), where, tables.b.data_ptr(), ranks,
             tables.scales.data_ptr(), tables.ends.data_ptr(), y.data_ptr(), y.stride(0), rows,
-            outputs, parts, rank, code,
+            outputs, adapters, parts, rank, code,
         )  # fmt: skip
 
     return low_rank

@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.ops.pointwise.activation.contract import resolve_gate
 
 __all__ = [
+    "GatedPacked",
     "NO_GATE",
     "NO_PARTIAL",
     "IntoMatrix",
@@ -39,6 +40,16 @@ class PackedMatrix(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] integers → the rows W[ids], [T, I] (a tied embedding): bit for bit, or in the
         dtype that a matrix of integers was made for. A gated one may refuse (EngineError)."""
+        ...
+
+
+@runtime_checkable
+class GatedPacked(Protocol):
+    """`PackedMatrix` with a gate, which can leave it to others."""
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, I] → x Wᵀ + b, [T, O] in x's dtype, of which `activation_and_mul` gives what the
+        matrix gives, bit for bit."""
         ...
 
 

@@ -18,7 +18,7 @@ from quire.ops.native.cpu_provider import (
 )
 from quire.ops.native.replay import KernelCall
 from quire.ops.native.weight_arena import WeightArena
-from quire.ops.pointwise.activation.cpu import gate_code
+from quire.ops.pointwise.activation.cpu import APART, gate_code
 
 __all__ = ["bind"]
 
@@ -79,14 +79,24 @@ class _CpuMatrix:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._into(x, out, self._gate_code)
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype)
+        self._into(x, out, gate_code(None) if self._gate is None else APART)
+        return out
+
+    def _into(self, x: torch.Tensor, out: torch.Tensor, gate: int) -> None:
         rows = input_rows(x, self._depth)
-        self._call("linear", *self._arguments(rows, out))
+        self._call("linear", *self._arguments(rows, out, gate))
 
     def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
         """Return the call that `into` makes of rows x, whose elements are neighbours."""
-        return self._library.record("linear", self._arguments(x, out))
+        return self._library.record("linear", self._arguments(x, out, self._gate_code))
 
-    def _arguments(self, rows: torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
+    def _arguments(
+        self, rows: torch.Tensor, out: torch.Tensor, gate: int
+    ) -> tuple[int | None, ...]:
         return (
             rows.data_ptr(),
             rows.stride(0),
@@ -100,7 +110,7 @@ class _CpuMatrix:
             DTYPE_CODES[rows.dtype],
             DTYPE_CODES[out.dtype],
             self._code,
-            self._gate_code,
+            gate,
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -22,5 +22,8 @@ class GatedMatrix:
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._apply(self._matrix(x, out_dtype), self._gate)
 
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        return self._matrix(x)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._matrix.rows(ids)

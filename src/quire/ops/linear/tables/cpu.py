@@ -22,7 +22,7 @@ from quire.ops.native.cpu_provider import (
     row_stride,
 )
 from quire.ops.native.weight_arena import WeightArena
-from quire.ops.pointwise.activation.cpu import gate_code
+from quire.ops.pointwise.activation.cpu import APART, gate_code
 
 __all__ = ["bind"]
 
@@ -91,6 +91,14 @@ class _CpuTables:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self._width)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._into(x, out, self._gate_code)
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype)
+        self._into(x, out, gate_code(None) if self._gate is None else APART)
+        return out
+
+    def _into(self, x: torch.Tensor, out: torch.Tensor, gate: int) -> None:
         rows = input_rows(x, self._depth)
         self._call(
             "linear_tables",
@@ -105,7 +113,7 @@ class _CpuTables:
             DTYPE_CODES[x.dtype],
             DTYPE_CODES[out.dtype],
             DTYPE_CODES[self._dtype],
-            self._gate_code,
+            gate,
         )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,15 @@ from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
 from quire.ops.pointwise.activation.contract import resolve_gate, resolve_name
 
-__all__ = ["bind", "bind_with_mul", "gate_code"]
+__all__ = ["bind", "bind_with_mul", "APART", "gate_code"]
 
 # enum Activation of csrc/pointwise/activations.h
 _CODES: Mapping[str, int] = MappingProxyType(
     {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4}
 )
 _UNGATED = -1  # kUngated of csrc/pointwise/gate.h
+APART = -2
+"""kApart there: packed for a gate that something else applies."""
 
 
 def gate_code(gate: str | None) -> int:
