@@ -12,6 +12,7 @@ from tests.profiles import examples
 from quire.config.packed.table_format import TABLE_BITS, TableFormat
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Op, Provider, Team
+from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.linear.tables.cases import table_weight
 from quire.ops.linear.tables.contract import Tables
 from quire.ops.random_tensors import DTYPES, normal
@@ -93,6 +94,10 @@ def test_products_have_the_bits_of_plain_weights(
             torch.testing.assert_close(
                 found(x, out_dtype), wanted(x, out_dtype), rtol=0, atol=0, equal_nan=True
             )
+        if gate is not None:
+            assert isinstance(found, GatedPacked)
+            whole = provider.load()(weight, bias, dtype=dtype)
+            torch.testing.assert_close(found.ungated(x), whole(x), rtol=0, atol=0, equal_nan=True)
 
 
 @each_kernel
@@ -123,6 +128,7 @@ def test_a_matrix_of_many_pieces(kernel: tuple[Op, Provider]) -> None:
     for rows in (1, 40):
         torch.testing.assert_close(matrix(x[:rows]), wanted[:rows], rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(gated(x[:rows]), up[:rows], rtol=1e-3, atol=1e-3)
+        assert torch.equal(gated.ungated(x[:rows]), matrix(x[:rows]))
         out = torch.zeros(rows, 1010)
         matrix.into(x[:rows], out[:, 5:1005])
         assert torch.equal(out[:, 5:1005], matrix(x[:rows]))
