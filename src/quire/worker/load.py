@@ -164,7 +164,7 @@ def load(
     scales = _cache_scales(settings, kv_dtype)
     by_torch = formats.by_torch or is_generic
     by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
-    # Where kernels compute, torch's own threads have only loaded; a draft model left one of them.
+    # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
     is_by_torch = device.type == "cpu" and not by_kernels
     torch.set_num_threads(settings.chosen.num_threads if is_by_torch else 1)
     return LoadedModel(
