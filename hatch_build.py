@@ -27,7 +27,8 @@ class KernelBuildHook(BuildHookInterface[Any]):
             return
         build = _load(Path(self.root) / _BUILD_FILE)
         try:
-            libraries = build.compile_kernels(Path(self.root) / _LIBRARY_FOLDER)
+            folder = Path(self.root) / _LIBRARY_FOLDER
+            libraries = build.compile_kernels(folder, keep_current=True)
         except build.CompileError as error:
             self.app.display_warning(
                 f"quire is installed without its C++ kernels ({error}); it computes with plain "

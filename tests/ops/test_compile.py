@@ -69,6 +69,27 @@ def test_a_failed_compile_leaves_the_old_library(
     assert old.read_bytes() == b"old"
 
 
+def test_a_library_of_the_same_sources_is_kept(tmp_path: Path) -> None:
+    """Turns red when an install compiles what is there, or keeps what is of other sources."""
+    sources, output = tmp_path / "sources", tmp_path / "lib"
+    sources.mkdir()
+    info = sources / "build_info.cpp"
+    info.write_text('extern "C" const char* hash() { return QUIRE_BUILD_HASH; }\n')
+    libraries = compile_kernels(output, sources=sources)
+
+    def recompiled() -> list[bool]:
+        before = [library.stat().st_mtime_ns for library in libraries]
+        assert compile_kernels(output, sources=sources, keep_current=True) == libraries
+        times = zip(libraries, before, strict=True)
+        return [library.stat().st_mtime_ns > at for library, at in times]
+
+    assert not any(recompiled())
+    libraries[0].write_bytes(b"of other sources")
+    assert recompiled() == [True, *[False] * (len(libraries) - 1)]
+    info.write_text(info.read_text() + "// changed\n")
+    assert all(recompiled())
+
+
 def test_the_build_file_needs_neither_torch_nor_the_package() -> None:
     """Turns red when installing quire needs what is installed only afterwards."""
     spec = importlib.util.find_spec("quire.ops.compile.build")

@@ -147,9 +147,11 @@ def compile_kernels(
     sources: Path = SOURCE_FOLDER,
     isas: Sequence[str] | None = None,
     sanitize: bool = False,
+    keep_current: bool = False,
 ) -> tuple[Path, ...]:
     """Compile every instruction set of this architecture (or those named) into `output`.
 
+    keep_current: leave a library as it is if it was made of these sources; not of sanitized ones.
     Returns the libraries. Raises CompileError when there is no compiler, no instruction set for
     this architecture, or the compiler fails; libraries that exist are then left as they were.
     """
@@ -164,18 +166,24 @@ def compile_kernels(
     if not wanted:
         raise CompileError(f"no kernels for {platform.machine()} ({isas or 'any instruction set'})")
     output.mkdir(parents=True, exist_ok=True)
+    libraries = tuple(library_path(isa, output) for isa in wanted)
+    if keep_current:
+        wanted = [isa for isa in wanted if not _is_current(isa, sources, output)]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         build = _Build(compiler, sources, Path(scratch), pool, sanitize)
         built = build.libraries(wanted)
-        done: list[Path] = []
         for isa, library in zip(wanted, built, strict=True):
             target = library_path(isa, output)
             # A new file under the old name: a process that has the old one mapped keeps it.
             staged = target.with_suffix(f".{os.getpid()}.tmp")
             shutil.copyfile(library, staged)
             os.replace(staged, target)
-            done.append(target)
-    return tuple(done)
+    return libraries
+
+
+def _is_current(isa: Isa, sources: Path, output: Path) -> bool:
+    library = library_path(isa, output)
+    return library.exists() and build_hash(isa, sources).encode() in library.read_bytes()
 
 
 def _knows(compiler: str, flags: Sequence[str]) -> bool:
