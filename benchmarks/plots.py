@@ -1,4 +1,4 @@
-"""Draw docs/plots/*.svg from the committed results (`pip install quire[plots]`).
+"""Draw docs/plots/*.svg from the committed results (`pip install '.[plots]'`).
 
     python benchmarks/plots.py [--output-folder docs/plots]
 

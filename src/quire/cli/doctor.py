@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     env.check_kernels()
     if not options.json:
-        waiting = "comparing every kernel with its reference: seconds, on a busy machine a minute"
+        waiting = "comparing every kernel with its reference: on a busy machine this takes minutes"
         print(waiting, file=sys.stderr, flush=True)
     diagnosis = diagnose(seed=options.seed)
     print(

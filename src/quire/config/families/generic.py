@@ -41,7 +41,8 @@ def read_generic(raw: RawConfig, folder: Path, dtype: str) -> ModelSpec:
     """
     if not has_transformers():
         raise ConfigError(
-            "model_impl='transformers' needs that library: pip install 'quire[transformers]'"
+            "model_impl='transformers' needs that library in quire's environment: "
+            "pip install 'transformers>=5.24,<6'"
         )
     facts = _known(folder, raw)
     if "refused" in facts:
