@@ -1,12 +1,14 @@
 """Answers as objects, with the openai SDK against a running server.
 
-quire serve &
-python examples/structured_output.py http://127.0.0.1:8000/v1
+    quire serve &
+    python examples/structured_output.py [--url http://127.0.0.1:8000/v1]
+
+`City` is the form of the answers, a class of pydantic.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Literal
 
 import openai
@@ -61,8 +63,11 @@ def choose(client: openai.OpenAI, model: str, text: str, labels: list[str]) -> s
     return completion.choices[0].message.content or ""
 
 
-def main(base_url: str) -> None:
-    client = openai.OpenAI(base_url=base_url, api_key="none")
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Ask a server for answers as objects.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    options = parser.parse_args(arguments)
+    client = openai.OpenAI(base_url=options.url, api_key="none")
     model = client.models.list().data[0].id
     print(ask(client, model, "Describe the city of Nairobi."))
     pieces, city = stream(client, model, "Describe the city of Lima.")
@@ -71,4 +76,4 @@ def main(base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1")
+    main()

@@ -83,7 +83,7 @@ def test_structured_output(
     example: ModuleType, server: RunningServer, capsys: pytest.CaptureFixture[str]
 ):
     """Turns red when an answer is no instance, or a stream loses a piece of it."""
-    example.main(f"{server.url}/v1")
+    example.main(["--url", f"{server.url}/v1"])
     whole, streamed, choice = capsys.readouterr().out.splitlines()
     assert whole.startswith("name=")
     assert re.match(r"\d+ pieces: name=", streamed)
