@@ -3,6 +3,7 @@ kept."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from quire.engine.model_front import ModelFront
 from quire.server.requests.limits import Limits
+from quire.server.responses.turns import fewest_dropped, turn_starts
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
@@ -291,6 +293,9 @@ def test_reasoning_goes_back_sealed_or_open(
         }
         shown = prompt_of(server, client, [user, item, found.output[1].to_dict(), user])
         assert "They ask for the weather." in shown
+    more = {**thinking.to_dict(), "content": [{"type": "reasoning_text", "text": " And more."}]}
+    shown = prompt_of(server, client, [user, thinking.to_dict(), more, found.output[1].to_dict()])
+    assert "They ask for the weather. And more." in shown
     foreign = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAB=="}
     prompt_of(server, client, [user, foreign, user])
 
@@ -391,8 +396,9 @@ def test_pages_of_items(client: openai.OpenAI) -> None:
     assert len(pages.data) == 2 and pages.has_more and texts == ["0", "1", "2", "3", "4"]
     newest = client.responses.input_items.list(made.id, limit=1).data[0]
     assert newest.content[0].text == "4"  # type: ignore[union-attr]
-    with pytest.raises(openai.BadRequestError, match="limit is"):
-        client.responses.input_items.list(made.id, limit=0)
+    for limit in (0, "0" * 5000 + "10", "1" + "0" * 5000, "١"):
+        with pytest.raises(openai.BadRequestError, match="limit is"):
+            client.responses.input_items.list(made.id, limit=limit)  # type: ignore[arg-type]
 
 
 def test_tokens_are_counted(client: openai.OpenAI, server: RunningServer) -> None:
@@ -419,6 +425,28 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(
     assert "Stay." in shown and ASKED in shown and "answer 11" in shown and "answer 0<" not in shown
     timeline = waiting.get(f"{server.url}/admin/requests/too-long").json()
     assert 0 < timeline["num_dropped_turns"] < 12
+
+
+@pytest.mark.parametrize("highest", [0, 1, 2, 1000])
+def test_turns_are_dropped_in_few_attempts(highest: int) -> None:
+    """Fault: the conversation was rendered once for each turn that was dropped."""
+    for wanted in {0, 1, 2, 700, highest} & set(range(highest + 1)):
+        asked: list[int] = []
+
+        async def attempt(
+            number: int, wanted: int = wanted, asked: list[int] = asked
+        ) -> str | None:
+            asked.append(number)
+            return str(number) if number >= wanted else None
+
+        assert asyncio.run(fewest_dropped(attempt, highest)) == (str(wanted), wanted)
+        assert len(asked) <= 12 and len(set(asked)) == len(asked)
+
+
+def test_conversations_begin_at_the_users_messages() -> None:
+    roles = ["system", "developer", "assistant", "tool", "user", "assistant", "system", "user"]
+    assert turn_starts([{"role": role} for role in roles]) == [2, 4, 7]
+    assert turn_starts([{"role": "system"}]) == []
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
