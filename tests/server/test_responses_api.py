@@ -516,7 +516,10 @@ def test_a_response_in_the_background_is_cancelled() -> None:
         server.wait_until_open()
         with pytest.raises(openai.InternalServerError, match="max_background_responses"):
             client.responses.create(model=MODEL, input=ASKED, background=True)
-        with pytest.raises(openai.BadRequestError, match="is queued"):
+        wait_for(
+            lambda: client.responses.retrieve(made.id).status == "in_progress", "its beginning"
+        )
+        with pytest.raises(openai.BadRequestError, match="is in_progress"):
             client.responses.create(model=MODEL, input="x", previous_response_id=made.id)
         assert client.responses.cancel(made.id).status == "cancelled"
         wait_for(lambda: server.call(lambda: engine.num_unfinished) == 0, "end of the request")
@@ -526,6 +529,35 @@ def test_a_response_in_the_background_is_cancelled() -> None:
         plain = client.responses.create(model=MODEL, input=ASKED, max_output_tokens=1)
         with pytest.raises(openai.BadRequestError, match="not made in the background"):
             client.responses.cancel(plain.id)
+
+
+def test_each_key_has_its_own_room_in_the_background() -> None:
+    """Fault: one caller takes all of `max_background_responses`."""
+    engine = InMemoryClient()
+    engine.paused = True
+    limits = Limits(max_requests_per_key=2)
+    settings = ServerSettings(api_key=("one", "two"), disable_access_log=True, limits=limits)
+    with (
+        running_server(bundled_front(), settings, engine) as server,
+        _client(server.url, "one") as one,
+        _client(server.url, "two") as two,
+    ):
+        asked: Any = {"model": MODEL, "input": ASKED, "background": True, "max_output_tokens": 1}
+        first = [one.responses.create(**asked) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="max_requests_per_key"):
+            one.responses.create(**asked)
+        assert two.responses.create(**asked).status == "queued"
+        one.responses.cancel(first[0].id)
+
+        def has_room() -> bool:
+            try:
+                return one.responses.create(**asked).status == "queued"
+            except openai.RateLimitError:
+                return False
+
+        wait_for(has_room, "room for another one")
+        engine.paused = False
+        server.wait_until_idle()
 
 
 def test_each_key_sees_its_own() -> None:

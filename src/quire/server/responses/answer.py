@@ -134,6 +134,8 @@ class ResponsesAnswer:
                     self._take(delta, generation)
 
             self.response.status = "in_progress"
+            if self.response.background:
+                self._put(None)
             await generation.run(take, NeverFull())
         self._keep(generation)
         return encode(self.response)
