@@ -14,8 +14,11 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from quire.dialect import CallArguments, CallStart, Reasoning, Text
 from quire.engine.model_front import ModelFront
 from quire.server.requests.limits import Limits
+from quire.server.responses.items import ItemReader
+from quire.server.responses.tools import GivenTools
 from quire.server.responses.turns import fewest_dropped, turn_starts
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -262,6 +265,36 @@ def test_log_probabilities(client: openai.OpenAI, script: Script) -> None:
     assert part.type == "output_text" and part.logprobs
     assert "".join(each.token for each in part.logprobs).strip() == "It is warm."
     assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+
+
+def test_log_probabilities_of_tokens_without_text() -> None:
+    """Fault: the first tokens of a character, and what stop strings hold back, had none."""
+    reader = ItemReader("1", GivenTools(), seals=False)
+    events = list(reader.take([Reasoning("Hm.")]))
+    events += reader.take([], ["</think>"])
+    for parts, logprobs in (
+        ([Text("\n")], ["newline"]), ([], ["f0"]), ([Text("🙂")], ["9f"]), ([], ["3"]),
+        ([Text("12")], ["4"]), ([], ["last"]),
+    ):  # fmt: skip
+        events += reader.take(parts, logprobs)
+    events += reader.finish()
+    deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
+    assert deltas == [["newline", "f0", "9f"], ["3", "4"]]
+    part = reader.items[1]["content"][0]
+    assert part["text"] == "\n🙂12"
+    assert part["logprobs"] == ["newline", "f0", "9f", "3", "4", "last"]
+    done = next(each for each in events if each["type"] == "response.output_text.done")
+    assert done["logprobs"] == part["logprobs"]
+
+
+def test_log_probabilities_of_marks_are_of_no_message() -> None:
+    reader = ItemReader("1", GivenTools(), seals=False)
+    events = list(reader.take([Text("Look.")], ["Look."]))
+    events += reader.take([], ["<tool_call>"])
+    events += reader.take([CallStart(0, "call_1", "f"), CallArguments(0, "{}")])
+    events += reader.finish()
+    assert reader.items[0]["content"][0]["logprobs"] == ["Look."]
+    assert reader.items[1]["arguments"] == "{}"
 
 
 def prompt_of(server: RunningServer, client: openai.OpenAI, given: Any, **others: Any) -> str:
