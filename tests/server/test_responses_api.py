@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,7 +17,9 @@ from pydantic import BaseModel
 
 from quire.dialect import CallArguments, CallStart, Reasoning, Text
 from quire.engine.model_front import ModelFront
+from quire.server.generation.history import continued
 from quire.server.requests.limits import Limits
+from quire.server.responses import turns
 from quire.server.responses.items import ItemReader
 from quire.server.responses.tools import GivenTools
 from quire.server.responses.turns import fewest_dropped, turn_starts
@@ -388,6 +391,26 @@ def test_tokens_stay_as_the_model_wrote_them(
     assert second.usage.input_tokens_details.cached_tokens == (len(before) - 1) // 16 * 16
     timeline = waiting.get(f"{server.url}/admin/requests/kept-tokens").json()
     assert timeline["num_history_tokens"] == timeline["num_kept_tokens"] == len(before)
+
+
+def test_long_conversations_go_on_beside_the_loop(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: all streams stand still while the tokens of a long conversation are compared."""
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return continued(*given)
+
+    monkeypatch.setattr(turns, "continued", watched)
+    last: str | None = None
+    for text in ("hi", "return " * 300):
+        made = client.responses.create(
+            model=MODEL, input=text, max_output_tokens=1, previous_response_id=last
+        )
+        last = made.id
+    assert threads == ["render"]
 
 
 def test_a_template_that_drops_text_wins(

@@ -206,7 +206,7 @@ class ResponsesAnswer:
         events += self._reader.finish(response.status)
 
     def _is_hidden(self, token_id: int) -> bool:
-        """Whether a token is never text, such as the one that ends the answer."""
+        """Return whether a token is never text, such as the one that ends the answer."""
         tokenizer = self.job.renderer.tokenizer
         is_special = tokenizer is not None and tokenizer.is_special(token_id)
         return is_special and self.params.skip_special_tokens

@@ -75,7 +75,7 @@ class ItemReader:
 
     @property
     def _expects_text(self) -> bool:
-        """Whether a token without text is of a message: in another item it is of that item, or of
+        """True if a token without text is of a message: in another item it is of that item, or of
         the mark at its end."""
         return self._open is None or self._open["type"] == "message" or bool(self._blank)
 
