@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ConfigError, EngineError
+from quire.engine.clients.async_client import UpdateStream
+from quire.errors import ConfigError, EngineError, EngineUnavailableError
+from quire.protocol import EngineRequest
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.batches.run import BATCH_LIMITS
@@ -195,6 +197,27 @@ def test_a_restart_burns_no_line(tmp_path: Path, state: EngineState) -> None:
         client.state = EngineState.READY
 
     assert run(InMemoryClient(), source, target, faults=restart) == BatchCounts(num_lines=12)
+
+
+class Refusing(InMemoryClient):
+    """Takes no request at first, though it says that it is ready."""
+
+    num_refused = 0
+
+    async def add(self, request: EngineRequest) -> UpdateStream:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise EngineUnavailableError("the engine is restarting")
+        return await super().add(request)
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/messages"])
+def test_a_line_that_came_too_early_is_asked_again(tmp_path: Path, url: str) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("one", url, model=MODEL, messages=MESSAGES, max_tokens=3))
+    client = Refusing()
+    assert run(client, source, target) == BatchCounts(num_lines=1)
+    assert client.num_refused == 2
 
 
 def test_an_engine_that_ends_for_good_ends_the_run(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
 from quire.server.generation.backend import Backend, describe
+from quire.server.requests.errors import OVERLOADED
 
 __all__ = ["BatchCounts", "BatchRunner"]
 
@@ -30,7 +31,7 @@ PARTIAL = ".partial"
 GOOD = 200
 FIRST_FAULT = 500
 """Statuses from here on are the server's fault: a later run asks again."""
-UNAVAILABLE = 503
+UNAVAILABLE = (503, OVERLOADED)
 """The engine was restarting or had no room: nothing was computed, and this run asks again."""
 MAX_TRIES = 3
 PAUSE_S = 1.0
@@ -131,7 +132,7 @@ class BatchRunner:
         await self._until_ready()
         found = await call(self._app, line.url, line.body)
         for _ in range(MAX_TRIES - 1):
-            if found.status != UNAVAILABLE:
+            if found.status not in UNAVAILABLE:
                 break
             await asyncio.sleep(PAUSE_S)
             await self._until_ready()
