@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TEMPLATES", "WITHOUT_CALLS"]
+__all__ = ["TEMPLATES", "WITHOUT_CALLS", "chatml"]
 
 _CHATML = """{%- if tools %}<|im_start|>system
 Tools: {{ tools | map(attribute='function') | list | tojson }}<|im_end|>

@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.rendering import Tokenizer
 from quire.rendering.chat_template.template import ChatTemplate
 from tests.dialect.answers import TOOLS, parsed, read
-from tests.dialect.chat_templates import TEMPLATES, WITHOUT_CALLS
+from tests.dialect.chat_templates import TEMPLATES, WITHOUT_CALLS, chatml
 from tests.dialect.models import Follower, tokenizer
 
 MARKERS = tuple(
@@ -70,6 +70,47 @@ def test_a_template_tells(form: str, kind: str) -> None:
     assert spec is not None
     assert Follower(spec, tokens).accepts(ids), answer
     assert find_dialect(template, tokens, name) == dialect
+
+
+EACH_CALL = "{%- for c in m.tool_calls or [] %}{% set f = c.function %}"
+_ARGUMENTS = "{{ f.arguments | tojson }}"
+UNKNOWN = {
+    "tagged": f"{EACH_CALL}<<do>>{{{{ f.name }}}} with {_ARGUMENTS}<<done>>\n{{% endfor %}}",
+    "listed": (
+        "{%- if m.tool_calls %}[ACTIONS]"
+        + EACH_CALL
+        + "{{ ', ' if not loop.first }}"
+        + '{"tool": "{{ f.name }}", "input": '
+        + _ARGUMENTS
+        + "}{% endfor %}[/ACTIONS]{% endif %}"
+    ),
+    "bare": EACH_CALL + 'run({"fn": "{{ f.name }}", "with": ' + _ARGUMENTS + "})\n{% endfor %}",
+    "token": EACH_CALL + "<|act|>{{ f.name }}<|in|>" + _ARGUMENTS + "{% endfor %}",
+}
+"""Forms that no dialect has, for the calls of a turn."""
+
+
+@pytest.mark.parametrize("form", UNKNOWN)
+def test_a_form_that_nobody_knows_is_derived_from_the_template(form: str) -> None:
+    """Turns red when calls in it are not read, or their grammar allows something else."""
+    template, tokens = ChatTemplate(chatml(UNKNOWN[form])), tokenizer(("<|act|>", "<|in|>"))
+    dialect = find_dialect(template, tokens)
+    assert (dialect.name, dialect.describes_tools) == ("derived", False)
+    assert dialect.is_bare == (form == "bare")
+    messages = conversation(2, dialect)
+    prompt = template.render(messages[:1])
+    whole = template.render(messages, add_generation_prompt=False)
+    answer = whole.removeprefix(prompt).removesuffix("<|im_end|>\n")
+    assert answer != whole
+    ids = tokens.encode(answer, add_special_tokens=False)
+    found = read(parsed(dialect, tokens, ids)[0])
+    assert found.calls == CALLS
+    assert found.text.strip() == ""
+    spec = answer_grammar(dialect, TOOLS)
+    assert spec is not None
+    assert Follower(spec, tokens).accepts(ids), answer
+    said = tokens.encode("Nothing to do.", add_special_tokens=False)
+    assert read(parsed(dialect, tokens, said)[0]).text == "Nothing to do."
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,8 @@ def test_a_server_renders_what_is_described_and_leaves_the_rest_to_the_template(
     assert isinstance(ours, HarmonyTemplate)
     assert own_template(DIALECTS["hermes"], template) is template
     assert own_template(HARMONY, None) is None
+    given = ChatTemplate("{{ messages[0].content }}", {}, is_given=True)
+    assert own_template(HARMONY, given) is given, "the operator's template wins"
     ours = HarmonyTemplate(template, lambda: datetime.date(2025, 6, 28))
     tools = [as_sent(tool) for tool in WEATHER]
     assert ours.render(conversation()[:2], tools, reasoning_effort="high", thinking=True) == GOLDEN

@@ -111,6 +111,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "dynamic",
     ),
+    "positions of its own": (
+        "bart",
+        {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+        "counts positions",
+    ),
+    "mask of its own": ("doge", {}, "a mask of its own"),
 }
 
 

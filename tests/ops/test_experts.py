@@ -9,6 +9,7 @@ import torch
 
 from quire.config.model_spec import Routing
 from quire.ops import ALL_OPS, REFERENCE, OpSet, PackedMatrix, Team, build_op_set
+from quire.ops.linear.tables.cases import table_weight
 from quire.ops.moe.experts import ExpertLayers
 from quire.ops.moe.experts.reference import PlainExperts
 from quire.ops.moe.route.reference import route
@@ -107,6 +108,29 @@ def test_a_broken_row_leaves_the_others(
     assert ids.max() < EXPERTS
     assert torch.equal(weights[::2], expected[1][::2])
     assert torch.equal(ids[::2], expected[0][::2])
+
+
+@needs_kernels
+def test_experts_in_tables_are_multiplied_by_their_kernel() -> None:
+    """Turns red when experts in FP8 run one after the other, or with the weights of another."""
+    generator = torch.Generator().manual_seed(0)
+    tables = OPS.gated_linear("linear_tables", "silu")
+    outer = [table_weight(generator, 8, 2 * INNER, 1, WIDTH, own=False) for _ in range(EXPERTS)]
+    inner = [table_weight(generator, 8, WIDTH, 1, INNER, own=False) for _ in range(EXPERTS)]
+    layers = OPS.experts(
+        [tables(weight, None) for weight in outer],
+        [OPS.linear_tables(weight, None) for weight in inner],
+        dtype=torch.float32,
+    )
+    assert not isinstance(layers, PlainExperts)
+    plain = OPS.experts(
+        [OPS.gated_linear("linear", "silu")(weight.numbers(), None) for weight in outer],
+        [OPS.linear(weight.numbers()) for weight in inner],
+        dtype=torch.float32,
+    )
+    for tokens in (1, 9, 200):
+        x, ids, weights = inputs(tokens, torch.float32)
+        assert torch.equal(layers(x, ids, weights), plain(x, ids, weights)), tokens
 
 
 @needs_kernels

@@ -130,6 +130,22 @@ def test_any_gated_layer_is_its_two_operations(
 
 
 @each_kernel
+@pytest.mark.parametrize("width", [1032, 1040])
+def test_outputs_whose_second_half_begins_within_a_line(
+    kernel: tuple[Op, Provider], width: int
+) -> None:
+    """Turns red when what is stored past the caches takes whole rows of y for whole lines."""
+    op, provider = kernel
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.bfloat16, torch.float32):
+        arguments = arguments_of(op, generator, 2 * width, 1024, dtype=dtype, group_size=32)
+        gated, plain = (provider.load(TEAMS[1])(*arguments, gate=gate) for gate in ("silu", None))
+        assert isinstance(gated, GatedPacked)
+        x = normal(generator, 64, 1024, dtype=dtype)
+        assert_same_bits(gated.ungated(x), plain(x), provider.name)
+
+
+@each_kernel
 @pytest.mark.parametrize(("width", "depth"), [(1, 32), (33, 96), (320, 512)])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     kernel: tuple[Op, Provider], width: int, depth: int

@@ -162,6 +162,7 @@ def test_template_of_the_operator(folder: Path, tmp_path: Path) -> None:
     for source in (tmp_path / "mine.jinja", str(tmp_path / "mine.jinja"), "{{ bos_token }}mine"):
         renderer = Renderer.from_folder(folder, chat_template=source)
         assert renderer.render_chat(CHAT).text == "<|begin|>mine"
+        assert renderer.chat_template is not None and renderer.chat_template.is_given
     with pytest.raises(ConfigError, match="cannot be read"):
         Renderer.from_folder(folder, chat_template=tmp_path / "none.jinja")
 

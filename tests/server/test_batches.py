@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.errors import ConfigError
+from quire.engine.clients.async_client import UpdateStream
+from quire.errors import ConfigError, EngineError, EngineUnavailableError
+from quire.protocol import EngineRequest
+from quire.protocol.status import EngineState
 from quire.server.app import create_app
+from quire.server.batches.run import BATCH_LIMITS
 from quire.server.batches.runner import BatchCounts, BatchRunner
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
@@ -29,10 +34,16 @@ def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> str:
 
 
 def run(
-    client: InMemoryClient, source: Path, target: Path, stop_after: int | None = None
+    client: InMemoryClient,
+    source: Path,
+    target: Path,
+    stop_after: int | None = None,
+    *,
+    max_together: int = 3,
+    faults: Callable[[InMemoryClient], Coroutine[Any, Any, None]] | None = None,
 ) -> BatchCounts | None:
     """Run a file with an engine in memory. stop_after: lines after which the run is cancelled, as
-    by Ctrl-C; then None."""
+    by Ctrl-C; then None. faults: what befalls the engine meanwhile."""
 
     async def work() -> BatchCounts | None:
         front = bundled_front()
@@ -41,7 +52,7 @@ def run(
         backend.set_model(
             ServedModel((MODEL,), MODEL, 1_700_000_000, front, 0, model_dialect(front))
         )
-        app = create_app(ServerSettings(), backend)
+        app = create_app(ServerSettings(limits=BATCH_LIMITS), backend)
         num_done = 0
         stopped = asyncio.Event()
 
@@ -51,12 +62,15 @@ def run(
             if num_done == stop_after:
                 stopped.set()
 
-        runner = BatchRunner(app, source, target, max_together=3)
+        runner = BatchRunner(app, backend, source, target, max_together=max_together)
         running = asyncio.create_task(runner.run(on_line))
+        failing = None if faults is None else asyncio.create_task(faults(client))
         stopping = asyncio.create_task(stopped.wait())
         async with asyncio.timeout(WAIT_S):
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        if failing is not None:
+            await failing
         if not running.done():
             running.cancel()
             await asyncio.wait((running,))
@@ -160,3 +174,74 @@ def test_files_are_checked_first(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("")
     with pytest.raises(ConfigError, match="is no folder"):
         run(InMemoryClient(), tmp_path / "in", tmp_path / "absent" / "out")
+
+
+def test_no_line_is_shed(tmp_path: Path) -> None:
+    """Fault: with many lines under way the server's bound on waiting tokens refused most."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": list(range(100, 300)), "max_tokens": 1, "seed": 1}
+    source.write_text("\n".join(line(f"{i}", "/v1/completions", **body) for i in range(128)))
+    counts = run(InMemoryClient(), source, target, max_together=128)
+    assert counts == BatchCounts(num_lines=128)
+
+
+@pytest.mark.parametrize("state", [EngineState.RESTARTING, EngineState.STALLED])
+def test_a_restart_burns_no_line(tmp_path: Path, state: EngineState) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"{number}") for number in range(12)))
+
+    async def restart(client: InMemoryClient) -> None:
+        client.state = state
+        await asyncio.sleep(0.5)
+        assert not client.added
+        client.state = EngineState.READY
+
+    assert run(InMemoryClient(), source, target, faults=restart) == BatchCounts(num_lines=12)
+
+
+class Refusing(InMemoryClient):
+    """Takes no request at first, though it says that it is ready."""
+
+    num_refused = 0
+
+    async def add(self, request: EngineRequest) -> UpdateStream:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise EngineUnavailableError("the engine is restarting")
+        return await super().add(request)
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/messages"])
+def test_a_line_that_came_too_early_is_asked_again(tmp_path: Path, url: str) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("one", url, model=MODEL, messages=MESSAGES, max_tokens=3))
+    client = Refusing()
+    assert run(client, source, target) == BatchCounts(num_lines=1)
+    assert client.num_refused == 2
+
+
+def test_an_engine_that_ends_for_good_ends_the_run(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"{number}") for number in range(12)))
+    client = InMemoryClient()
+    client.state = EngineState.DEAD
+    with pytest.raises(EngineError, match="The engine is dead"):
+        run(client, source, target)
+    assert not target.exists()
+
+
+def test_a_line_that_the_server_fails_at_is_left_to_the_next_run(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    ids = [f"line-{number}" for number in range(6)]
+    source.write_text("\n".join(line(each) for each in ids))
+    client = InMemoryClient()
+    client.fail_after = 6
+    first = run(client, source, target)
+    assert first is not None and 0 < first.num_failed < 6
+    statuses = [each["response"]["status_code"] for each in answers(target)]
+    assert any(status >= 500 for status in statuses)
+    second = InMemoryClient()
+    assert run(second, source, target) == BatchCounts(6, num_kept=6 - first.num_failed)
+    assert len(second.added) == first.num_failed
+    assert [each["response"]["status_code"] for each in answers(target)] == [200] * 6
+    assert not list(tmp_path.glob("*.partial*"))

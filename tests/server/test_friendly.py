@@ -24,7 +24,7 @@ from quire.server.processes.listening import listening
 from quire.server.requests.errors import RefusedError
 from quire.server.settings import ServerSettings
 from tests import waiting
-from tests.server.running import RunningServer, running_server
+from tests.server.running import MODEL, RunningServer, running_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
@@ -83,10 +83,21 @@ def test_what_is_no_integer_stays_refused(
     assert reply.status_code == 400 and words in reply.json()["error"]["message"], reply.text
 
 
-def test_a_byte_order_mark_is_passed_over(http: httpx.Client) -> None:
-    body = codecs.BOM_UTF8 + json.dumps(BODY).encode()
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, BODY),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
+        ("/v1/messages", {"model": MODEL, "messages": BODY["messages"], "max_tokens": 1}),
+    ],
+)
+def test_a_byte_order_mark_is_passed_over(
+    http: httpx.Client, path: str, fields: dict[str, Any]
+) -> None:
+    body = codecs.BOM_UTF8 + json.dumps(fields).encode()
     headers = {"content-type": "application/json"}
-    assert http.post(CHAT, content=body, headers=headers).status_code == 200
+    reply = http.post(path, content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])

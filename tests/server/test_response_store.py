@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,80 @@ def test_fronts_share_a_file(open_store: Open, tmp_path: Path) -> None:
     assert not one.is_wanted("a")
     other.delete("a", "")
     assert one.num_kept == 0
+
+
+def test_a_caller_makes_room_for_itself(open_store: Open, clock: Clock) -> None:
+    """Fault: a caller that keeps many drives out the conversations of all others."""
+    store = open_store(max_stored_bytes=10_000)
+    store.put(response("mine"), "light")
+    for number in range(40):
+        clock.now += 1
+        store.put(response(f"{number}", text="x" * 1000), "heavy")
+    assert store.find("mine", "light") and store.find("39", "heavy")
+    store = open_store(max_stored_responses=3)
+    store.put(response("large", text="x" * 9000), "light")
+    for number in range(9):
+        clock.now += 1
+        store.put(response(f"{number}"), "heavy")
+    assert store.find("large", "light") and store.find("8", "heavy")
+
+
+def test_what_is_being_made_stays_longest(open_store: Open, clock: Clock) -> None:
+    store = open_store(max_stored_responses=2)
+    store.put(response("a", status="queued"), "")
+    for name in "bcd":
+        clock.now += 1
+        store.put(response(name), "")
+    assert [has(store, name) for name in "abcd"] == [True, False, False, True]
+
+
+def test_a_front_that_ended_leaves_nothing_queued(open_store: Open, clock: Clock) -> None:
+    store = open_store()
+    store.put(response("a", status="in_progress"), "")
+    for _ in range(4):
+        clock.now += 20
+        assert store.is_wanted("a")
+    assert store.find("a", "").is_unfinished
+    clock.now += 31
+    found = store.find("a", "")
+    assert found.body["status"] == "failed" and "has ended" in found.body["error"]["message"]
+
+
+def test_a_conversation_is_no_longer_than_a_request(open_store: Open) -> None:
+    store = open_store(max_body_bytes=1000)
+    for number in range(40):
+        previous = str(number - 1) if number else None
+        store.put(response(str(number), previous, tools=["x" * 2000]), "")
+    assert len(store.conversation("5", "")[0]) == 12
+    with pytest.raises(RefusedError, match="max_body_bytes") as found:
+        store.conversation("39", "")
+    assert found.value.status == 400
+
+
+def test_earlier_turns_count_as_used(open_store: Open, clock: Clock) -> None:
+    store = open_store(stored_response_s=10.0)
+    store.put(response("a"), "")
+    store.put(response("b", "a"), "")
+    for _ in range(3):
+        clock.now += 8
+        assert len(store.conversation("b", "")[0]) == 4
+    store.put(response("c", "b"), "other")
+    with pytest.raises(RefusedError, match="There is no response 'b'"):
+        store.conversation("c", "other")
+
+
+def test_fronts_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """Fault: "database is locked" ends a front at its start."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            path, together = tmp_path / f"{number}.sqlite", threading.Barrier(8)
+
+            def start(path: Path = path, together: threading.Barrier = together) -> None:
+                together.wait()
+                ResponseStore(Limits(), path).close()
+
+            for each in [pool.submit(start) for _ in range(8)]:
+                each.result()
 
 
 def test_token_ids_come_back(open_store: Open) -> None:

@@ -3,8 +3,10 @@ kept."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,8 +15,14 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from quire.dialect import CallArguments, CallStart, Reasoning, Text
 from quire.engine.model_front import ModelFront
+from quire.server.generation.history import continued
 from quire.server.requests.limits import Limits
+from quire.server.responses import turns
+from quire.server.responses.items import ItemReader
+from quire.server.responses.tools import GivenTools
+from quire.server.responses.turns import fewest_dropped, turn_starts
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
@@ -262,6 +270,36 @@ def test_log_probabilities(client: openai.OpenAI, script: Script) -> None:
     assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
 
 
+def test_log_probabilities_of_tokens_without_text() -> None:
+    """Fault: the first tokens of a character, and what stop strings hold back, had none."""
+    reader = ItemReader("1", GivenTools(), seals=False)
+    events = list(reader.take([Reasoning("Hm.")]))
+    events += reader.take([], ["</think>"])
+    for parts, logprobs in (
+        ([Text("\n")], ["newline"]), ([], ["f0"]), ([Text("🙂")], ["9f"]), ([], ["3"]),
+        ([Text("12")], ["4"]), ([], ["last"]),
+    ):  # fmt: skip
+        events += reader.take(parts, logprobs)
+    events += reader.finish()
+    deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
+    assert deltas == [["newline", "f0", "9f"], ["3", "4"]]
+    part = reader.items[1]["content"][0]
+    assert part["text"] == "\n🙂12"
+    assert part["logprobs"] == ["newline", "f0", "9f", "3", "4", "last"]
+    done = next(each for each in events if each["type"] == "response.output_text.done")
+    assert done["logprobs"] == part["logprobs"]
+
+
+def test_log_probabilities_of_marks_are_of_no_message() -> None:
+    reader = ItemReader("1", GivenTools(), seals=False)
+    events = list(reader.take([Text("Look.")], ["Look."]))
+    events += reader.take([], ["<tool_call>"])
+    events += reader.take([CallStart(0, "call_1", "f"), CallArguments(0, "{}")])
+    events += reader.finish()
+    assert reader.items[0]["content"][0]["logprobs"] == ["Look."]
+    assert reader.items[1]["arguments"] == "{}"
+
+
 def prompt_of(server: RunningServer, client: openai.OpenAI, given: Any, **others: Any) -> str:
     """The prompt that the engine got."""
     client.responses.create(model=MODEL, input=given, max_output_tokens=1, **others)
@@ -291,6 +329,9 @@ def test_reasoning_goes_back_sealed_or_open(
         }
         shown = prompt_of(server, client, [user, item, found.output[1].to_dict(), user])
         assert "They ask for the weather." in shown
+    more = {**thinking.to_dict(), "content": [{"type": "reasoning_text", "text": " And more."}]}
+    shown = prompt_of(server, client, [user, thinking.to_dict(), more, found.output[1].to_dict()])
+    assert "They ask for the weather. And more." in shown
     foreign = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAB=="}
     prompt_of(server, client, [user, foreign, user])
 
@@ -352,6 +393,26 @@ def test_tokens_stay_as_the_model_wrote_them(
     assert timeline["num_history_tokens"] == timeline["num_kept_tokens"] == len(before)
 
 
+def test_long_conversations_go_on_beside_the_loop(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: all streams stand still while the tokens of a long conversation are compared."""
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return continued(*given)
+
+    monkeypatch.setattr(turns, "continued", watched)
+    last: str | None = None
+    for text in ("hi", "return " * 300):
+        made = client.responses.create(
+            model=MODEL, input=text, max_output_tokens=1, previous_response_id=last
+        )
+        last = made.id
+    assert threads == ["render"]
+
+
 def test_a_template_that_drops_text_wins(
     client: openai.OpenAI, script: Script, server: RunningServer
 ) -> None:
@@ -391,8 +452,9 @@ def test_pages_of_items(client: openai.OpenAI) -> None:
     assert len(pages.data) == 2 and pages.has_more and texts == ["0", "1", "2", "3", "4"]
     newest = client.responses.input_items.list(made.id, limit=1).data[0]
     assert newest.content[0].text == "4"  # type: ignore[union-attr]
-    with pytest.raises(openai.BadRequestError, match="limit is"):
-        client.responses.input_items.list(made.id, limit=0)
+    for limit in (0, "0" * 5000 + "10", "1" + "0" * 5000, "١"):
+        with pytest.raises(openai.BadRequestError, match="limit is"):
+            client.responses.input_items.list(made.id, limit=limit)  # type: ignore[arg-type]
 
 
 def test_tokens_are_counted(client: openai.OpenAI, server: RunningServer) -> None:
@@ -419,6 +481,28 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(
     assert "Stay." in shown and ASKED in shown and "answer 11" in shown and "answer 0<" not in shown
     timeline = waiting.get(f"{server.url}/admin/requests/too-long").json()
     assert 0 < timeline["num_dropped_turns"] < 12
+
+
+@pytest.mark.parametrize("highest", [0, 1, 2, 1000])
+def test_turns_are_dropped_in_few_attempts(highest: int) -> None:
+    """Fault: the conversation was rendered once for each turn that was dropped."""
+    for wanted in {0, 1, 2, 700, highest} & set(range(highest + 1)):
+        asked: list[int] = []
+
+        async def attempt(
+            number: int, wanted: int = wanted, asked: list[int] = asked
+        ) -> str | None:
+            asked.append(number)
+            return str(number) if number >= wanted else None
+
+        assert asyncio.run(fewest_dropped(attempt, highest)) == (str(wanted), wanted)
+        assert len(asked) <= 12 and len(set(asked)) == len(asked)
+
+
+def test_conversations_begin_at_the_users_messages() -> None:
+    roles = ["system", "developer", "assistant", "tool", "user", "assistant", "system", "user"]
+    assert turn_starts([{"role": role} for role in roles]) == [2, 4, 7]
+    assert turn_starts([{"role": "system"}]) == []
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -488,7 +572,10 @@ def test_a_response_in_the_background_is_cancelled() -> None:
         server.wait_until_open()
         with pytest.raises(openai.InternalServerError, match="max_background_responses"):
             client.responses.create(model=MODEL, input=ASKED, background=True)
-        with pytest.raises(openai.BadRequestError, match="is queued"):
+        wait_for(
+            lambda: client.responses.retrieve(made.id).status == "in_progress", "its beginning"
+        )
+        with pytest.raises(openai.BadRequestError, match="is in_progress"):
             client.responses.create(model=MODEL, input="x", previous_response_id=made.id)
         assert client.responses.cancel(made.id).status == "cancelled"
         wait_for(lambda: server.call(lambda: engine.num_unfinished) == 0, "end of the request")
@@ -498,6 +585,35 @@ def test_a_response_in_the_background_is_cancelled() -> None:
         plain = client.responses.create(model=MODEL, input=ASKED, max_output_tokens=1)
         with pytest.raises(openai.BadRequestError, match="not made in the background"):
             client.responses.cancel(plain.id)
+
+
+def test_each_key_has_its_own_room_in_the_background() -> None:
+    """Fault: one caller takes all of `max_background_responses`."""
+    engine = InMemoryClient()
+    engine.paused = True
+    limits = Limits(max_requests_per_key=2)
+    settings = ServerSettings(api_key=("one", "two"), disable_access_log=True, limits=limits)
+    with (
+        running_server(bundled_front(), settings, engine) as server,
+        _client(server.url, "one") as one,
+        _client(server.url, "two") as two,
+    ):
+        asked: Any = {"model": MODEL, "input": ASKED, "background": True, "max_output_tokens": 1}
+        first = [one.responses.create(**asked) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="max_requests_per_key"):
+            one.responses.create(**asked)
+        assert two.responses.create(**asked).status == "queued"
+        one.responses.cancel(first[0].id)
+
+        def has_room() -> bool:
+            try:
+                return one.responses.create(**asked).status == "queued"
+            except openai.RateLimitError:
+                return False
+
+        wait_for(has_room, "room for another one")
+        engine.paused = False
+        server.wait_until_idle()
 
 
 def test_each_key_sees_its_own() -> None:

@@ -89,6 +89,8 @@ def test_stop_strings_end_it_too(http: httpx.Client) -> None:
         ({"token_ids": IDS, "sampling_params": {"temperature": -1}}, "temperature"),
         ({"token_ids": IDS, "sampling_params": {"prompt": "x"}}, "token_ids are the prompt"),
         ({"token_ids": IDS, "sampling_params": {"odd": 1}}, "odd"),
+        ({"token_ids": IDS, "sampling_params": {"priority": 1}}, "priority is given within"),
+        ({"token_ids": IDS, "sampling_params": {"stream": False}}, "Send it beside"),
         ({"token_ids": IDS, "odd": 1}, "There is no field 'odd'"),
         ({"token_ids": IDS, "model": "absent"}, "does not exist"),
         ({"token_ids": IDS * 200}, "maximum context length"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
 
 from quire import LLM, PoolingParams
+from quire.server.openai.vectors import ITEMS_PER_TURN, EmbeddingData, encoded_by_turns
 from tests import waiting
 from tests.server.in_memory import RealClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
@@ -161,6 +164,23 @@ def test_bad_requests(http: httpx.Client, route: str, body: dict[str, Any], word
     assert reply.status_code == 400, reply.text
     message = reply.json()["error"]["message"]
     assert any(each in message for each in words.split("|")), message
+
+
+def test_large_answers_are_written_by_turns() -> None:
+    """Fault: other streams stand still while 2,048 vectors become JSON."""
+    rows = [EmbeddingData(i, [i + 0.5] * 3) for i in range(100)]
+
+    async def work() -> tuple[list[EmbeddingData], int]:
+        writing = asyncio.create_task(encoded_by_turns(rows))
+        num_turns = 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        return writing.result(), num_turns
+
+    found, num_turns = asyncio.run(work())
+    assert num_turns >= 100 // ITEMS_PER_TURN
+    assert msgspec.json.decode(msgspec.json.encode(found)) == msgspec.to_builtins(rows)
 
 
 def test_many_texts_do_not_fill_the_queue(http: httpx.Client) -> None:

@@ -75,6 +75,22 @@ def test_limits_that_were_given_stay() -> None:
     assert (place.queue_s(), place.first_token_s()) == (5.0, 7.0)
 
 
+def test_a_party_is_let_in_as_a_whole() -> None:
+    """Fault: a request for embeddings was refused in the middle, by its own prompts."""
+    room = WaitingRoom(Limits(max_queue_requests=4))
+    party = Party()
+    places = [room.enter(party) for _ in range(64)]
+    for place in places:
+        place.hold(10)
+    with pytest.raises(RefusedError, match="4 requests wait already"):
+        room.enter(Party())
+    for place in places:
+        place.leave()
+    assert room.num_requests == room.num_tokens == 0
+    others = [room.enter(Party()) for _ in range(4)]
+    assert len(others) == 4 and room.enter(party) is not None, "its last prompts come later"
+
+
 def test_the_bound_on_tokens_follows_the_rate() -> None:
     now = [0.0]
     room = WaitingRoom(Limits(), clock=lambda: now[0])

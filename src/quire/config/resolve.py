@@ -28,7 +28,7 @@ from quire.config.memory.plan import (
     weight_bytes,
 )
 from quire.config.memory.pool_size import PoolSizing
-from quire.config.model_spec import LongRopeScaling, ModelSpec
+from quire.config.model_spec import GenericTraits, LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
@@ -92,6 +92,11 @@ def resolve(
     device, device_reason = choose_device(settings.device, platform)
     platform = replace(platform, device=device)
     _refuse_widened(settings, layouts, device)
+    if settings.batch_invariant and isinstance(spec.traits, GenericTraits):
+        raise ConfigError(
+            "batch_invariant=True: transformers computes this model, by sums that may depend on "
+            "the batch. Leave it out, or use an architecture of quire's own."
+        )
     if settings.enable_lora and device != "cpu":
         raise ConfigError(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "

@@ -51,8 +51,9 @@ def find_dialect(
     template: ChatTemplate | None, tokenizer: Tokenizer, parser_name: str | None = None
 ) -> Dialect:
     """The dialect in which a model writes: the one that reads the calls of a conversation which its
-    template has rendered, with the white space of that; else the generic one. parser_name: one to
-    take in any case. ConfigError for a name that none has."""
+    template has rendered, with the white space of that; else one derived from what the template
+    writes around names and JSON arguments; else the generic one. parser_name: one to take in any
+    case. ConfigError for a name that none has."""
     if parser_name is not None and parser_name not in DIALECTS:
         raise ConfigError(
             f"There is no tool call parser {parser_name!r}. Give one of "
@@ -65,7 +66,9 @@ def find_dialect(
         found = probe.fitted(candidate)
         if found is not None:
             return probe.with_thinking(found)
-    found = probe.with_thinking(GENERIC if parser_name is None else probe.likeliest(candidates))
+    if parser_name is None:
+        return probe.with_thinking(probe.derived() or GENERIC)
+    found = probe.with_thinking(probe.likeliest(candidates))
     if found.style is ArgumentStyle.CHANNELS and not found.has_all_tokens:
         raise ConfigError(
             f"The tool call parser {parser_name!r} needs the tokens {', '.join(found.markers)}, "
@@ -115,6 +118,52 @@ class _Probe:
             adapted = _with_spaces_of(bound, rendered)
             return adapted if self._reads(adapted, rendered) else bound
         return None
+
+    def derived(self) -> Dialect | None:
+        """A dialect whose texts are those that the template writes around the names and arguments
+        of two calls; None unless it reads these."""
+        rendered = self._rendered(2, IdStyle.RANDOM)
+        if rendered is None or rendered.answer is None:
+            return None
+        match = re.fullmatch(
+            f"(.*?){_CALLS[0][0]}(.*?){_ARGUMENTS}(.*?){_CALLS[1][0]}(.*?){_ARGUMENTS}(.*)",
+            rendered.answer.removesuffix(self._turn_end()),
+            re.DOTALL,
+        )
+        if match is None:
+            return None
+        first, middle, between, middle_again, end = match.groups()
+        if middle != middle_again or not first.strip() or "abcdefgh" in first + middle + between:
+            return None
+        close = commonprefix([between, end])  # noqa: RUF071  characters are meant
+        begin = between[len(close) :]
+        its_open = commonprefix([first[::-1], begin[::-1]])[::-1]  # noqa: RUF071  as above
+        section = (first[: len(first) - len(its_open)], end[len(close) :])
+        markers = self._added_in(rendered.answer)
+        dialect = Dialect(
+            name="derived",
+            open=its_open,
+            middle=middle,
+            close=close,
+            separator=begin[: len(begin) - len(its_open)],
+            section=section,
+            is_bare=_STARTS_CALL.match(first) is None and not first.startswith(markers),
+            markers=markers,
+        ).bound(self._tokenizer)
+        return dialect if self._reads(dialect, rendered) else None
+
+    def _turn_end(self) -> str:
+        """The text that the template writes behind an answer without calls."""
+        said = "plain answer"
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+        text = self._text(messages, [], add_generation_prompt=False)
+        return (text or "").rpartition(said)[2]
+
+    def _added_in(self, text: str) -> tuple[str, ...]:
+        """The added tokens in a text, each once."""
+        tokenizer = self._tokenizer
+        added = filter(tokenizer.is_added, tokenizer.encode(text, add_special_tokens=False))
+        return tuple(tokenizer.decode([i], skip_special_tokens=False) for i in dict.fromkeys(added))
 
     def with_thinking(self, dialect: Dialect) -> Dialect:
         """With the markers of thinking that the template knows, or without a template those that
@@ -245,6 +294,8 @@ def _with_spaces_of(dialect: Dialect, rendered: _Rendered) -> Dialect:
     )
 
 
+_STARTS_CALL = re.compile(r"\s*(<+[^<>\s]+>|\[[A-Z_/]+\])")
+"""A tag or a name in brackets, which no ordinary answer begins with."""
 _ARGUMENTS = r"\{[^{}]*\}"
 _ID = r'(?:, *"id": *"[^"]*")?'
 

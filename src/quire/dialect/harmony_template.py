@@ -21,8 +21,11 @@ _SWITCHES = frozenset(("enable_thinking", "thinking"))
 def own_template(
     dialect: Dialect | None, template: ChatTemplate | None
 ) -> ChatTemplate | HarmonyTemplate | None:
-    """Return what renders the conversations of a model: its template, or ours in its place."""
-    if template is None or dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
+    """Return what renders the conversations of a model: its template, or ours in its place. A
+    template that was given in place of the model's stays."""
+    if template is None or template.is_given:
+        return template
+    if dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
         return template
     return HarmonyTemplate(template)
 

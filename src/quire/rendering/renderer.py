@@ -140,7 +140,7 @@ class Renderer:
         if chat_template is None:
             template = ChatTemplate.from_folder(folder, special)
         else:
-            template = ChatTemplate(_template_text(chat_template), special)
+            template = ChatTemplate(_template_text(chat_template), special, is_given=True)
         return cls(tokenizer, template, vocab_size)
 
     @property
@@ -243,7 +243,7 @@ class Renderer:
         """
         special = self._require_tokenizer("a chat template").special_tokens
         try:
-            return ChatTemplate(source, special)
+            return ChatTemplate(source, special, is_given=True)
         except ConfigError as error:
             raise RequestError(str(error)) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.sampling import Draw, SamplingState
 
 __all__ = ["ModelDrafter"]
+
+_log = logging.getLogger("quire.runner")
 
 DrawTokens = Callable[[torch.Tensor, Slots, Slots], IntArray]
 
@@ -49,6 +52,7 @@ class ModelDrafter:
         self._sampling = sampling
         self._draw = draw
         self._max_tokens = max_tokens
+        self._has_warned = False
         self._drafted = self._ends = np.zeros(0, np.int64)  # slots, and how far they were computed
 
     def settle(self) -> None:
@@ -73,6 +77,9 @@ class ModelDrafter:
         try:
             self._make(slots, starts, ends)
         except Exception:  # noqa: BLE001  a guess must not cost a request
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("the draft model failed; steps go on without drafts", exc_info=True)
             self._without(slots, np.ones(len(slots), np.bool_))
 
     def _without(self, slots: Slots, is_out: np.ndarray) -> Slots:

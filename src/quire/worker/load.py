@@ -165,7 +165,9 @@ def load(
     by_torch = formats.by_torch or is_generic
     by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
-    is_by_torch = device.type == "cpu" and not by_kernels
+    is_by_torch = device.type == "cpu" and (
+        not by_kernels or (draft is not None and draft.by_torch)
+    )
     torch.set_num_threads(settings.chosen.num_threads if is_by_torch else 1)
     return LoadedModel(
         spec,

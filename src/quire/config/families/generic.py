@@ -24,7 +24,7 @@ __all__ = ["has_transformers", "read_generic", "spec_of"]
 _log = logging.getLogger("quire.config")
 PROBE = "quire.models.generic.probe"
 PROBE_SECONDS = 300.0
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Changes when the probe finds other facts."""
 
 

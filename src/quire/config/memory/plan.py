@@ -131,6 +131,9 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
         for shape in spec.matrices
         if not shape.is_head
     )
+    if (experts := spec.experts) is not None:  # no adapter changes them: gate and up, and down
+        sizes = 4 * spec.hidden_size + 5 * experts.inner_size
+        per_rank -= experts.num_layers * experts.routing.num_experts * sizes
     num_adapters = settings.max_loras + settings.adapters_in_host
     return num_adapters * settings.max_lora_rank * per_rank * spec.dtype_bytes
 

@@ -30,6 +30,7 @@ class AttentionCall(NamedTuple):
     soft_cap: float | None
     sinks: torch.Tensor | None
     is_causal: bool
+    is_masked: bool  # by a mask of the model's own
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]
@@ -54,7 +55,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  of what it says, lengths say all
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -75,5 +76,6 @@ def _attend(
         softcap,
         s_aux,
         bool(causal),
+        attention_mask is not None,
     )
     return handler(call), None

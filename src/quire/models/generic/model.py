@@ -90,10 +90,14 @@ class GenericModel:
             raise EngineError("A model that `transformers` computes takes no prompt embeddings.")
         self._step, self._positions = step, positions
         self._head.captures = True
-        self._model(
-            input_ids=token_ids.long()[None], position_ids=positions.long()[None], use_cache=False
-        )
-        self._head.captures = False
+        try:
+            self._model(
+                input_ids=token_ids.long()[None],
+                position_ids=positions.long()[None],
+                use_cache=False,
+            )
+        finally:
+            self._head.captures = False
         hidden = self._head.hidden
         assert hidden is not None, "the model called its head"
         self._head.hidden = None
@@ -104,8 +108,10 @@ class GenericModel:
         """hidden [N, E] → float32 [N, V]."""
         self._given = hidden[None]
         ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
-        out = self._model(input_ids=ids, use_cache=False)
-        self._given = None
+        try:
+            out = self._model(input_ids=ids, use_cache=False)
+        finally:
+            self._given = None
         return out.logits[0].float()
 
     def _forward_of_base(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ Prints a JSON object: the facts of `config/families/generic.py`, or {"refused": 
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections import Counter
@@ -68,6 +69,8 @@ def facts_of(folder: Path) -> dict[str, Any]:
             f"{len(calls)} calls of attention for {text.num_hidden_layers} layers: some layers "
             "are not attention, or compute it themselves"
         )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise RefusedError("it counts positions by itself")
     return {
         "model_type": text.model_type,
         "vocab_size": model.get_output_embeddings().weight.shape[0],
@@ -110,6 +113,8 @@ def _run(model: Any) -> list[AttentionCall]:
 def _layer(call: AttentionCall) -> dict[str, Any]:
     if not call.is_causal:
         raise RefusedError(f"attention of layer {call.layer} in both directions")
+    if call.is_masked:
+        raise RefusedError(f"layer {call.layer} makes a mask of its own")
     if call.k.shape[-1] != call.v.shape[-1] or call.k.shape[-1] != call.q.shape[-1]:
         raise RefusedError(f"keys and values of layer {call.layer} differ in width")
     if call.q.shape[2] != TOKENS or call.k.shape[2] != TOKENS:

@@ -85,7 +85,7 @@ class PermutedMatrix:
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(self._matrix, GatedPacked), "it was packed for a gate"
-        return self._matrix.ungated(x.index_select(-1, self._order))
+        return self._matrix.ungated(self._take(x, self._order))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._take(self._matrix.rows(ids), self._places)

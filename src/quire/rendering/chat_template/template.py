@@ -91,6 +91,7 @@ class ChatTemplate:
     requests with tools. `special_tokens` are the variables `bos_token`, `eos_token`, ...
     Raises ConfigError for a template that cannot work: a syntax error, or a filter, test or
     function that there is none of. keep_broken: only what needs such a template is refused.
+    is_given: somebody brought it in place of the model's.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ChatTemplate:
         limits: "TemplateLimits | None" = None,
         now: Callable[[], datetime] = datetime.now,
         keep_broken: bool = False,
+        is_given: bool = False,
     ) -> None:
         from quire.rendering.chat_template.sandbox import ChatEnvironment, TemplateLimits
 
@@ -119,6 +121,7 @@ class ChatTemplate:
             # A template of a request is probed and rendered within twice the limit.
             max_seconds=limits.max_seconds / 2,
         )
+        self.is_given = is_given
         self._sources = sources
         self._compiled: dict[str, _Compiled] = {}
         self._broken: dict[str, str] = {}

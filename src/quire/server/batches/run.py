@@ -23,10 +23,20 @@ from quire.server.generation.served_model import core_settings, load_served_mode
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 
-__all__ = ["run_batch"]
+__all__ = ["BATCH_LIMITS", "run_batch"]
 
 PATIENT_S = 30 * 86_400.0
 """Nobody waits for one of the answers."""
+
+BATCH_LIMITS = Limits(
+    max_queue_s=PATIENT_S,
+    first_token_timeout_s=PATIENT_S,
+    total_timeout_s=PATIENT_S,
+    render_timeout_s=PATIENT_S,
+    max_queue_requests=2**31,
+    max_queue_tokens=2**62,
+)
+"""The runner bounds what is under way; each line is a request of its own, and none may be shed."""
 
 
 def run_batch(
@@ -52,13 +62,10 @@ async def _run(
     target: Path,
     make_supervisor: Callable[..., EngineSupervisor],
 ) -> BatchCounts:
-    limits = Limits(
-        max_queue_s=PATIENT_S, first_token_timeout_s=PATIENT_S, total_timeout_s=PATIENT_S
-    )
-    server = ServerSettings(limits=limits, disable_log_stats=True)
+    server = ServerSettings(limits=BATCH_LIMITS, disable_log_stats=True)
     backend = Backend()
     app = create_app(server, backend)
-    new_runner = functools.partial(BatchRunner, app, source, target)
+    new_runner = functools.partial(BatchRunner, app, backend, source, target)
     num_lines = new_runner(max_together=1).num_lines  # before the engine starts
     async with host_engine(core_settings(engine), make_supervisor=make_supervisor) as host:
         backend.serve(host.client)

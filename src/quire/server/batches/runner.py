@@ -1,7 +1,8 @@
 """A file of requests, answered into a file of answers in the same order.
 
 Answers go to a file aside as they come, each with the key of its line. So a run that was killed is
-taken up where it ended; at the end the answers are put in order, and the file gets its name.
+taken up where it ended; at the end the answers are put in order, and the file gets its name. The
+file aside stays where the server failed at a line, and a later run asks such lines again.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import IO, NamedTuple
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import ConfigError
-from quire.server.batches.caller import call
+from quire.errors import ConfigError, EngineError
+from quire.protocol.status import EngineState
+from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
+from quire.server.generation.backend import Backend, describe
+from quire.server.requests.errors import OVERLOADED
 
 __all__ = ["BatchCounts", "BatchRunner"]
 
@@ -27,6 +31,10 @@ PARTIAL = ".partial"
 GOOD = 200
 FIRST_FAULT = 500
 """Statuses from here on are the server's fault: a later run asks again."""
+UNAVAILABLE = (503, OVERLOADED)
+"""The engine was restarting or had no room: nothing was computed, and this run asks again."""
+MAX_TRIES = 3
+PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -44,19 +52,22 @@ class _Place(NamedTuple):
 
     start: int
     length: int
-    is_good: bool
+    status: int
 
 
 class BatchRunner:
     """Runs the lines of one file, so many at a time."""
 
-    def __init__(self, app: ASGIApp, source: Path, target: Path, *, max_together: int) -> None:
-        """ConfigError if a file cannot be read or written."""
+    def __init__(
+        self, app: ASGIApp, backend: Backend, source: Path, target: Path, *, max_together: int
+    ) -> None:
+        """backend: of the app. ConfigError if a file cannot be read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
             raise ConfigError(f"{str(target.absolute().parent)!r} is no folder. Make it.")
         self._app = app
+        self._backend = backend
         self._source = source
         self._target = target
         self._aside = target.with_name(target.name + PARTIAL)
@@ -67,11 +78,15 @@ class BatchRunner:
         return sum(1 for _ in self._lines())
 
     async def run(self, on_line: Callable[[], None]) -> BatchCounts:
-        """Answer all lines. on_line: called for each that is done."""
+        """Answer all lines. on_line: called for each that is done. EngineError if the engine ends
+        for good; what has been answered is left to the next run."""
         places = self._places_of_earlier_run()
         counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
-            await self._answer(aside, places, counts, on_line)
+            try:
+                await self._answer(aside, places, counts, on_line)
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
         self._put_in_order(places)
         return counts
 
@@ -85,19 +100,19 @@ class BatchRunner:
         """Write the answers that are missing, and note their places."""
         room = asyncio.Semaphore(self._max_together)
 
-        def done(line: BatchLine, answer: bytes, is_good: bool) -> None:
-            counts.num_failed += not is_good
+        def done(line: BatchLine, answer: bytes, status: int) -> None:
+            counts.num_failed += status != GOOD
             record = line.key.encode() + b" " + answer + b"\n"
-            places[line.key] = _Place(aside.tell() + len(line.key) + 1, len(answer), is_good)
+            places[line.key] = _Place(aside.tell() + len(line.key) + 1, len(answer), status)
             aside.write(record)
             aside.flush()
             on_line()
 
         async def one(line: BatchLine) -> None:
             try:
-                found = await call(self._app, line.url, line.body)
+                found = await self._asked(line)
                 answer = result_line(line, found.status, found.request_id, found.body)
-                done(line, answer, found.status == GOOD)
+                done(line, answer, found.status)
             finally:
                 room.release()
 
@@ -106,11 +121,33 @@ class BatchRunner:
                 counts.num_lines += 1
                 kept = None if line.fault else places.get(line.key)
                 if line.fault or kept is not None:
-                    counts.num_failed += kept is None or not kept.is_good
+                    counts.num_failed += kept is None or kept.status != GOOD
                     on_line()
                     continue
                 await room.acquire()
                 group.create_task(one(line))
+
+    async def _asked(self, line: BatchLine) -> Called:
+        """Ask when the engine is ready, and again where it was not any more."""
+        await self._until_ready()
+        found = await call(self._app, line.url, line.body)
+        for _ in range(MAX_TRIES - 1):
+            if found.status not in UNAVAILABLE:
+                break
+            await asyncio.sleep(PAUSE_S)
+            await self._until_ready()
+            found = await call(self._app, line.url, line.body)
+        return found
+
+    async def _until_ready(self) -> None:
+        """Wait while the engine restarts or stalls. EngineError if it ends for good."""
+        while (status := self._backend.status).state is not EngineState.READY:
+            if status.state in (EngineState.DEAD, EngineState.DRAINING):
+                raise EngineError(
+                    f"The engine is {describe(status)}. Its log says why; the same command goes on "
+                    "from the answers that are there."
+                )
+            await asyncio.sleep(PAUSE_S)
 
     def _lines(self) -> Iterator[BatchLine]:
         seen: set[str] = set()
@@ -133,7 +170,7 @@ class BatchRunner:
                     break
                 status = _status(answer)
                 if status < FIRST_FAULT:
-                    place = _Place(end + len(key) + 1, len(answer), status == GOOD)
+                    place = _Place(end + len(key) + 1, len(answer), status)
                     places[key.decode("latin-1")] = place
                 end += len(record)
         os.truncate(self._aside, end)
@@ -153,6 +190,8 @@ class BatchRunner:
             file.flush()
             os.fsync(file.fileno())
         ordered.replace(self._target)
+        if any(place.status >= FIRST_FAULT for place in places.values()):
+            return
         with contextlib.suppress(FileNotFoundError):
             self._aside.unlink()
 

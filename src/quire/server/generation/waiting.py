@@ -16,11 +16,13 @@ MAX_RETRY_AFTER_S = 30.0
 
 
 class Party:
-    """The prompts of one HTTP request: they come together, and none is refused for the others."""
+    """The prompts of one HTTP request: they come together, and none is refused for the others.
+    is_in: one of them was let in; the others follow as the request goes on."""
 
-    __slots__ = ("num_requests", "num_tokens")
+    __slots__ = ("is_in", "num_requests", "num_tokens")
 
     def __init__(self) -> None:
+        self.is_in = False
         self.num_requests = 0
         self.num_tokens = 0
 
@@ -145,8 +147,10 @@ class WaitingRoom:
             raise self._full("requests", highest, "max_queue_requests")
 
     def enter(self, party: Party) -> Place:
-        """RefusedError as `check`."""
-        self.check()
+        """RefusedError as `check`, for the first prompt of a party: it is let in as a whole."""
+        if not party.is_in:
+            self.check()
+        party.is_in = True
         self._num_requests += 1
         party.num_requests += 1
         return Place(self, party)

@@ -151,6 +151,7 @@ class BodyDecoder(Generic[Body]):
 
 def unknown_names(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
     """Return the fields of a decoded body that `kind` lacks, where it takes any; a few of them."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     unknown = (name for name in names if name not in kind.__struct_fields__)
     return [name[:_MAX_SHOWN] for name in itertools.islice(unknown, _MAX_NAMED)]

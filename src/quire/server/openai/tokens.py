@@ -19,6 +19,7 @@ from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import CompletionRequest, TokensRequest
+from quire.server.requests.errors import RefusedError
 
 __all__ = ["GeneratedTokens", "TokensAnswer", "sampling_of"]
 
@@ -42,16 +43,23 @@ class GeneratedTokens(msgspec.Struct):
     prompt_logprobs: Any = UNSET
 
 
+_BESIDE = (
+    "model", "stream", "stream_options", "request_id", "cache_salt", "priority", "deadline_s",
+)  # fmt: skip
+"""Fields that stand beside the parameters."""
+
+
 def sampling_of(body: TokensRequest) -> CompletionRequest:
-    """Return the parameters of a request, with the fields that stand beside them."""
+    """Return the parameters of a request, with the fields that stand beside them. RefusedError for
+    one that stands within."""
     fields = body.sampling_params
-    fields.model, fields.stream, fields.stream_options = (
-        body.model,
-        body.stream,
-        body.stream_options,
-    )
-    fields.request_id, fields.cache_salt = body.request_id, body.cache_salt
-    fields.priority, fields.deadline_s = body.priority, body.deadline_s
+    for name in _BESIDE:
+        if getattr(fields, name) is not None:
+            raise RefusedError(
+                f"{name} is given within sampling_params. Send it beside sampling_params.",
+                param=f"sampling_params.{name}",
+            )
+        setattr(fields, name, getattr(body, name))
     return fields
 
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -22,18 +22,21 @@ from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.vectors import PooledPrompt, VectorService
 from quire.server.generation.waiting import Party
-from quire.server.openai.answer import run_all
+from quire.server.openai.answer import encode, run_all
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import string_of
 
 __all__ = [
     "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob", "document_texts",
-    "embedding_list", "input_list", "pooling_list", "rerank_results", "score_list",
+    "embedding_list", "encoded_by_turns", "input_list", "pooling_list", "rerank_results",
+    "score_list",
 ]  # fmt: skip
 
 MAX_TOGETHER = 64
 """Prompts of one request that are in the engine at a time: others want their turn too."""
+
+ITEMS_PER_TURN = 16
 
 Items = TypeVar("Items")
 
@@ -172,19 +175,36 @@ def input_list(given: str | list[str | int | list[int]], most: int) -> list[str 
     return _bounded(prompts, most, "input")
 
 
-def embedding_list(
+async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
+    """Return items as JSON, to stand in their places. They are made and encoded a few at a time:
+    2,048 long vectors take seconds, in which other requests want their turn too."""
+    found: list[msgspec.Raw] = []
+    for item in items:
+        found.append(msgspec.Raw(encode(item)))
+        if len(found) % ITEMS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return cast("list[Items]", found)
+
+
+async def embedding_list(
     job: VectorJob, pooled: Sequence[PooledPrompt], *, dimensions: int | None, as_base64: bool
 ) -> EmbeddingList:
     """Write vectors as embeddings. dimensions: the first so many of each, scaled to length 1.
     RefusedError if a vector has fewer."""
-    vectors = [_cut(each.vector, dimensions) for each in pooled]
-    data = [EmbeddingData(i, _written(vector, as_base64)) for i, vector in enumerate(vectors)]
+    data = await encoded_by_turns(
+        EmbeddingData(i, _written(_cut(each.vector, dimensions), as_base64))
+        for i, each in enumerate(pooled)
+    )
     return EmbeddingList(*_head(job, "embd"), data, _usage(pooled))
 
 
-def pooling_list(job: VectorJob, pooled: Sequence[PooledPrompt], *, as_base64: bool) -> PoolingList:
+async def pooling_list(
+    job: VectorJob, pooled: Sequence[PooledPrompt], *, as_base64: bool
+) -> PoolingList:
     """Write vectors as they are."""
-    data = [PoolingData(i, _written(each.vector, as_base64)) for i, each in enumerate(pooled)]
+    data = await encoded_by_turns(
+        PoolingData(i, _written(each.vector, as_base64)) for i, each in enumerate(pooled)
+    )
     return PoolingList(*_head(job, "pool"), data, _usage(pooled))
 
 

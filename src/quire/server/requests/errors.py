@@ -21,7 +21,14 @@ import msgspec
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.server.requests.bodies import ChatRequest, CompletionRequest
 
-__all__ = ["CLIENT_LEFT", "ErrorReply", "RefusedError", "error_reply", "is_messages_path"]
+__all__ = [
+    "CLIENT_LEFT",
+    "OVERLOADED",
+    "ErrorReply",
+    "RefusedError",
+    "error_reply",
+    "is_messages_path",
+]
 
 logger = logging.getLogger("quire.server")
 

@@ -119,6 +119,7 @@ class ResponsesAnswer:
     _num_events: int = 0
     _reader: ItemReader = field(init=False)
     _token_ids: list[int] = field(default_factory=list[int])
+    _writer: LogprobsWriter | None = None
 
     def __post_init__(self) -> None:
         seals = ENCRYPTED_REASONING in (self.body.include or ())
@@ -134,6 +135,8 @@ class ResponsesAnswer:
                     self._take(delta, generation)
 
             self.response.status = "in_progress"
+            if self.response.background:
+                self._put(None)
             await generation.run(take, NeverFull())
         self._keep(generation)
         return encode(self.response)
@@ -184,7 +187,8 @@ class ResponsesAnswer:
         parts = [Text(delta.text)] if delta.text else delta.parts
         logprobs: Sequence[Any] = ()
         if self.params.logprobs is not None and all(isinstance(part, Text) for part in parts):
-            logprobs = list(self._logprobs(generation).chat(delta.logprobs))
+            shown = [each for each in delta.logprobs if not self._is_hidden(each.token_id)]
+            logprobs = list(self._logprobs(generation).chat(shown))
         events = list(self._reader.take(parts, logprobs))
         self._token_ids += delta.token_ids
         if delta.finish_reason is not None:
@@ -201,8 +205,18 @@ class ResponsesAnswer:
             response.incomplete_details = {"reason": why}
         events += self._reader.finish(response.status)
 
+    def _is_hidden(self, token_id: int) -> bool:
+        """Return whether a token is never text, such as the one that ends the answer."""
+        tokenizer = self.job.renderer.tokenizer
+        is_special = tokenizer is not None and tokenizer.is_special(token_id)
+        return is_special and self.params.skip_special_tokens
+
     def _logprobs(self, generation: Generation) -> LogprobsWriter:
-        return self.job.logprobs(self.params.logprobs or 0, self.read.chat, generation)
+        """The writer of all of the answer: only its first token starts the text."""
+        if self._writer is None:
+            num_top = self.params.logprobs or 0
+            self._writer = self.job.logprobs(num_top, self.read.chat, generation)
+        return self._writer
 
     def _keep(self, generation: Generation) -> None:
         self.response.output = self._reader.items

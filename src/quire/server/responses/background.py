@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,16 +20,29 @@ class BackgroundRuns:
     """Runs of this front. One ends when its response is no longer wanted, which another front may
     have been told."""
 
-    def __init__(self, store: ResponseStore, max_runs: int) -> None:
+    def __init__(
+        self, store: ResponseStore, max_runs: int, max_runs_per_key: int | None = None
+    ) -> None:
+        """max_runs_per_key: None without a bound of its own."""
         self._store = store
         self._max_runs = max_runs
+        self._max_runs_per_key = max_runs_per_key
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._num_runs: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def check_room(self) -> None:
-        """RefusedError 503 if as many run as may."""
+    def check_room(self, tenant: str) -> None:
+        """RefusedError 503 if as many run as may, 429 if as many of this caller's key."""
+        most = self._max_runs_per_key
+        if most is not None and self._num_runs[tenant] >= most:
+            raise RefusedError(
+                f"{most} responses of this API key are made in the background already "
+                "(max_requests_per_key). Wait for one to end.",
+                status=429,
+                retry_after_s=5,
+            )
         if len(self._runs) >= self._max_runs:
             raise RefusedError(
                 f"{self._max_runs} responses are made in the background already "
@@ -37,11 +51,19 @@ class BackgroundRuns:
                 retry_after_s=5,
             )
 
-    def start(self, response_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, response_id: str, tenant: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which raises nothing."""
         run = asyncio.create_task(self._watched(response_id, work))
         self._runs[response_id] = run
-        run.add_done_callback(lambda _: self._runs.pop(response_id, None))
+        self._num_runs[tenant] += 1
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._runs.pop(response_id, None)
+            self._num_runs[tenant] -= 1
+            if not self._num_runs[tenant]:
+                del self._num_runs[tenant]
+
+        run.add_done_callback(ended)
 
     def cancel(self, response_id: str) -> None:
         """End a run, if it is one of this front."""

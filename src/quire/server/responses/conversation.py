@@ -44,7 +44,9 @@ def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fie
         if kind == "message":
             _add_message(messages, item, place)
         elif kind == "reasoning":
-            _answer(messages, "content", "tool_calls")["reasoning_content"] = _thoughts(item, place)
+            answer = _answer(messages, "content", "tool_calls")
+            before = answer.get("reasoning_content", "")
+            answer["reasoning_content"] = before + _thoughts(item, place)
         elif kind == "function_call":
             arguments = string_of(item, "arguments", place)
             _add_call(messages, item, arguments, place)

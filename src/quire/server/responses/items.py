@@ -35,10 +35,16 @@ class ItemReader:
         self._blank = ""
         self._logprobs: list[Any] = []
         self._held: list[Any] = []
+        """Log-probabilities of tokens whose text has not come yet."""
 
     def take(self, parts: Sequence[Part], logprobs: Sequence[Any] = ()) -> Iterator[Event]:
-        """Yield the events of the next parts. logprobs: of their tokens, if they are text alone."""
+        """Yield the events of the next parts. logprobs: of their tokens, if they are text alone, or
+        if there are no parts yet: then they are given with the text that comes."""
+        if not parts and self._expects_text:
+            self._held += logprobs
         for part in parts:
+            if not isinstance(part, Text):
+                self._held = []  # they were of its marks
             match part:
                 case Text(text):
                     yield from self._take_text(text, logprobs)
@@ -68,6 +74,12 @@ class ItemReader:
         yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
 
     @property
+    def _expects_text(self) -> bool:
+        """True if a token without text is of a message: in another item it is of that item, or of
+        the mark at its end."""
+        return self._open is None or self._open["type"] == "message" or bool(self._blank)
+
+    @property
     def _index(self) -> int:
         return len(self.items) - (self._open is None)
 
@@ -89,12 +101,13 @@ class ItemReader:
         return {"type": f"response.{kind}", **place, **others}
 
     def _take_text(self, text: str, logprobs: Sequence[Any]) -> Iterator[Event]:
+        logprobs, self._held = [*self._held, *logprobs], []
         if self._open is None or self._open["type"] != "message":
             self._blank += text
-            self._held += logprobs
             if not self._blank.strip():
+                self._held = logprobs
                 return
-            text, logprobs = self._blank, self._held
+            text = self._blank
             yield from self._start(
                 {
                     "id": self._id("msg"),
@@ -109,10 +122,11 @@ class ItemReader:
             yield self._at("content_part.added", content_index=0, part=part)
         self._text += text
         self._logprobs += logprobs
-        given = {"delta": text, "logprobs": list(logprobs)}
+        given = {"delta": text, "logprobs": logprobs}
         yield self._at("output_text.delta", content_index=0, **given)
 
     def _end_message(self, item: Fields) -> Iterator[Event]:
+        self._logprobs += self._held
         part: Fields = {
             "type": "output_text",
             "text": self._text,

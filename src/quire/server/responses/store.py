@@ -20,16 +20,39 @@ from quire.server.requests.places import Fields
 
 __all__ = ["ResponseStore", "StoredResponse"]
 
+_UNFINISHED = ("queued", "in_progress")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, previous TEXT, used_s REAL NOT NULL,
-    num_bytes INTEGER NOT NULL, status TEXT NOT NULL, body BLOB NOT NULL, input BLOB NOT NULL,
-    token_ids BLOB
+    alive_s REAL NOT NULL, num_bytes INTEGER NOT NULL, num_item_bytes INTEGER NOT NULL,
+    status TEXT NOT NULL, body BLOB NOT NULL, input BLOB NOT NULL, token_ids BLOB
 );
 CREATE INDEX IF NOT EXISTS by_use ON responses (used_s, num_bytes);
+CREATE INDEX IF NOT EXISTS by_tenant ON responses (tenant, num_bytes);
+"""
+_CHAIN = """
+WITH RECURSIVE chain (previous, size) AS (
+    SELECT previous, num_item_bytes FROM responses WHERE id = ? AND tenant = ?
+    UNION ALL
+    SELECT each.previous, each.num_item_bytes FROM responses AS each, chain
+    WHERE each.id = chain.previous AND each.tenant = ?
+) SELECT sum(size) FROM chain
+"""
+_EVICT = f"""
+DELETE FROM responses WHERE id = (
+    SELECT id FROM responses ORDER BY
+        status IN {_UNFINISHED},
+        tenant != (SELECT tenant FROM responses GROUP BY tenant ORDER BY {{}} DESC LIMIT 1),
+        used_s, rowid
+    LIMIT 1
+)
 """
 BUSY_S = 5.0
-_UNFINISHED = ("queued", "in_progress")
+_OPEN_TRIES = 50
+_OPEN_PAUSE_S = 0.02
+LOST_S = 30.0
+"""Without a sign of life for so long, the front that makes a response has ended."""
+_LOST = "The process that made the response has ended. Send the request again."
 
 
 class StoredResponse(msgspec.Struct):
@@ -47,9 +70,15 @@ class StoredResponse(msgspec.Struct):
         return self.body["status"] in _UNFINISHED
 
 
+class _Output(msgspec.Struct):
+    """Output of a response, of which the rest is passed over."""
+
+    output: list[Fields]
+
+
 class ResponseStore:
-    """Bounded by number, bytes and age; what was used least recently goes first. Each caller's key
-    sees its own alone."""
+    """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
+    goes first, and what is still being made last. Each caller's key sees its own alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
@@ -64,8 +93,21 @@ class ResponseStore:
             check_same_thread=False,
         )
         self._database.execute("PRAGMA synchronous = OFF")
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.executescript(_SCHEMA)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Fronts that start together write to a new file at once, and SQLite does not wait for a
+        change of the journal's mode."""
+        for num_left in reversed(range(_OPEN_TRIES)):
+            try:
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.executescript(_SCHEMA)
+            except sqlite3.OperationalError:
+                if not num_left:
+                    raise
+                time.sleep(_OPEN_PAUSE_S)
+            else:
+                return
 
     def close(self) -> None:
         self._database.close()
@@ -87,29 +129,35 @@ class ResponseStore:
         body, items = msgspec.json.encode(response.body), msgspec.json.encode(response.input)
         tokens = None if response.token_ids is None else msgspec.msgpack.encode(response.token_ids)
         size = len(body) + len(items) + len(tokens or b"")
+        item_size = len(items) + len(msgspec.json.encode(response.body["output"]))
         now = self._clock()
         self._database.execute(
-            "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                response.id, tenant, response.previous, now, size, response.body["status"], body,
-                items, tokens,
+                response.id, tenant, response.previous, now, now, size, item_size,
+                response.body["status"], body, items, tokens,
             ),
         )  # fmt: skip
         self._evict(now)
 
     def find(self, response_id: str, tenant: str) -> StoredResponse:
-        """Return a response, which counts as a use. RefusedError 404 if it is not there."""
+        """Return a response, which counts as a use; as failed if the front that made it is gone.
+        RefusedError 404 if it is not there."""
         now = self._clock()
         row = self._database.execute(
             "UPDATE responses SET used_s = ? WHERE id = ? AND tenant = ? AND used_s >= ? "
-            "RETURNING id, previous, body, input, token_ids",
+            "RETURNING id, previous, body, input, token_ids, alive_s",
             (now, response_id, tenant, now - self._limits.stored_response_s),
         ).fetchone()
         if row is None:
             raise _missing(response_id)
         tokens = None if row[4] is None else msgspec.msgpack.decode(row[4], type=list[int])
         body: Any = msgspec.json.decode(row[2])
-        return StoredResponse(row[0], row[1], body, msgspec.json.decode(row[3]), tokens)
+        found = StoredResponse(row[0], row[1], body, msgspec.json.decode(row[3]), tokens)
+        if found.is_unfinished and now - row[5] > LOST_S:
+            body["status"] = "failed"
+            body["error"] = {"code": "server_error", "message": _LOST}
+        return found
 
     def delete(self, response_id: str, tenant: str) -> None:
         """RefusedError 404 if it is not there."""
@@ -121,15 +169,16 @@ class ResponseStore:
 
     def is_wanted(self, response_id: str) -> bool:
         """Return whether a response that is being made is still to be made: it is neither deleted
-        nor cancelled, by whatever front."""
+        nor cancelled, by whatever front. Asking is the sign of life of the one that makes it."""
         row = self._database.execute(
-            "SELECT status FROM responses WHERE id = ?", (response_id,)
+            "UPDATE responses SET alive_s = ? WHERE id = ? AND status IN (?, ?) RETURNING id",
+            (self._clock(), response_id, *_UNFINISHED),
         ).fetchone()
-        return row is not None and row[0] in _UNFINISHED
+        return row is not None
 
     def conversation(self, response_id: str, tenant: str) -> tuple[list[Fields], StoredResponse]:
         """Return all items up to the end of a response, and the response. RefusedError if a part of
-        them is not there any more, or the response is not complete."""
+        them is not there any more, all together are too long, or the response is not complete."""
         last = self.find(response_id, tenant)
         if last.is_unfinished:
             raise RefusedError(
@@ -137,11 +186,38 @@ class ResponseStore:
                 "it is complete.",
                 param="previous_response_id",
             )
-        turns = [last]
-        while (before := turns[-1].previous) is not None:
-            turns.append(self.find(before, tenant))
-        items = [item for turn in reversed(turns) for item in (*turn.input, *turn.body["output"])]
-        return items, last
+        self._check_length(response_id, tenant)
+        turns, before = [[*last.input, *last.body["output"]]], last.previous
+        while before is not None:
+            before, items = self._turn(before, tenant)
+            turns.append(items)
+        return [item for turn in reversed(turns) for item in turn], last
+
+    def _check_length(self, response_id: str, tenant: str) -> None:
+        """RefusedError for a conversation that no request could bring."""
+        (size,) = self._database.execute(_CHAIN, (response_id, tenant, tenant)).fetchone()
+        most = self._limits.max_body_bytes
+        if size > most:
+            raise RefusedError(
+                f"The conversation up to {response_id[:80]!r} has {size} bytes, but this server "
+                f"takes {most} (max_body_bytes). Send the part that matters as input, without "
+                "previous_response_id.",
+                param="previous_response_id",
+            )
+
+    def _turn(self, response_id: str, tenant: str) -> tuple[str | None, list[Fields]]:
+        """The response before one, and the items of this one, as a use of it. Errors as of
+        `find`."""
+        now = self._clock()
+        row = self._database.execute(
+            "UPDATE responses SET used_s = ? WHERE id = ? AND tenant = ? AND used_s >= ? "
+            "RETURNING previous, body, input",
+            (now, response_id, tenant, now - self._limits.stored_response_s),
+        ).fetchone()
+        if row is None:
+            raise _missing(response_id)
+        output = msgspec.json.decode(row[1], type=_Output).output
+        return row[0], [*msgspec.json.decode(row[2]), *output]
 
     def _evict(self, now: float) -> None:
         limits = self._limits
@@ -150,12 +226,12 @@ class ResponseStore:
         )
         while True:
             count, size = self._total()
-            if count <= limits.max_stored_responses and size <= limits.max_stored_bytes:
+            if count > limits.max_stored_responses:
+                self._database.execute(_EVICT.format("count(*)"))
+            elif size > limits.max_stored_bytes:
+                self._database.execute(_EVICT.format("sum(num_bytes)"))
+            else:
                 return
-            self._database.execute(
-                "DELETE FROM responses WHERE id = "
-                "(SELECT id FROM responses ORDER BY used_s, rowid LIMIT 1)"
-            )
 
 
 def _missing(response_id: str) -> RefusedError:

@@ -3,7 +3,9 @@ template leaves their text as it was, and without its oldest turns where it does
 
 from __future__ import annotations
 
-from typing import cast
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
 
 from quire.rendering import RenderedPrompt
 from quire.server.generation.history import continued
@@ -13,9 +15,11 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import Fields
 from quire.server.responses.request import ReadRequest
 
-__all__ = ["fitting_prompt", "without_oldest_turn"]
+__all__ = ["fewest_dropped", "fitting_prompt", "turn_starts"]
 
 _FIXED = ("system", "developer")
+
+Found = TypeVar("Found")
 
 
 async def fitting_prompt(
@@ -29,34 +33,58 @@ async def fitting_prompt(
     """Render a conversation. num_wanted: tokens of the answer that must have room. previous: token
     ids of the conversation so far. RefusedError as in `Job.render_chat`."""
     most = job.ready.capacity.max_model_len - num_wanted
-    while True:
-        shorter = without_oldest_turn(cast("list[Fields]", read.chat.messages))
-        may_drop = read.drops_oldest and shorter is not None
+    messages = cast("list[Fields]", read.chat.messages)
+    starts = turn_starts(messages) if read.drops_oldest else []
+    highest = max(0, len(starts) - 1)
+
+    async def rendered(num_dropped: int) -> RenderedPrompt | None:
+        if num_dropped:
+            read.chat.messages = messages[: starts[0]] + messages[starts[num_dropped] :]
         try:
             prompt = await job.render_chat(read.chat, form)
         except RefusedError as error:
-            if not may_drop or "maximum context length" not in str(error):
+            if num_dropped == highest or "maximum context length" not in str(error):
                 raise
-        else:
-            if len(prompt.token_ids) <= most or not may_drop:
-                break
-        read.chat.messages = shorter
-        job.timeline.num_dropped_turns += 1
+            return None
+        return prompt if len(prompt.token_ids) <= most or num_dropped == highest else None
+
+    prompt, job.timeline.num_dropped_turns = await fewest_dropped(rendered, highest)
     tokenizer = job.renderer.tokenizer
     if previous is None or tokenizer is None:
         return prompt
-    prompt, num_kept = continued(prompt, previous, tokenizer)
+    work = functools.partial(continued, prompt, previous, tokenizer)
+    prompt, num_kept = await job.prompts.run(work, len(previous) + len(prompt.text or ""))
     job.timeline.num_history_tokens, job.timeline.num_kept_tokens = len(previous), num_kept
     return prompt
 
 
-def without_oldest_turn(messages: list[Fields]) -> list[Fields] | None:
-    """Return a conversation without its first message after the instructions, and what belongs to
-    it up to the next message of the user; None if no other turn is left."""
+async def fewest_dropped(
+    attempt: Callable[[int], Awaitable[Found | None]], highest: int
+) -> tuple[Found, int]:
+    """Return what the first number from 0 to `highest` gives at which `attempt` gives something,
+    and the number. It gives something at all numbers from there on, and at `highest` or raises."""
+    found = await attempt(0)
+    if found is not None:
+        return found, 0
+    low, high = 1, highest
+    while low < high:
+        middle = (low + high) // 2
+        given = await attempt(middle)
+        if given is None:
+            low = middle + 1
+        else:
+            found, high = given, middle
+    if found is None:
+        found = await attempt(high)
+    assert found is not None, "the last attempt gives something or raises"
+    return found, high
+
+
+def turn_starts(messages: list[Fields]) -> list[int]:
+    """Return the places at which a conversation may begin after its instructions: its first
+    message after them, and each later one of the user."""
     start = next((i for i, each in enumerate(messages) if each["role"] not in _FIXED), None)
     if start is None:
-        return None
-    for end in range(start + 1, len(messages)):
-        if messages[end]["role"] == "user":
-            return messages[:start] + messages[end:]
-    return None
+        return []
+    later = range(start + 1, len(messages))
+    return [start, *(index for index in later if messages[index]["role"] == "user")]

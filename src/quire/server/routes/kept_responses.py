@@ -71,7 +71,8 @@ def kept_responses_router(services: Services) -> APIRouter:
 
 
 def _check_page(limit: str, order: str) -> None:
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+    is_number = len(limit) <= len(str(MAX_PAGE)) and limit.isascii() and limit.isdecimal()
+    if not (is_number and 1 <= int(limit) <= MAX_PAGE):
         raise RefusedError(f"limit is {limit[:80]!r}. Use 1 to {MAX_PAGE}.", param="limit")
     if order not in ("asc", "desc"):
         raise RefusedError(f'order is {order[:80]!r}. Use "asc" or "desc".', param="order")

@@ -50,7 +50,7 @@ def responses_router(services: Services) -> APIRouter:
         body = await decoder.decode(data)
         if body.background:
             _check_background(body)
-            services.background.check_room()
+            services.background.check_room(request.state.tenant)
         asked = _Asked(services, ready, request, body, unknown_names(data, ResponsesRequest))
         if body.background:
             return HttpResponse(encode(asked.start()), media_type=JSON)
@@ -129,7 +129,7 @@ class _Asked:
         body = msgspec.to_builtins(response)
         kept = StoredResponse(response.id, response.previous_response_id, body, self._items)
         services.responses.put(kept, tenant)
-        services.background.start(response.id, self._run(answer))
+        services.background.start(response.id, tenant, self._run(answer))
         return response
 
     async def _run(self, answer: ResponsesAnswer) -> None:

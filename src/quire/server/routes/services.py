@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import ceil
 
 from starlette.requests import Request
 
@@ -67,7 +68,12 @@ class Services:
         self._vectors = VectorService(self.metrics, self.waiting)
         shared = None if board is None else board.directory / "responses.sqlite"
         self.responses = ResponseStore(limits, shared)
-        self.background = BackgroundRuns(self.responses, limits.max_background_responses)
+        most = limits.requests_per_key(len(settings.api_key))
+        self.background = BackgroundRuns(
+            self.responses,
+            limits.max_background_responses,
+            most and ceil(most / settings.api_server_count),
+        )
         self._generations = GenerationService(limits, self.metrics, self.waiting)
 
     def ready(self) -> Ready:

@@ -48,12 +48,12 @@ def vectors_router(services: Services) -> APIRouter:
         params = _params(body, normalize=body.normalize is not False)
         pooled = await job.run(input_list(body.input, most), params)
         as_base64 = body.encoding_format == "base64"
-        return embedding_list(job, pooled, dimensions=body.dimensions, as_base64=as_base64)
+        return await embedding_list(job, pooled, dimensions=body.dimensions, as_base64=as_base64)
 
     async def pooling(body: PoolingRequest, job: VectorJob) -> object:
         params = _params(body, normalize=body.normalize is not False)
         pooled = await job.run(input_list(body.input, most), params)
-        return pooling_list(job, pooled, as_base64=body.encoding_format == "base64")
+        return await pooling_list(job, pooled, as_base64=body.encoding_format == "base64")
 
     async def score(body: ScoreRequest, job: VectorJob) -> object:
         return await score_list(job, _params(body), body.text_1, body.text_2, most)

@@ -80,7 +80,10 @@ class StagedOutputs {
 
   bool pays_to_stream(int64_t rows, int64_t weight_bytes) const {
     const int64_t row_bytes = outputs_.stride() * static_cast<int64_t>(sizeof(Y));
-    const bool whole_lines = row_bytes % 64 == 0 && reinterpret_cast<uintptr_t>(y_) % 64 == 0;
+    const int64_t part_bytes = outputs_.part() * static_cast<int64_t>(sizeof(Y));
+    const bool halves_fit = outputs_.gate != kApart || part_bytes % 64 == 0;
+    const bool whole_lines =
+        halves_fit && row_bytes % 64 == 0 && reinterpret_cast<uintptr_t>(y_) % 64 == 0;
     return whole_lines && (rows * row_bytes >= kStreamedBytes || weight_bytes >= kStreamedWeights);
   }
 

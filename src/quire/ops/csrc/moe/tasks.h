@@ -14,7 +14,7 @@ namespace quire::moe {
 constexpr int64_t kRowsPerTask = 256;
 // Rows whose products take as long as to read the weights.
 constexpr int64_t kReadingRows = 16;
-constexpr int64_t kMostThreads = 64;
+constexpr int64_t kMostThreads = 512;
 
 // Each pick of an expert by a token has a row; rows of an expert are neighbours, in the order of
 // their tokens. In memory of this thread, for one at a time.

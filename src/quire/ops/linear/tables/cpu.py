@@ -21,6 +21,7 @@ from quire.ops.native.cpu_provider import (
     row_ids,
     row_stride,
 )
+from quire.ops.native.replay import KernelCall
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import APART, gate_code
 
@@ -46,7 +47,7 @@ class _CpuTables:
         gate: str | None = None,
     ) -> None:
         check_arguments(weight, bias, gate)
-        self._call = library.call
+        self._library, self._call = library, library.call
         self._outputs, self._depth = weight.codes.shape
         self._dtype, bits = dtype, weight.bits
         self._gate, self._gate_code = gate, gate_code(gate)
@@ -98,10 +99,18 @@ class _CpuTables:
         self._into(x, out, gate_code(None) if self._gate is None else APART)
         return out
 
+    def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
+        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        return self._library.record("linear_tables", self._arguments(x, out, self._gate_code))
+
     def _into(self, x: torch.Tensor, out: torch.Tensor, gate: int) -> None:
         rows = input_rows(x, self._depth)
-        self._call(
-            "linear_tables",
+        self._call("linear_tables", *self._arguments(rows, out, gate))
+
+    def _arguments(
+        self, rows: torch.Tensor, out: torch.Tensor, gate: int
+    ) -> tuple[int | None, ...]:
+        return (
             rows.data_ptr(),
             rows.stride(0),
             *self._pointers,
@@ -110,7 +119,7 @@ class _CpuTables:
             row_stride(out),
             rows.shape[0],
             *self._sizes,
-            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[rows.dtype],
             DTYPE_CODES[out.dtype],
             DTYPE_CODES[self._dtype],
             gate,
