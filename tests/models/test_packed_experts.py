@@ -72,7 +72,7 @@ def test_experts_of_gpt_oss_keep_4_bits(
     assert not any("blocks" in name for name in found)
     layout = found["model.layers.1.mlp.experts.2.up_proj.weight"].packed
     assert layout is not None
-    assert layout.kernel == "blocks-e2m1-32"
+    assert layout.kernel_on("cpu") == "blocks-e2m1-32"
     model: Any = PagedModel(packed, "reference").model
     for layer, block in enumerate(model.blocks):
         for expert in range(5):

@@ -103,7 +103,7 @@ def test_both_tiers_of_the_cache_are_shown(front: ModelFront) -> None:
 
 def test_every_declared_reading_is_a_metric(front: ModelFront) -> None:
     """Fault: a counter is declared and filled, and /metrics does not show it."""
-    many = ("step_tokens", "accepted_drafts_at")
+    many = ("step_tokens", "accepted_drafts_at", "running_adapters", "waiting_adapters")
     names = [each.name for each in fields(EngineStats) if each.name not in many]
     values = {name: 10 + i for i, name in enumerate(names)}
     stats = EngineStats(**values, accepted_drafts_at=(3, 1))
