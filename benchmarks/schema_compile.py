@@ -101,7 +101,7 @@ def largest(wheel: Path) -> dict[str, str]:
 
 
 def in_child(library: str, text: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What `compiled` gives, in a process that is ended at the limit."""
+    """Return the result of `compiled`, in a process that is ended at the limit."""
     command = [sys.executable, "-m", "benchmarks.schema_compile", str(options.wheel)]
     command += ["--one", library, "--vocabulary", str(options.vocabulary)]
     try:

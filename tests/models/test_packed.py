@@ -80,7 +80,7 @@ def kind_of(kernel: str | None) -> str | None:
 
 
 def rounds(chosen: Format) -> bool:
-    """Whether activations have 8 bits."""
+    """Return true if activations have 8 bits."""
     return chosen.kernel is not None and not chosen.kernel.startswith("tables")
 
 
@@ -400,7 +400,7 @@ def test_what_is_widened_stays_packed(name: str, kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", FORMATS_BY_NAME)
 def test_a_gpu_keeps_integers(name: str, tmp_path: Path) -> None:
-    """Where kernels for integers have equal weights a GPU takes those, since it has none for blocks
+    """GPUs take the kernels for integers that have equal weights, since they have none for blocks
     and tables. Catches AWQ and GPTQ widened step by step there, and other weights than stored."""
     chosen = FORMATS_BY_NAME[name]
     folder, _, numbers = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))

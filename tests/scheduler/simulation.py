@@ -276,7 +276,7 @@ class Simulation:
         return DraftMethods(METHODS) if self._has_methods else None
 
     def _say(self, tokens: list[int]) -> list[int]:
-        """What the draft model says: any number of right tokens, then wrong ones."""
+        """Return drafts of a model: any number of right tokens, then wrong ones."""
         num_right = int(self._rng.integers(len(tokens) + 1))
         said = [*tokens[:num_right], *((t + 1) % VOCAB for t in tokens[num_right:])]
         return [0 if token == self.setup.poison else token for token in said]

@@ -18,12 +18,12 @@ Seconds = Callable[[int], float]
 
 
 def knee(num_tokens: int) -> float:
-    """As 8-bit weights on two cores."""
+    """Costs of 8-bit weights on two cores."""
     return 0.015 + 0.00115 * max(0, num_tokens - 8)
 
 
 def steep(num_tokens: int) -> float:
-    """As 4-bit weights there."""
+    """Costs of 4-bit weights there."""
     return 0.01 * (1 + 0.25 * (num_tokens - 1))
 
 

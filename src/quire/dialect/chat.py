@@ -17,7 +17,7 @@ from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import ChatTemplate, Tokenizer
 
-__all__ = ["WholeChats"]
+__all__ = ["WholeChats", "answer_of"]
 
 Message = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class WholeChats:
         parts = update.parts
         if update.ending is None:  # a stop string that is a token, which the text does not show
             parts += reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
-        return _answer(parts)
+        return answer_of(parts)
 
 
 def _calls(message: Message) -> Sequence[object]:
@@ -94,7 +94,8 @@ def _finish(completion: CompletionOutput) -> SequenceFinish:
     )
 
 
-def _answer(parts: Sequence[Part]) -> ChatAnswer:
+def answer_of(parts: Sequence[Part]) -> ChatAnswer:
+    """Join the parts of a whole answer."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.dialect import CallArguments, CallStart, Part, Reasoning, Text
+from quire.dialect import CallStart, Part, Reasoning, Text
+from quire.dialect.chat import answer_of
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.openai.answer import AnswerHead, PieceLogprobs, encode
 from quire.server.openai.usage import usage_of
@@ -43,24 +44,15 @@ class ChatMessage(msgspec.Struct):
 
 def message_of(parts: Sequence[Part], *, shows_reasoning: bool) -> ChatMessage:
     """A whole answer."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    for part in parts:
-        match part:
-            case Text(text):
-                texts.append(text)
-            case Reasoning(text):
-                thoughts.append(text)
-            case CallStart(_, call_id, name):
-                calls.append(ToolCall(call_id, CalledFunction(name, "")))
-            case CallArguments(index, text):
-                calls[index].function.arguments += text
-    message = ChatMessage("".join(texts) if texts or not (calls or thoughts) else None)
-    if calls:
-        message.tool_calls = calls
-    if thoughts and shows_reasoning:
-        message.reasoning = message.reasoning_content = "".join(thoughts)
+    answer = answer_of(parts)
+    message = ChatMessage(answer.content)
+    if answer.tool_calls:
+        message.tool_calls = [
+            ToolCall(call.id, CalledFunction(call.function.name, call.function.arguments))
+            for call in answer.tool_calls
+        ]
+    if answer.reasoning is not None and shows_reasoning:
+        message.reasoning = message.reasoning_content = answer.reasoning
     return message
 
 
