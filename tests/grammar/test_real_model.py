@@ -27,10 +27,11 @@ PROMPTS = ["Hello", "def main(", "Give me JSON: ", "Once upon a time " * 8]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
+    before = set(threading.enumerate())
     with LLM(quiet=True, max_model_len=256, max_num_seqs=8, dtype="float32") as engine:
         yield engine
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("quire-grammar")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("quire-grammar")]
 
 
 def params(**more: Any) -> SamplingParams:

@@ -78,11 +78,11 @@ def test_limits_that_were_given_stay() -> None:
 def test_a_party_is_let_in_as_a_whole() -> None:
     """Fault: a request for embeddings was refused in the middle, by its own prompts."""
     room = WaitingRoom(Limits(max_queue_requests=4))
-    party = Party()
+    party = Party(64)
     places = [room.enter(party) for _ in range(64)]
     for place in places:
         place.hold(10)
-    with pytest.raises(RefusedError, match="4 requests wait already"):
+    with pytest.raises(RefusedError, match="no more than 4 requests may wait"):
         room.enter(Party())
     for place in places:
         place.leave()
@@ -91,13 +91,24 @@ def test_a_party_is_let_in_as_a_whole() -> None:
     assert len(others) == 4 and room.enter(party) is not None, "its last prompts come later"
 
 
+def test_a_party_that_fits_only_in_part_is_refused_as_a_whole() -> None:
+    room = WaitingRoom(Limits(max_queue_requests=4))
+    first = [room.enter(party) for party in [Party(3)] for _ in range(3)]
+    with pytest.raises(RefusedError, match="max_queue_requests"):
+        room.enter(Party(2))
+    assert room.num_requests == 3
+    first[0].leave()
+    party = Party(2)
+    assert [room.enter(party) for _ in range(2)] and room.num_requests == 4
+
+
 def test_the_bound_on_tokens_follows_the_rate() -> None:
     now = [0.0]
     room = WaitingRoom(Limits(), clock=lambda: now[0])
     room.set_capacity(max_model_len=1000, max_num_seqs=4)
     places = [room.enter(Party()) for _ in range(2)]
     places[0].hold(4000)
-    with pytest.raises(RefusedError, match="4000 tokens wait already") as found:
+    with pytest.raises(RefusedError, match="no more than 4000 tokens may wait") as found:
         places[1].hold(1000)
     assert found.value.status == 503 and found.value.retry_after_s == 1.0
     room.observe(0)

@@ -17,12 +17,14 @@ MAX_RETRY_AFTER_S = 30.0
 
 class Party:
     """The prompts of one HTTP request: they come together, and none is refused for the others.
-    is_in: one of them was let in; the others follow as the request goes on."""
+    num_together: how many of them wait at once. is_in: one of them was let in; the others follow as
+    the request goes on."""
 
-    __slots__ = ("is_in", "num_requests", "num_tokens")
+    __slots__ = ("is_in", "num_requests", "num_together", "num_tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, num_together: int = 1) -> None:
         self.is_in = False
+        self.num_together = num_together
         self.num_requests = 0
         self.num_tokens = 0
 
@@ -142,14 +144,14 @@ class WaitingRoom:
 
     def check(self) -> None:
         """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""
-        highest = ceil(self._limits.queue_requests(self._max_num_seqs) / self._num_fronts)
-        if self._num_requests >= highest:
-            raise self._full("requests", highest, "max_queue_requests")
+        self._check_room(1)
 
     def enter(self, party: Party) -> Place:
-        """RefusedError as `check`, for the first prompt of a party: it is let in as a whole."""
+        """RefusedError 503 if a party finds no room for those of its prompts that wait at once. A
+        party is let in as a whole, and always while nothing else waits: otherwise a party above
+        the bound could never be served."""
         if not party.is_in:
-            self.check()
+            self._check_room(party.num_together)
         party.is_in = True
         self._num_requests += 1
         party.num_requests += 1
@@ -180,10 +182,17 @@ class WaitingRoom:
             return 1.0
         return min(MAX_RETRY_AFTER_S, max(1.0, 0.5 * self._num_tokens / self._rate))
 
+    def _check_room(self, num_more: int) -> None:
+        highest = ceil(self._limits.queue_requests(self._max_num_seqs) / self._num_fronts)
+        num_waiting = self._num_requests
+        if num_waiting >= highest or (num_waiting and num_waiting + num_more > highest):
+            raise self._full("requests", highest, "max_queue_requests")
+
     def _full(self, what: str, highest: int, limit: str) -> RefusedError:
         self.refused[what] += 1
         return RefusedError(
-            f"The server is overloaded: {highest} {what} wait already ({limit}). Try again later.",
+            f"The server is overloaded: no more than {highest} {what} may wait ({limit}). Try "
+            "again later.",
             status=503,
             retry_after_s=self.retry_after_s,
         )

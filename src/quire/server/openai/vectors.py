@@ -132,7 +132,8 @@ class VectorJob:
         """Compute the vector of each prompt. Errors as in `VectorService.vector`: the first one
         ends all."""
         found: dict[int, PooledPrompt] = {}
-        party, together = Party(), asyncio.Semaphore(MAX_TOGETHER)
+        party = Party(min(len(prompts), MAX_TOGETHER))
+        together = asyncio.Semaphore(MAX_TOGETHER)
 
         async def one(index: int, prompt: str | list[int]) -> None:
             async with together:

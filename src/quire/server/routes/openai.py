@@ -51,7 +51,7 @@ def openai_router(services: Services) -> APIRouter:
         prompts = prompt_list(body, limits, max(params.n, body.best_of or 1))
 
         def answer(timeline: Timeline) -> Answer:
-            job = services.job(ready, request, body, timeline)
+            job = services.job(ready, request, body, timeline, num_together=len(prompts))
             return CompletionAnswer(job, body, params, prompts)
 
         return await respond(services, request, body, answer)

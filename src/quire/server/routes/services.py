@@ -16,7 +16,7 @@ from quire.server.generation.backend import Backend, Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
 from quire.server.generation.vectors import VectorService
-from quire.server.generation.waiting import WaitingRoom
+from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.body import BodyReader
 from quire.server.openai.job import Job, tenant_salt
 from quire.server.openai.logprobs import LogprobsBudget
@@ -84,9 +84,15 @@ class Services:
         return ready
 
     def job(
-        self, ready: Ready, request: Request, body: GenerationRequest, timeline: Timeline
+        self,
+        ready: Ready,
+        request: Request,
+        body: GenerationRequest,
+        timeline: Timeline,
+        *,
+        num_together: int = 1,
     ) -> Job:
-        """Return the job of an answer to this request."""
+        """Return the job of an answer to this request, which has num_together prompts."""
         adapter = ready.model.adapter_of(body.model)
         if self.settings.enable_log_requests:
             logger.info("Received request %s: params: %s", timeline.request_id, _parameters(body))
@@ -101,6 +107,7 @@ class Services:
             weight=request.state.weight,
             always_usage=self.settings.enable_force_include_usage,
             adapter=adapter,
+            party=Party(num_together),
         )
 
     def vector_job(
