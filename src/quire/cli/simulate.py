@@ -117,8 +117,9 @@ def _run_paper(options: argparse.Namespace) -> int:
     from quire.simulator.paper.paper import render_table
 
     keys = options.figures or list(FIGURES)
-    figures = list(make_figures(keys, jobs=options.jobs or 2, scale=options.scale or 1.0))
-    write_figures(figures, options.paper)
+    scale = options.scale or 1.0
+    figures = list(make_figures(keys, jobs=options.jobs or 2, scale=scale))
+    write_figures(figures, options.paper, scale)
     print(render_table(figures), end="")
     return 0
 

@@ -55,15 +55,15 @@ def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Fi
         pool.close()
 
 
-def write_figures(figures: Sequence[Figure], folder: Path) -> None:
-    """Write an SVG and a JSON file for each figure, and a table of all headlines. ConfigError if
-    the folder cannot be written."""
+def write_figures(figures: Sequence[Figure], folder: Path, scale: float) -> None:
+    """Write an SVG and a JSON file for each figure, and a table of all headlines. scale: with which
+    they were made. ConfigError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for figure in figures:
             stem = folder / f"figure_{figure.key}"
             stem.with_suffix(".svg").write_text(draw_figure(figure), encoding="utf-8")
-            text = json.dumps(figure.as_json(), indent=1)
+            text = json.dumps({"scale": scale, **figure.as_json()}, indent=1)
             stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
         (folder / "table.md").write_text(render_table(figures), encoding="utf-8")
     except OSError as error:
