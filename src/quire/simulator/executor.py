@@ -49,7 +49,6 @@ class StepTotals:
     steps: int = 0
     busy_s: float = 0.0
     row_seconds: float = 0.0
-    tokens: int = 0
 
     @property
     def mean_rows(self) -> float:
@@ -103,6 +102,9 @@ class SimulatedExecutor:
         tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._rows = RowTable(max_num_seqs, max_model_len, tokens_per_block)
         self._num_candidates = np.zeros(max_num_seqs, np.int64)
+        self._has_beams = False  # ever: a plain step is not to pay for beams
+        self._tokens = np.full(max_num_seqs, TOKEN, np.int32)
+        self._tokens.flags.writeable = False
         self._rng = np.random.default_rng(seed)
         self._free_at = self._copies_end = 0.0
         self._tickets: dict[int, float] = {}
@@ -124,7 +126,7 @@ class SimulatedExecutor:
         rows = self._rows.scheduled()
         seconds = self._cost.copy_s(len(plan.swap_out_src))
         seconds += self._cost.duplicate_s(len(plan.copy_src))
-        num_sampled = int(rows.samples.sum()) + len(plan.forks)
+        num_sampled = int(np.count_nonzero(rows.samples)) + len(plan.forks)
         seconds += self._cost.seconds(rows.num_computed, rows.num_tokens, num_sampled)
         self._start_copies(plan, start)
         if not len(rows.slots) and self._tickets:  # a step that only waits for news
@@ -168,15 +170,16 @@ class SimulatedExecutor:
             if row.pooling is not None:
                 raise EngineError(f"slot {row.slot} pools, and a simulated device has no vectors")
             self._num_candidates[row.slot] = row.num_candidates
-        for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
-            self._num_candidates[dst] = self._num_candidates[src]
+            self._has_beams |= row.num_candidates > 0
+        if len(plan.start_fork_dst):
+            self._num_candidates[plan.start_fork_dst] = self._num_candidates[plan.start_fork_src]
         self._rows.commit_computed(rows)
         drawing = rows.slots[rows.samples]
         if plan.forks:
             drawing = np.concatenate([drawing, [self._fork(f.src, f.dst) for f in plan.forks]])
-        choosing = self._num_candidates[drawing] > 0
         candidates: dict[int, tuple[TokenCandidates, ...]] = {}
-        if choosing.any():
+        if self._has_beams:
+            choosing = self._num_candidates[drawing] > 0
             candidates = self._candidates_of(drawing[choosing])
             drawing = drawing[~choosing]
         done = tuple(ticket for ticket, moment in self._tickets.items() if moment <= end)
@@ -190,7 +193,7 @@ class SimulatedExecutor:
             token_ids = drawn.token_ids
         else:
             slots, counts = drawing.astype(np.int32), None
-            token_ids = np.full(len(drawing), TOKEN, np.int32)
+            token_ids = self._tokens[: len(drawing)]
             self._rows.append(drawing, token_ids)
         return StepResult(
             plan.step_id, slots, token_ids, candidates, seconds=seconds, counts=counts, done=done
@@ -202,7 +205,7 @@ class SimulatedExecutor:
         return dst
 
     def _candidates_of(self, slots: Slots) -> dict[int, tuple[TokenCandidates, ...]]:
-        width = int(self._num_candidates[slots].max())
+        width = int(self._num_candidates[slots].max(initial=1))
         breaks = self._rng.random((len(slots), width))
         left = np.cumprod(1.0 - breaks, axis=1)
         parts = breaks * np.concatenate([np.ones((len(slots), 1)), left[:, :-1]], axis=1)
@@ -222,6 +225,4 @@ class SimulatedExecutor:
         totals.steps += 1
         totals.busy_s += seconds
         totals.row_seconds += seconds * len(rows.slots)
-        totals.tokens += int(rows.num_tokens.sum())
-        self._digest.update(struct.pack("<qd", plan.step_id, end))
-        self._digest.update(result.slots.tobytes())
+        self._digest.update(struct.pack("<qd", plan.step_id, end) + result.slots.tobytes())

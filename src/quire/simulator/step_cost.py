@@ -1,4 +1,4 @@
-"""How long a step takes on a device that is not at hand: a roofline of its two kinds of work.
+"""Time of a step on a device that is not at hand: a roofline of its two kinds of work.
 
 Linear layers read all weights once per step and multiply every token by them; attention reads the
 K/V of every sequence's context. Each takes the longer of its memory and its arithmetic time (their
@@ -91,6 +91,7 @@ class StepCost:
             _Window(window or 0, sum(each == window for each in spec.windows))
             for window in dict.fromkeys(spec.windows)
         ]
+        self._has_windows = any(part.window for part in self._windows)
         self.launch_s = KERNELS_PER_LAYER * spec.num_layers * device.launch_s
         self._block_s = self._seconds_per_block()
 
@@ -117,7 +118,7 @@ class StepCost:
         return matrices * self._weight_bytes + tables * spec.dtype_bytes
 
     def seconds(self, num_computed: Counts, num_tokens: Counts, num_sampled: int) -> float:
-        """Of a step in which each sequence computes `num_tokens` after `num_computed`, both int64
+        """Return the time of a step in which each sequence computes `num_tokens` after `num_computed`, both int64
         [number of sequences], and `num_sampled` of them draw a token."""
         total = int(num_tokens.sum())
         if not total:
@@ -163,8 +164,11 @@ class StepCost:
         }
 
     def _attention_s(self, num_computed: Counts, num_tokens: Counts) -> float:
-        seconds = 0.0
         ends = num_computed + num_tokens
+        if not self._has_windows and int(num_tokens.max()) == 1:  # most steps: pairs are contexts
+            one = self._longer(self._context_s, self._pair_s) * int(ends.sum())
+            return max(one, self._loads_s(ends, one)) * self.spec.num_layers
+        seconds = 0.0
         pairs = num_tokens * (num_computed + (num_tokens + 1) / 2)
         for part in self._windows:
             seen, products = ends, pairs
@@ -176,17 +180,20 @@ class StepCost:
                 one = float(np.maximum(reading, multiplying).sum())
             else:
                 one = float((reading + multiplying).sum())
-            if self._block_s:
-                one = max(one, self._loads_s(seen))
-            seconds += one * part.num_layers
+            seconds += max(one, self._loads_s(seen, one)) * part.num_layers
         return seconds
 
-    def _loads_s(self, seen: Counts) -> float:
-        """Seconds in which the blocks of one layer arrive, however few bytes they have."""
-        assert self.block_size is not None
-        num_blocks = float((-(-seen // self.block_size)).sum())
+    def _loads_s(self, seen: Counts, least: float) -> float:
+        """Seconds in which the blocks of one layer arrive, however few bytes they have. A bound of
+        it, if that is below `least` already."""
+        if not self._block_s or self.block_size is None:
+            return 0.0
         heads = len(seen) * self.spec.num_heads / self.num_devices
-        return num_blocks * self._block_s / min(heads * WARPS_PER_HEAD, self.device.max_warps)
+        one = self._block_s / min(heads * WARPS_PER_HEAD, self.device.max_warps)
+        most = (int(seen.sum()) / self.block_size + len(seen)) * one
+        if most <= least:
+            return most
+        return int((-(-seen // self.block_size)).sum()) * one
 
     def _seconds_per_block(self) -> float:
         """Return what the blocks of all heads of one sequence cost one warp."""

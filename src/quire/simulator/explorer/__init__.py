@@ -1,4 +1,4 @@
-"""What a model's weights and KV cache take, and how many requests fit beside them."""
+"""Sizes of a model's weights and KV cache, and how many requests fit beside them."""
 
 from quire.simulator.explorer.memory import MemoryQuestion, MemoryTable, explore, render_memory
 from quire.simulator.explorer.page import render_page

@@ -36,7 +36,7 @@ FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
     "budgets": figure_budgets,
     "constants": figure_constants,
 }
-"""By name, in the order in which they are made."""
+"""Figures by name, in the order in which they are made."""
 
 
 def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""How many devices serve a workload within limits of latency, by simulation."""
+"""Counts of devices that serve a workload within limits of latency, by simulation."""
 
 from quire.simulator.planner.capacity import Capacity, Option, plan_capacity
 from quire.simulator.planner.slo import SLO, parse_slo
