@@ -161,7 +161,7 @@ def test_invariants_hold_after_every_step(seed: int) -> None:
     """2,500 steps (50,000 when soaking) with a small pool, preemption, swaps, beams and forks."""
     rng = np.random.default_rng(seed)
     trace: list[TraceRequest] = []
-    for index in range(300):
+    for index in range(310):
         kind = int(rng.integers(4))
         trace.append(
             TraceRequest(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from quire.simulator import StepCost, device_named, device_names
 from quire.simulator.devices import CONSTANTS
 from quire.simulator.models import MODEL_NAMES, model_spec
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+QWEN = BENCHMARKS / "models" / "qwen3-0.6b"
 A100 = device_named("a100-40")
 OPT_13B = model_spec("opt-13b")
 
@@ -132,6 +136,28 @@ def test_devices_and_models_are_all_usable_and_others_refused() -> None:
         device_named("a100-4")
     with pytest.raises(ConfigError, match="no folder and not known"):
         model_spec("opt-14b")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 32])
+def test_the_xeon_decodes_as_fast_as_it_was_measured(rows: int) -> None:
+    """31 steps after prompts of 64 tokens, as `benchmarks/cpu_table.py` measures them. Turns red
+    when the device or the roofline is further than 15 % from the committed run."""
+    seconds_of = StepCost(device_named("xeon-amx-2"), model_spec(str(QWEN))).seconds
+    spent = sum(
+        seconds_of(np.full(rows, 64 + step), np.ones(rows, np.int64), rows) for step in range(31)
+    )
+    assert 31 * rows / spent == pytest.approx(measured(f"decode_{rows}_tokens_per_s"), rel=0.15)
+
+
+def test_the_xeon_computes_prompts_as_fast_as_it_was_measured() -> None:
+    cost = StepCost(device_named("xeon-amx-2"), model_spec(str(QWEN)))
+    spent = seconds(cost, *[(0, 64)] * 16, sampled=16)
+    assert 16 * 64 / spent == pytest.approx(measured("prefill_tokens_per_s"), rel=0.15)
+
+
+def measured(figure: str) -> float:
+    path = BENCHMARKS / "results" / "cpu_turns_amx" / "quire_bfloat16.json"
+    return json.loads(path.read_text())["figures"][figure]["median"]
 
 
 def test_a_cpu_reads_and_multiplies_one_after_the_other() -> None:

@@ -118,8 +118,8 @@ class StepCost:
         return matrices * self._weight_bytes + tables * spec.dtype_bytes
 
     def seconds(self, num_computed: Counts, num_tokens: Counts, num_sampled: int) -> float:
-        """Return the time of a step in which each sequence computes `num_tokens` after `num_computed`, both int64
-        [number of sequences], and `num_sampled` of them draw a token."""
+        """Return the time of a step in which each sequence computes `num_tokens` after
+        `num_computed`, both int64 [number of sequences], and `num_sampled` of them draw a token."""
         total = int(num_tokens.sum())
         if not total:
             return 0.0

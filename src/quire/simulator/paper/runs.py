@@ -40,11 +40,11 @@ MAX_MODEL_LEN = 2048
 LATENCY_LIMIT_S = 0.5
 """Normalized latency up to which a rate counts as sustained: the middle of the paper's axes."""
 
-LOWEST_LOAD, HIGHEST_LOAD, HALVINGS = 0.05, 1.5, 7
+LOWEST_LOAD, HIGHEST_LOAD, HALVINGS = 0.05, 1.5, 6
 """Rates between which `find_rate` searches, over that at which all requests wait; and how often it
 halves the range."""
 
-SATURATING = 10
+SATURATING = 6
 """Requests of a saturated run, over those that fit the memory together."""
 
 READ_EVERY = 4
