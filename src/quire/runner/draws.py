@@ -102,7 +102,7 @@ class GraphDraws:
         self._version = -1
         self._is_plain = False
         self.may_draw_masked = False
-        """Whether the rows of `prepare` ask no more than a draw and, some of them, a mask."""
+        """True if the rows of `prepare` ask no more than a draw and, some of them, a mask."""
         self._positions = np.zeros(max_rows, np.int64)
         self._gathered = [
             np.zeros(max_rows, column.dtype) for column in sampling.draw_parameters(self._slots)
@@ -145,8 +145,8 @@ class GraphDraws:
     def under_masks(
         self, logits: torch.Tensor, slots: torch.Tensor, masks: RowsOfMasks
     ) -> torch.Tensor | None:
-        """As a call, each row i of `slots` from row i of logits, under its mask. None, and no row
-        has changed, if one of them has no token."""
+        """Draw as a call does, each row i of `slots` from row i of logits, under its mask. None,
+        and no row has changed, if one of them has no token."""
         words = torch.from_numpy(np.ascontiguousarray(masks[0]).view(np.int32))
         count = len(slots)
         token_ids = self._draw(

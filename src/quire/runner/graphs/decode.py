@@ -98,7 +98,7 @@ class DecodeSteps:
 
     @property
     def may_draw_masked(self) -> bool:
-        """Whether `draw_masked` may follow the last `compute`, which has given logits."""
+        """True if `draw_masked` may follow the last `compute`, which has given logits."""
         return self._draws.may_draw_masked
 
     def draw_masked(self, logits: torch.Tensor, masks: RowsOfMasks) -> IntArray | None:

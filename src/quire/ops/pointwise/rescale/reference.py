@@ -1,4 +1,4 @@
-"""x · factor, and cap · tanh(x · factor / cap), with cases."""
+"""Reference of `rescale`: x · factor, and cap · tanh(x · factor / cap), with cases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["make_inputs", "rescale"]
 
 
 def rescale(x: torch.Tensor, factor: float, cap: float | None = None) -> torch.Tensor:
-    """By torch; contract in `quire.ops.pointwise.rescale`."""
+    """Compute it by torch; contract in `quire.ops.pointwise.rescale`."""
     if cap is None:
         return x.mul_(factor)
     return x.copy_((x.float() * (factor / cap)).tanh_() * cap)
